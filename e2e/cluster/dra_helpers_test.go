@@ -65,14 +65,11 @@ func claim(r resourceapi.ExactDeviceRequest, matchAttribute string) resourceapi.
 	return c
 }
 
-// startClaimPod creates a pod with a container that uses claims.
+// startClaimPod creates a pod with a container that uses claims of templates. A pod of several claims needs startPodWithClaims.
 func startClaimPod(t *testing.T, namespace, name string, claims ...resourceapi.DeviceClaim) {
 	t.Helper()
-	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{
-		TerminationGracePeriodSeconds: ptr.To[int64](1),
-		Containers:                    []v1.Container{{Name: "work", Image: workloadImage, ImagePullPolicy: v1.PullNever}},
-	}}
-	for i, c := range claims {
+	var of []v1.PodResourceClaim
+	for _, c := range claims {
 		template, err := theCluster.client.ResourceV1().ResourceClaimTemplates(namespace).Create(t.Context(), &resourceapi.ResourceClaimTemplate{
 			ObjectMeta: metav1.ObjectMeta{GenerateName: name + "-"},
 			Spec:       resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: c}},
@@ -80,9 +77,46 @@ func startClaimPod(t *testing.T, namespace, name string, claims ...resourceapi.D
 		if err != nil {
 			t.Fatal(err)
 		}
-		in := fmt.Sprintf("claim-%d", i)
-		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, v1.PodResourceClaim{Name: in, ResourceClaimTemplateName: &template.Name})
-		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims, v1.ResourceClaim{Name: in})
+		of = append(of, v1.PodResourceClaim{ResourceClaimTemplateName: &template.Name})
+	}
+	startPodOfClaims(t, namespace, name, of)
+}
+
+// startPodWithClaims creates claims, and a pod with a container that uses them. The end of the test deletes the claims. The claims are of no
+// templates, because the controller manager of Kubernetes 1.36 can forget which claims of several templates a pod has: see
+// https://github.com/kubernetes/kubernetes/issues/138407.
+func startPodWithClaims(t *testing.T, name string, claims ...resourceapi.DeviceClaim) {
+	t.Helper()
+	api := theCluster.client.ResourceV1().ResourceClaims("default")
+	var of []v1.PodResourceClaim
+	for _, c := range claims {
+		created, err := api.Create(t.Context(), &resourceapi.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: name + "-"}, Spec: resourceapi.ResourceClaimSpec{Devices: c},
+		}, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx := context.WithoutCancel(t.Context())
+		t.Cleanup(func() {
+			if err := api.Delete(ctx, created.Name, metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+		})
+		of = append(of, v1.PodResourceClaim{ResourceClaimName: &created.Name})
+	}
+	startPodOfClaims(t, "default", name, of)
+}
+
+func startPodOfClaims(t *testing.T, namespace, name string, claims []v1.PodResourceClaim) {
+	t.Helper()
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1.PodSpec{
+		TerminationGracePeriodSeconds: ptr.To[int64](1),
+		Containers:                    []v1.Container{{Name: "work", Image: workloadImage, ImagePullPolicy: v1.PullNever}},
+	}}
+	for i, c := range claims {
+		c.Name = fmt.Sprintf("claim-%d", i)
+		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, c)
+		pod.Spec.Containers[0].Resources.Claims = append(pod.Spec.Containers[0].Resources.Claims, v1.ResourceClaim{Name: c.Name})
 	}
 	if _, err := theCluster.client.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
@@ -92,6 +126,11 @@ func startClaimPod(t *testing.T, namespace, name string, claims ...resourceapi.D
 // claimsOf returns the claims of a pod.
 func claimsOf(ctx context.Context, pod *v1.Pod) ([]resourceapi.ResourceClaim, error) {
 	var names []string
+	for _, c := range pod.Spec.ResourceClaims {
+		if c.ResourceClaimName != nil {
+			names = append(names, *c.ResourceClaimName)
+		}
+	}
 	for _, s := range pod.Status.ResourceClaimStatuses {
 		if s.ResourceClaimName != nil {
 			names = append(names, *s.ResourceClaimName)

@@ -345,7 +345,7 @@ func checkKill(t *testing.T) {
 	awaitPrepared(t, 0)
 	agent := mustAgentPod(t)
 	pid := pidOf(t, agent.Status.ContainerStatuses[0])
-	startClaimPod(t, "default", name, claim(several(4, request(gpuClass)), ""), claim(several(4, request(gpuClass)), ""))
+	startPodWithClaims(t, name, claim(several(4, request(gpuClass)), ""), claim(several(4, request(gpuClass)), ""))
 	for begin := time.Now(); ; {
 		if claims, err := checkpointClaims(); err == nil && len(claims) > 0 {
 			break
@@ -492,7 +492,7 @@ func checkLeaks(t *testing.T) {
 	before := anonymousMemory(t, pid)
 	claims := slices.Repeat([]resourceapi.DeviceClaim{claim(share("1Gi"), "")}, atOnce)
 	for range max(1, *draClaims/atOnce) {
-		startClaimPod(t, "default", "many", claims...)
+		startPodWithClaims(t, "many", claims...)
 		if got := awaitClaimed(t, "default", "many"); len(got) != atOnce {
 			t.Fatalf("%d devices", len(got))
 		}
@@ -541,7 +541,7 @@ func checkMIG(t *testing.T) {
 	const profile = `device.attributes["gpu.nvidia.com"].profile == %q`
 	upgrade(t, oldTag, `dra.enabled=true`, neverFlaps, servesDRA, `config.source.sim.profile="h100-8-mig"`)
 	awaitDevices(t, 8+6*7+2*4)
-	startClaimPod(t, "default", "parts", claim(several(2, request(migClass, fmt.Sprintf(profile, "3g.40gb"))), ""), claim(several(3, request(migClass, fmt.Sprintf(profile, "1g.10gb"))), "gpu.nvidia.com/parentUUID"))
+	startPodWithClaims(t, "parts", claim(several(2, request(migClass, fmt.Sprintf(profile, "3g.40gb"))), ""), claim(several(3, request(migClass, fmt.Sprintf(profile, "1g.10gb"))), "gpu.nvidia.com/parentUUID"))
 	if got := awaitClaimed(t, "default", "parts"); len(got) != 5 {
 		t.Errorf("pod has %v", got)
 	}

@@ -78,7 +78,8 @@ func (c Config) labelReservedBy(name string) string {
 // reservedBy is labelReservedBy regardless of the selected fields.
 func reservedBy(name string) string {
 	switch {
-	case slices.Contains([]string{"job", "instance", "le", "quantile"}, name):
+	// With honor_labels a pod label replaces a target label. The rules join the series of a device by cluster, and drop the others.
+	case slices.Contains([]string{"job", "instance", "cluster", "service", "endpoint", "le", "quantile"}, name):
 		return "Prometheus"
 	case slices.Contains([]string{
 		"gpu", "UUID", "pci_bus_id", "device", "modelName", "GPU_I_PROFILE", "GPU_I_ID", "hostname", "Hostname",

@@ -34,7 +34,7 @@ func NewGPUShares(devices []health.DeviceState, shares []plugin.ShareUnits, clai
 }
 
 // Of returns the part of a GPU that each of the holders of a device has, 0 if it is unknown. Holders of the same unit or claim, such as
-// containers of one pod, have equal parts.
+// containers of one pod, have equal parts. All together have at most the device.
 func (g GPUShares) Of(id health.DeviceID, holders []podresources.Holder) []float64 {
 	return g.appendTo(nil, id, holders)
 }
@@ -53,8 +53,15 @@ func (g GPUShares) appendTo(parts []float64, id health.DeviceID, holders []podre
 	for _, h := range holders {
 		holdersOf[unitOf(h)]++
 	}
+	first, all := len(parts), 0.0
 	for _, h := range holders {
-		parts = append(parts, of*g.ofUnit(d, h)/float64(holdersOf[unitOf(h)]))
+		part := of * g.ofUnit(d, h) / float64(holdersOf[unitOf(h)])
+		parts, all = append(parts, part), all+part
+	}
+	if all > of*(1+1e-9) { // some hold it as it was shared before: it still counts once
+		for i := first; i < len(parts); i++ {
+			parts[i] *= of / all
+		}
 	}
 	return parts
 }

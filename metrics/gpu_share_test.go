@@ -70,6 +70,7 @@ func TestGPUShareOfHolders(t *testing.T) {
 		"two containers of one pod":    {nil, []podresources.Holder{held("a", "GPU-a"), held("a2", "GPU-a")}, []float64{.5, .5}},
 		"replicas":                     {four, []podresources.Holder{held("a", "GPU-a::0"), held("a", "GPU-a::1"), held("b", "GPU-a::3")}, []float64{.25, .25, .25}},
 		"held before it was shared":    {four, []podresources.Holder{held("a", "GPU-a")}, []float64{1}},
+		"held before and after":        {four, []podresources.Holder{held("a", "GPU-a"), held("b", "GPU-a::1")}, []float64{.8, .2}},
 		"held with more replicas":      {four, []podresources.Holder{held("a", "GPU-a::4")}, []float64{0}},
 		"held in another way":          {four, []podresources.Holder{held("a", "GPU-a::mps4::0")}, []float64{0}},
 		"a unit of another resource":   {four, []podresources.Holder{{Resource: "q", DeviceID: "GPU-a::0"}}, []float64{0}},
@@ -78,7 +79,7 @@ func TestGPUShareOfHolders(t *testing.T) {
 		"a MIG device of GKE's plugin": {nil, []podresources.Holder{held("a", "nvidia0/gi1")}, []float64{1}},
 		"a claim":                      {nil, []podresources.Holder{claimed("n", "a", "")}, []float64{1}},
 		"two pods with one claim":      {nil, []podresources.Holder{claimed("n", "a", ""), claimed("n", "b", "")}, []float64{.5, .5}},
-		"claims of one name":           {nil, []podresources.Holder{claimed("n", "a", ""), claimed("m", "b", "")}, []float64{1, 1}},
+		"claims of one name":           {nil, []podresources.Holder{claimed("n", "a", "s1"), claimed("m", "b", "s1")}, []float64{.25, .25}},
 		"a share of memory by a claim": {nil, []podresources.Holder{claimed("n", "a", "s1")}, []float64{.25}},
 		"a share that is not prepared": {nil, []podresources.Holder{claimed("n", "a", "s2")}, []float64{0}},
 	} {

@@ -175,7 +175,7 @@ func candidateOf(pod *corev1.Pod, owners map[Ref]*Owner) candidate {
 		c.owners = append(c.owners, c.owner)
 		controller = c.owner.Controller
 		switch {
-		case controller == nil, c.Kind == kindDeployment, c.Kind == kindStatefulSet: // their controllers may undo a change, which is noticed
+		case controller == nil:
 			return c
 		case c.Kind == kindReplicaSet && ownerRef(c.Namespace, *controller).Kind == kindDeployment: // the next
 		case c.Kind == kindJob && ownerRef(c.Namespace, *controller).Kind == kindCronJob:
@@ -183,7 +183,7 @@ func candidateOf(pod *corev1.Pod, owners map[Ref]*Owner) candidate {
 				c.owners = append(c.owners, o)
 			}
 			return c
-		default:
+		default: // such as a Kubeflow Notebook, whose controller undoes each change and removes the annotation that would tell
 			return c.refused(ReasonUnsupported, "the "+c.Kind+" belongs to "+ownerRef(c.Namespace, *controller).String()+", which the command does not change")
 		}
 	}

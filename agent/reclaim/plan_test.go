@@ -359,6 +359,14 @@ func TestPlanOfOneOwner(t *testing.T) {
 		"StatefulSet": {func(_ *Policy, w *testWorld) {
 			w.Pods[0].OwnerReferences[0] = *reference(w.addOwner(kindStatefulSet, "db", nil))
 		}, "StatefulSet ns/db", "scale"},
+		"StatefulSet of a Notebook": {func(_ *Policy, w *testWorld) {
+			o := w.addOwner(kindStatefulSet, "nb", nil)
+			o.Controller = &metav1.OwnerReference{APIVersion: "kubeflow.org/v1", Kind: "Notebook", Name: "nb", Controller: new(true)}
+			w.Pods[0].OwnerReferences[0] = *reference(o)
+		}, "StatefulSet ns/nb", "unsupported"},
+		"Deployment of an InferenceService": {func(_ *Policy, w *testWorld) {
+			w.owner(kindDeployment, "web").Controller = &metav1.OwnerReference{APIVersion: "serving.kserve.io/v1beta1", Kind: "InferenceService", Name: "x", Controller: new(true)}
+		}, deployment, "unsupported"},
 		"StatefulSet that deletes its volumes": {func(_ *Policy, w *testWorld) {
 			o := w.addOwner(kindStatefulSet, "db", nil)
 			o.DeletesVolumes = true

@@ -23,6 +23,9 @@ import (
 // maxPlanAge is the time after which no action of a plan begins, because pods may have used their GPUs since.
 const maxPlanAge = 10 * time.Minute
 
+// maxReplaced is the number of refused actions of a run that others replace: a policy of the cluster may refuse them all.
+const maxReplaced = 100
+
 // maxLoggedErrors is the number of errors in the last log line: each node can have one. The report has all.
 const maxLoggedErrors = 10
 
@@ -193,7 +196,7 @@ func (o *options) print(out io.Writer, r Report) error {
 // apply does the actions in their order. An error of one does not stop the others. After the end of ctx it begins none.
 func (r *Report) apply(ctx context.Context, api cluster, p Policy, log *zap.Logger) error {
 	r.DryRun = false
-	failed := 0
+	failed, replaced := 0, 0
 	for i := 0; i < len(r.Actions); i++ { // takeNext adds to them
 		a := &r.Actions[i]
 		err := api.apply(ctx, p, *a, time.Now())
@@ -213,7 +216,8 @@ func (r *Report) apply(ctx context.Context, api cluster, p Policy, log *zap.Logg
 			a.Error = err.Error()
 			failed++
 			log.Error("action failed", append(fields, zap.Error(err))...)
-			if failed <= p.MaxPerRun && ctx.Err() == nil {
+			if replaced < maxReplaced && refused(err) && ctx.Err() == nil {
+				replaced++
 				r.takeNext()
 			}
 		}
@@ -227,8 +231,8 @@ func (r *Report) apply(ctx context.Context, api cluster, p Policy, log *zap.Logg
 	return nil
 }
 
-// takeNext adds the next action above Policy.MaxPerRun. Those that always fail, such as by a PodDisruptionBudget, would keep the others from
-// their turn in every run.
+// takeNext adds the next action above Policy.MaxPerRun. Those that are always refused, such as by a PodDisruptionBudget, would keep the others
+// from their turn in every run.
 func (r *Report) takeNext() {
 	if len(r.rest) == 0 {
 		return

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,6 +17,8 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 )
@@ -120,32 +123,45 @@ func TestRunApplies(t *testing.T) {
 	}
 }
 
-// Actions that fail in every run do not keep those above the limit from their turn; a limit bounds the failures too.
-func TestRunReplacesFailedActions(t *testing.T) {
+// An action that is refused is replaced, so that those that are refused in every run keep no other from its turn. One that may have been done
+// is not.
+func TestRunReplacesRefusedActions(t *testing.T) {
+	refusal, lost := apierrors.NewTooManyRequests("budget", 0), errors.New("connection reset")
 	for _, tt := range []struct {
-		fail    []string
-		applied []string
-		left    []string
+		a, b, rest error
+		applied    int
 	}{
-		{nil, []string{"evict a", "evict b"}, []string{"c", "d", "e", "f"}},
-		{[]string{"a"}, []string{"evict a", "evict b", "evict c"}, []string{"d", "e", "f"}},
-		{[]string{"a", "b", "c", "d", "e", "f"}, []string{"evict a", "evict b", "evict c", "evict d"}, []string{"e", "f"}},
+		{nil, nil, nil, 2},
+		{refusal, nil, nil, 3},
+		{errChanged, refusal, nil, 4},
+		{lost, nil, nil, 2},
+		{refusal, lost, nil, 3},
+		{refusal, refusal, refusal, 6},
+		{refusal, refusal, lost, 4},
 	} {
 		c := liveWorld(t, map[string]float64{"a": 4.5, "b": 4, "c": 3.5, "d": 3, "e": 2.5, "f": 2.2})
-		for _, name := range tt.fail {
-			c.results[name] = errors.New("budget")
-		}
+		c.results = map[string]error{"a": tt.a, "b": tt.b, "c": tt.rest, "d": tt.rest, "e": tt.rest, "f": tt.rest}
 		p := testPolicy()
 		p.MaxPerRun = 2
 		o := options{apply: true, connect: func(string, agentSelection) (cluster, error) { return c, nil }}
 		r, err := o.run(t.Context(), p, zap.NewNop())
-		var left []string
-		for _, s := range r.Skipped {
-			left = append(left, s.Name)
+		if err == nil && tt.a != nil || !slices.Equal(c.applied[:2], []string{"evict a", "evict b"}) || len(c.applied) != tt.applied || len(r.Actions)+len(r.Skipped) != 6 {
+			t.Errorf("%+v: applied %q, left %v, %v", tt, c.applied, r.Skipped, err)
 		}
-		if (err != nil) != (len(tt.fail) > 0) || !slices.Equal(c.applied, tt.applied) || !slices.Equal(left, tt.left) || len(r.Actions) != len(tt.applied) {
-			t.Errorf("%q fail: applied %q, left %q, %v", tt.fail, c.applied, left, err)
-		}
+	}
+}
+
+func TestRunBoundsRefusedActions(t *testing.T) {
+	idle := make(map[string]float64)
+	for i := range 2 * maxReplaced {
+		idle[fmt.Sprint("p", i)] = 3
+	}
+	c := liveWorld(t, idle)
+	for name := range idle {
+		c.results[name] = apierrors.NewForbidden(schema.GroupResource{}, name, errors.New("denied"))
+	}
+	if _, _, err := c.run(t.Context(), options{apply: true}); err == nil || len(c.applied) != testPolicy().MaxPerRun+maxReplaced {
+		t.Errorf("%d tries, %v", len(c.applied), err)
 	}
 }
 

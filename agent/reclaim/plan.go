@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -57,6 +58,9 @@ func plan(p Policy, w World) Report {
 	all := slices.Concat(acts, notices) // a notice does not delay what was announced
 	n := min(len(all), p.MaxPerRun)
 	r.rest = all[n:]
+	// Those that are refused in every run are the most idle ones after a while. They would be the first to replace each other.
+	random := rand.New(rand.NewPCG(uint64(w.Now.UnixNano()), 0)) //nolint:gosec // need not be secret
+	random.Shuffle(len(r.rest), func(i, j int) { r.rest[i], r.rest[j] = r.rest[j], r.rest[i] })
 	for _, a := range r.rest {
 		skip(candidates[a.Ref], ReasonLimit, fmt.Sprintf("maxPerRun is %d", p.MaxPerRun))
 	}

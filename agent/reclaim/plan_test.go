@@ -536,6 +536,27 @@ func TestPlanOrderAndLimit(t *testing.T) {
 	}
 }
 
+// Of those above the limit, each is the first to replace a refused action in some runs, whatever its GPU-hours.
+func TestPlanOrderAboveLimit(t *testing.T) {
+	p, w := testPolicy(), &testWorld{World{Now: now(), Agents: make(map[string]Agent), Objects: Objects{Owners: make(map[Ref]*Owner)}}}
+	p.MaxPerRun = 1
+	for i := range 5 {
+		w.addPod(fmt.Sprint("p", i), nil, "n1", 3+float64(i)/10)
+	}
+	next := make(map[string]int)
+	for range 100 {
+		w.Now = w.Now.Add(time.Second)
+		r := plan(p, w.World)
+		if r.Actions[0].Name != "p4" {
+			t.Fatalf("first %s", r.Actions[0].Name)
+		}
+		next[r.rest[0].Name]++
+	}
+	if len(next) != 4 {
+		t.Errorf("next: %v", next)
+	}
+}
+
 func TestPlanUndo(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(o *Owner)

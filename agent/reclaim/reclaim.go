@@ -132,7 +132,7 @@ type Report struct {
 	GPUHours  float64 `json:"gpuHours"`      // for which these have been idle
 	Announced float64 `json:"announcedGPUs"` // of GPUs, those of notices
 
-	rest []Action // above Policy.MaxPerRun
+	rest []Action // above Policy.MaxPerRun, in random order
 }
 
 // ActionKind is what an action does.

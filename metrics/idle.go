@@ -27,6 +27,8 @@ type idleTime struct {
 	uid     string    // of the pod; "" if unknown
 	updated time.Time // when the kubelet last reported that the container holds the device
 	ownAt   time.Time // when its own use was last measured, not that of all holders
+
+	workAt, processesAt time.Time // when these were last known; at first, when it was first observed
 }
 
 // ownUseMemory is how long a container counts as one whose own use is measured. Until then the load of all holders does not make it
@@ -99,6 +101,7 @@ func (t *deviceTotals) updateIdle(d *health.DeviceState, o observation, elapsed 
 		}
 		if i.updated.IsZero() {
 			i.fromStart = watched || o.identity.allocatedSince(o.started, c, holders)
+			i.workAt, i.processesAt = o.at, o.at
 		}
 		if uid := o.identity.uidOf(c); uid != "" {
 			i.uid = uid
@@ -111,14 +114,31 @@ func (t *deviceTotals) updateIdle(d *health.DeviceState, o observation, elapsed 
 		case u.busy && o.at.Sub(i.ownAt) < ownUseMemory:
 			u.measured = false
 		}
-		i.add(u, since)
+		i.add(u, o.at, since)
 		idle[c] = i
 	}
 	t.idle = idle
 }
 
-// add adds the time since the last update, in which the use was as it is now.
-func (i *idleTime) add(u use, elapsed time.Duration) {
+// add adds the time since the last update, in which the use was as it is now. A time that was unknown for long starts again, as after a long
+// restart: the container may have used the device meanwhile.
+func (i *idleTime) add(u use, at time.Time, elapsed time.Duration) {
+	noWork, noProcesses := at.Sub(i.workAt)-elapsed > continueWithin, at.Sub(i.processesAt)-elapsed > continueWithin
+	if noWork {
+		i.sinceBusy = 0
+	}
+	if noProcesses {
+		i.withoutProcess = 0
+	}
+	if noWork && noProcesses {
+		i.observed, i.fromStart = 0, false
+	}
+	if u.measured {
+		i.workAt = at
+	}
+	if u.processesKnown {
+		i.processesAt = at
+	}
 	i.observed += elapsed
 	i.used = i.used || u.process || u.measured && u.busy && !u.processesKnown
 	i.workKnown, i.works = u.measured, u.measured && u.busy

@@ -230,6 +230,51 @@ func TestTimeWithoutProcess(t *testing.T) {
 	}
 }
 
+// What a container does while nothing tells of it is not idle time: after a long while it may have used the device.
+func TestIdleTimeAfterUnknown(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*idleNode)
+		gap    time.Duration
+		want   string
+	}{
+		"nothing measured":                {func(n *idleNode) { n.util, n.processes = -1, nil }, continueWithin, "3610 3610 yes"},
+		"nothing measured for longer":     {func(n *idleNode) { n.util, n.processes = -1, nil }, continueWithin + time.Second, "10 10 unknown"},
+		"holders unknown for longer":      {func(n *idleNode) { n.unknown = true }, continueWithin + time.Second, "10 10 unknown"},
+		"only the processes unknown":      {func(n *idleNode) { n.processes = nil }, continueWithin + time.Second, "4511 10 yes"},
+		"utilization unknown, no process": {func(n *idleNode) { n.util = -1 }, continueWithin + time.Second, "4511 4511 yes"},
+		"an unknown process for long":     {func(n *idleNode) { n.util, n.processes = -1, measuredUsage(usage("GPU-a", "", "", 1)) }, continueWithin + time.Second, "10 10 unknown"},
+		"had a process before, and longer": {func(n *idleNode) {
+			n.processes = measuredUsage(usage("GPU-a", "a", "c", 0))
+			n.observe(0)
+			n.util, n.processes = -1, nil
+		}, continueWithin + time.Second, "10 10 no"},
+	} {
+		n := &idleNode{at: now, ended: true}
+		n.observe(0)
+		n.ended, n.processes = false, measuredUsage()
+		n.observe(time.Second)
+		for range 360 {
+			n.observe(10 * time.Second)
+		}
+		c.change(n)
+		last := n.at
+		for n.at.Sub(last) < c.gap {
+			n.observe(time.Second)
+		}
+		n.unknown, n.util, n.processes = false, 0, measuredUsage()
+		n.observe(10 * time.Second)
+		i := n.devices["GPU-a"].idle[container{"n", "a", "c"}]
+		never, known := i.exported().NeverUsed()
+		text := map[bool]string{false: "no", true: "yes"}[never]
+		if !known {
+			text = "unknown"
+		}
+		if got := fmt.Sprint(i.sinceBusy.Seconds(), " ", i.withoutProcess.Seconds(), " ", text); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
+	}
+}
+
 // TestSharerWhileProcessesAreUnknown checks that the work of others ends the idle time of a sharer only if the processes stay unknown.
 func TestSharerWhileProcessesAreUnknown(t *testing.T) {
 	n := &idleNode{at: now, shared: true, util: 100, processes: measuredUsage(usage("GPU-a", "b", "c", 1))}

@@ -60,6 +60,7 @@ func (s savedIdleTimes) take(h heldDevice, o observation) idleTime {
 		measured: saved.measured, sinceBusy: saved.sinceBusy, withoutProcess: saved.withoutProcess,
 		observed: saved.observed, fromStart: saved.fromStart, used: saved.used,
 		uid: saved.uid, updated: saved.restored, ownAt: saved.restored,
+		workAt: saved.restored, processesAt: saved.restored,
 	}
 }
 

@@ -176,7 +176,10 @@ func useOf(d *health.DeviceState, c container, o observation) use {
 	for _, h := range o.holders.By[d.Device.ID] {
 		shared = shared || containerOf(h) != c
 	}
-	if device, measured := deviceLoad(d, o); measured && (!shared || !known) {
+	device, measured := deviceLoad(d, o)
+	// Whose process it is that uses the video engines is unknown: its SM share is 0.
+	byVideo := u.process && load < o.idleBelow && videoLoad(d) >= o.idleBelow
+	if measured && (!shared || !known || byVideo) {
 		load, known, u.ofAll = device, true, shared
 	}
 	u.measured, u.busy = known, load >= o.idleBelow
@@ -189,11 +192,18 @@ func deviceLoad(d *health.DeviceState, o observation) (percent float64, measured
 	if o.snapshot.Source.Status != health.SourceUp {
 		return 0, false
 	}
-	if v, ok := d.Sample.Values[health.FieldGPUUtil]; ok {
-		return v, true
+	v, measured := d.Sample.Values[health.FieldGPUUtil]
+	if !measured {
+		v, measured = d.Sample.Values[health.FieldEngineActive]
+		v *= 100
 	}
-	v, ok := d.Sample.Values[health.FieldEngineActive]
-	return 100 * v, ok
+	return max(v, videoLoad(d)), measured
+}
+
+// videoLoad returns the load of the encoders and decoders of a device in percent, 0 if unknown. The utilization of the GPU is the time in
+// which kernels run, and a video that is transcoded needs none.
+func videoLoad(d *health.DeviceState) float64 {
+	return max(d.Sample.Values[health.FieldEncUtil], d.Sample.Values[health.FieldDecUtil])
 }
 
 // processesOf returns what the processes tell of a container: whether it has one, and its load in percent. A process whose

@@ -70,6 +70,9 @@ func TestUse(t *testing.T) {
 	utilization := func(percent float64) map[health.Field]float64 {
 		return map[health.Field]float64{health.FieldGPUUtil: percent}
 	}
+	video := func(gpu, encoder, decoder float64) map[health.Field]float64 {
+		return map[health.Field]float64{health.FieldGPUUtil: gpu, health.FieldEncUtil: encoder, health.FieldDecUtil: decoder}
+	}
 	engine := func(ratio float64) map[health.Field]float64 {
 		return map[health.Field]float64{health.FieldEngineActive: ratio}
 	}
@@ -103,9 +106,15 @@ func TestUse(t *testing.T) {
 		processes *processes.Snapshot
 		want      use
 	}{
-		"busy GPU":                                           {gpu, utilization(5), false, false, notListed, busy},
-		"idle GPU":                                           {gpu, utilization(4.9), false, false, notListed, idle},
-		"utilization counts before the engine":               {gpu, map[health.Field]float64{health.FieldGPUUtil: 0, health.FieldEngineActive: 1}, false, false, notListed, idle},
+		"busy GPU":                             {gpu, utilization(5), false, false, notListed, busy},
+		"idle GPU":                             {gpu, utilization(4.9), false, false, notListed, idle},
+		"utilization counts before the engine": {gpu, map[health.Field]float64{health.FieldGPUUtil: 0, health.FieldEngineActive: 1}, false, false, notListed, idle},
+		"encodes a video":                      {gpu, video(0, 50, 0), false, false, notListed, busy},
+		"decodes a video":                      {gpu, video(0, 0, 5), false, false, notListed, busy},
+		"idle video engines":                   {gpu, video(4.9, 4.9, 4.9), false, false, notListed, idle},
+		"a sharer's process that may encode a video":       {gpu, video(0, 50, 0), false, true, own(0), ofAll(busyWith)},
+		"a sharer without a process encodes no video":      {gpu, video(0, 50, 0), false, true, byOther, idleWithout},
+		"a sharer works, and some process encodes a video": {gpu, video(0, 50, 0), false, true, own(.05), busyWith},
 		"not measured":                                       {gpu, nil, false, false, notListed, unknown},
 		"source down":                                        {gpu, utilization(0), true, false, notListed, unknown},
 		"busy MIG device":                                    {mig, engine(.05), false, false, notListed, busy},

@@ -210,43 +210,43 @@ func TestFieldValue(t *testing.T) {
 			[]string{"DCGM_FI_DEV_FB_USED_BYTES"},
 			map[health.Field]float64{1627: 1<<20 + 1, 252: 1},
 			"DCGM_FI_DEV_FB_USED_BYTES", 1<<20 + 1, true,
-			[]health.Field{203, 1627},
+			[]health.Field{203, 206, 207, 1627},
 		},
 		"derived, because DCGM is older": {
-			[]string{"DCGM_FI_DEV_FB_USED_BYTES"}, map[health.Field]float64{252: 3}, "DCGM_FI_DEV_FB_USED_BYTES", 3 << 20, true, []health.Field{203, 1627},
+			[]string{"DCGM_FI_DEV_FB_USED_BYTES"}, map[health.Field]float64{252: 3}, "DCGM_FI_DEV_FB_USED_BYTES", 3 << 20, true, []health.Field{203, 206, 207, 1627},
 		},
 		"derived, because the older field is measured": {
 			[]string{"DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_FB_USED"},
 			map[health.Field]float64{1627: 1<<20 + 1, 252: 1},
 			"DCGM_FI_DEV_FB_USED_BYTES", 1 << 20, true,
-			[]health.Field{203, 252},
+			[]health.Field{203, 206, 207, 252},
 		},
 		"the older field is a label": {
 			[]string{"DCGM_FI_DEV_SM_CLOCK_HERTZ", "DCGM_FI_DEV_SM_CLOCK=label"},
 			map[health.Field]float64{1603: 1, 100: 1980},
 			"DCGM_FI_DEV_SM_CLOCK_HERTZ", 1980e6, true,
-			[]health.Field{100, 203},
+			[]health.Field{100, 203, 206, 207},
 		},
 		"the older field is measured for the idle time only": {
-			[]string{"DCGM_FI_DEV_GPU_UTIL_RATIO"}, map[health.Field]float64{1613: 0.875, 203: 87}, "DCGM_FI_DEV_GPU_UTIL_RATIO", 0.875, true, []health.Field{203, 1613},
+			[]string{"DCGM_FI_DEV_GPU_UTIL_RATIO"}, map[health.Field]float64{1613: 0.875, 203: 87}, "DCGM_FI_DEV_GPU_UTIL_RATIO", 0.875, true, []health.Field{203, 206, 207, 1613},
 		},
 		"the older field is selected, but has no value": {
-			[]string{"DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_GPU_UTIL"}, map[health.Field]float64{1613: 0.5}, "DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5, true, []health.Field{203},
+			[]string{"DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_GPU_UTIL"}, map[health.Field]float64{1613: 0.5}, "DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5, true, []health.Field{203, 206, 207},
 		},
 		"neither": {
-			[]string{"DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"}, map[health.Field]float64{203: 0}, "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 0, false, []health.Field{203, 1611},
+			[]string{"DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"}, map[health.Field]float64{203: 0}, "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 0, false, []health.Field{203, 206, 207, 1611},
 		},
 		"energy is whole joules": {
-			[]string{"DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"}, map[health.Field]float64{156: 1999}, "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 1, true, []health.Field{203, 1611},
+			[]string{"DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"}, map[health.Field]float64{156: 1999}, "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 1, true, []health.Field{203, 206, 207, 1611},
 		},
 		"not convertible": {
 			[]string{"DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"},
 			map[health.Field]float64{449: 7},
 			"DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", 0, false,
-			[]health.Field{203, 449, 1648},
+			[]health.Field{203, 206, 207, 449, 1648},
 		},
 		"an older field of no use": {
-			[]string{"DCGM_FI_DEV_FB_USED"}, map[health.Field]float64{1627: 1 << 20}, "DCGM_FI_DEV_FB_USED", 0, false, []health.Field{203, 252},
+			[]string{"DCGM_FI_DEV_FB_USED"}, map[health.Field]float64{1627: 1 << 20}, "DCGM_FI_DEV_FB_USED", 0, false, []health.Field{203, 206, 207, 252},
 		},
 	} {
 		var specs []Spec

@@ -58,9 +58,10 @@ type Selection struct {
 	Unknown []string // entries that select nothing, each with the reason
 }
 
-// IDs returns the fields that the source must measure. GPU utilization is always one: idle time depends on it.
+// IDs returns the fields that the source must measure. The utilization of the GPU and its video engines are always some: idle time depends
+// on them.
 func (s Selection) IDs() []health.Field {
-	ids := []health.Field{health.FieldGPUUtil}
+	ids := []health.Field{health.FieldGPUUtil, health.FieldEncUtil, health.FieldDecUtil}
 	for _, f := range slices.Concat(s.Fields, s.Labels) {
 		if !slices.Contains(ids, f.ID) && f.ID != 0 && !f.derived && !alwaysProvided(f.ID) {
 			ids = append(ids, f.ID)

@@ -136,7 +136,7 @@ func TestSelect(t *testing.T) {
 	if !slices.Equal(labels, []string{"DCGM_FI_DEV_SERIAL", "DCGM_FI_DEV_NAME", "DCGM_FI_DEV_ECC_CURRENT"}) {
 		t.Errorf("got labels %q", labels)
 	}
-	if ids := s.IDs(); !slices.Equal(ids, []health.Field{53, 100, 150, 155, 203, 300}) {
+	if ids := s.IDs(); !slices.Equal(ids, []health.Field{53, 100, 150, 155, 203, 206, 207, 300}) {
 		t.Errorf("IDs() = %v", ids)
 	}
 	rejected := []string{"DCGM_FI_DEV_NOTHING", "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DRIVER_VERSION", "DCGM_EXP_P2P_STATUS"}
@@ -157,7 +157,7 @@ func TestSelectSets(t *testing.T) {
 	if ids := Select(specs(SetDefault, SetProfiling), Names48).IDs(); !profiling(ids) {
 		t.Errorf("the profiling set measures no profiling fields: %v", ids)
 	}
-	if ids := Select(specs("DCGM_FI_DEV_SM_CLOCK")).IDs(); !slices.Equal(ids, []health.Field{health.FieldSMClock, health.FieldGPUUtil}) {
+	if ids := Select(specs("DCGM_FI_DEV_SM_CLOCK")).IDs(); !slices.Equal(ids, []health.Field{health.FieldSMClock, health.FieldGPUUtil, health.FieldEncUtil, health.FieldDecUtil}) {
 		t.Errorf("one field measures %v", ids)
 	}
 	if s := Select(specs(SetDefault, SetOptional), Names48); len(s.Labels) != 1 || s.Labels[0].ID != fieldDriverVersion {

@@ -3,8 +3,11 @@ package reclaim
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -109,14 +112,18 @@ func (a *api) list(ctx context.Context, kind, namespace string, o metav1.ListOpt
 	}
 }
 
-// findAgents returns the URL of the agent on each node that has a Ready one.
+// findAgents returns the URL of the agent on each node that has a Ready one. All must be in one namespace: otherwise, who can create a pod with
+// the agents' labels anywhere could answer for every node, and would get the password.
 func (a *api) findAgents(ctx context.Context) (map[string]string, error) {
 	newest := make(map[string]*corev1.Pod) // by node
-	pods := 0
+	pods, namespaces := 0, make(map[string]bool)
 	err := a.list(ctx, kindPod, a.agents.Namespace, metav1.ListOptions{LabelSelector: a.agents.Selector}, func(o runtime.Object) error {
 		pods++
 		p := o.(*corev1.Pod)
 		node := p.Spec.NodeName
+		if ready(p) {
+			namespaces[p.Namespace] = true
+		}
 		if old := newest[node]; ready(p) && p.DeletionTimestamp == nil && p.Status.PodIP != "" && (old == nil || old.CreationTimestamp.Before(&p.CreationTimestamp)) {
 			newest[node] = p.DeepCopy()
 		}
@@ -124,6 +131,9 @@ func (a *api) findAgents(ctx context.Context) (map[string]string, error) {
 	})
 	if err != nil {
 		return nil, fmt.Errorf("agents' pods in namespace %s: %w", a.agents.Namespace, err)
+	}
+	if len(namespaces) > 1 {
+		return nil, fmt.Errorf("agents' pods are in several namespaces: %s; set --agent-namespace", strings.Join(slices.Sorted(maps.Keys(namespaces)), ", "))
 	}
 	if len(newest) == 0 {
 		return nil, fmt.Errorf("agents' pods in namespace %s: expected Ready pods with the labels %s, found none among %d pods", a.agents.Namespace, a.agents.Selector, pods)

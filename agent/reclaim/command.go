@@ -89,7 +89,7 @@ The exit code is 1 if an action failed, or no agent responds.`,
 	flags.StringArrayVar(&o.snapshots, "snapshot", nil, "HOST:PORT or URL of an agent, instead of those that the API server lists; repeatable")
 	flags.StringVarP(&o.output, "output", "o", "table", "table or json")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "file with the access to the API server (default: the pod's service account)")
-	flags.StringVar(&o.agents.Namespace, "agent-namespace", "", "namespace of the agents' pods (default: $POD_NAMESPACE, else all)")
+	flags.StringVar(&o.agents.Namespace, "agent-namespace", "", "namespace of the agents' pods (default: $POD_NAMESPACE, else the only one that has some)")
 	flags.StringVar(&o.agents.Selector, "agent-selector", "app.kubernetes.io/name=gpu-node-agent", "labels of the agents' pods")
 	flags.StringVar(&o.agents.Scheme, "agent-scheme", "http", "http, or https if the agents have a certificate")
 	flags.IntVar(&o.agents.Port, "agent-port", 0, "port of the agents (default: the container port named metrics)")

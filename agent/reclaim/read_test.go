@@ -177,21 +177,25 @@ func TestFindAgents(t *testing.T) {
 	}
 	unready := func(p *corev1.Pod) { p.Status.Conditions[0].Status = corev1.ConditionFalse }
 	newer := func(p *corev1.Pod) { p.CreationTimestamp.Time = p.CreationTimestamp.Add(time.Hour) }
+	intruder := agent("b", "n", "10.0.0.8", func(p *corev1.Pod) { p.Namespace = "tenant"; newer(p) })
 	for name, tt := range map[string]struct {
 		pods []*corev1.Pod
 		port int
 		want map[string]string // nil: an error
 	}{
-		"none":     {nil, 0, nil},
-		"IPv4":     {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil)}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
-		"IPv6":     {[]*corev1.Pod{agent("a", "n", "fd00::7", nil)}, 0, map[string]string{"n": "http://[fd00::7]:9400"}},
-		"port":     {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil)}, 80, map[string]string{"n": "http://10.0.0.7:80"}},
-		"no port":  {[]*corev1.Pod{agent("a", "n", "10.0.0.7", func(p *corev1.Pod) { p.Spec.Containers = nil })}, 0, nil},
-		"no IP":    {[]*corev1.Pod{agent("a", "n", "", nil), agent("b", "m", "10.0.0.8", nil)}, 0, map[string]string{"m": "http://10.0.0.8:9400"}},
-		"unready":  {[]*corev1.Pod{agent("a", "n", "10.0.0.7", unready)}, 0, nil},
-		"ending":   {[]*corev1.Pod{agent("a", "n", "10.0.0.7", func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()) })}, 0, nil},
-		"newest":   {[]*corev1.Pod{agent("a", "n", "10.0.0.7", newer), agent("b", "n", "10.0.0.8", nil)}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
-		"replaced": {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil), agent("b", "n", "10.0.0.8", func(p *corev1.Pod) { newer(p); unready(p) })}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
+		"none":                           {nil, 0, nil},
+		"IPv4":                           {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil)}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
+		"IPv6":                           {[]*corev1.Pod{agent("a", "n", "fd00::7", nil)}, 0, map[string]string{"n": "http://[fd00::7]:9400"}},
+		"port":                           {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil)}, 80, map[string]string{"n": "http://10.0.0.7:80"}},
+		"no port":                        {[]*corev1.Pod{agent("a", "n", "10.0.0.7", func(p *corev1.Pod) { p.Spec.Containers = nil })}, 0, nil},
+		"no IP":                          {[]*corev1.Pod{agent("a", "n", "", nil), agent("b", "m", "10.0.0.8", nil)}, 0, map[string]string{"m": "http://10.0.0.8:9400"}},
+		"unready":                        {[]*corev1.Pod{agent("a", "n", "10.0.0.7", unready)}, 0, nil},
+		"ending":                         {[]*corev1.Pod{agent("a", "n", "10.0.0.7", func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()) })}, 0, nil},
+		"newest":                         {[]*corev1.Pod{agent("a", "n", "10.0.0.7", newer), agent("b", "n", "10.0.0.8", nil)}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
+		"replaced":                       {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil), agent("b", "n", "10.0.0.8", func(p *corev1.Pod) { newer(p); unready(p) })}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
+		"all namespaces":                 {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil)}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
+		"all namespaces, and a tenant's": {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil), intruder}, 0, nil},
+		"its namespace, and a tenant's":  {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil), intruder}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
 		"others": {[]*corev1.Pod{
 			agent("a", "n", "10.0.0.7", nil), agent("b", "m", "10.0.0.8", func(p *corev1.Pod) { p.Namespace = "other" }),
 			agent("c", "o", "10.0.0.9", func(p *corev1.Pod) { p.Labels = nil }),
@@ -204,6 +208,9 @@ func TestFindAgents(t *testing.T) {
 			}
 			a, _ := connectTo(t, s.Kubeconfig(t))
 			a.agents.Port = tt.port
+			if strings.HasPrefix(name, "all namespaces") {
+				a.agents.Namespace = ""
+			}
 			got, err := a.findAgents(t.Context())
 			if (err != nil) != (tt.want == nil) || !maps.Equal(got, tt.want) {
 				t.Errorf("%v, error %v", got, err)

@@ -207,7 +207,8 @@ func videoLoad(d *health.DeviceState) float64 {
 }
 
 // processesOf returns what the processes tell of a container: whether it has one, and its load in percent. A process whose
-// container is unknown may be the container's, so that nothing is known of a container without another.
+// container is unknown may be the container's, so that nothing is known of a container without another. One of another container of the pod,
+// which does not hold the device, uses what this one holds.
 func processesOf(d *health.DeviceState, c container, o observation) (u use, percent float64, known bool) {
 	usage, listed := o.processes.Of(d.Device.ID)
 	if !listed {
@@ -223,12 +224,17 @@ func processesOf(d *health.DeviceState, c container, o observation) (u use, perc
 		case p.Container == processes.Container{Namespace: c.namespace, Pod: c.pod, Name: c.name}:
 			own, sm = true, sm && p.HasSM
 			percent += 100 * p.SM
-		case p.Container.Namespace == "", p.Container.Namespace == c.namespace && p.Container.Pod == c.pod && p.Container.Name == "":
+		case p.Container.Namespace == "", p.Container.Namespace == c.namespace && p.Container.Pod == c.pod && !holds(o.holders.By[d.Device.ID], p.Container):
 			unknown = true
 		}
 	}
 	u.process, u.processesKnown = own, own || !unknown
 	return u, percent, sm && u.processesKnown && (!unknown || percent >= o.idleBelow)
+}
+
+// holds reports whether a container is one of the holders.
+func holds(holders []podresources.Holder, c processes.Container) bool {
+	return slices.ContainsFunc(holders, func(h podresources.Holder) bool { return containerOf(h) == container{c.Namespace, c.Pod, c.Name} })
 }
 
 // IdleTime is how long a container has not used a device that it holds.

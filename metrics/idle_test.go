@@ -132,14 +132,17 @@ func TestUse(t *testing.T) {
 		"another sharer is busy, process without work":       {gpu, utilization(100), false, true, own(.04), idleWith},
 		"a sharer's own work":                                {gpu, utilization(100), false, true, own(.05), busyWith},
 		"a sharer's own work of which nothing is known":      {gpu, utilization(100), false, true, own(noSM), ofAll(busyWith)},
-		"the same on an idle GPU":                            {gpu, utilization(0), false, true, own(noSM), ofAll(idleWith)},
+		"the same of an idle device":                         {gpu, utilization(0), false, true, own(noSM), ofAll(idleWith)},
 		"process of no pod":                                  {gpu, utilization(100), false, true, ofNoPod, ofAll(busy)},
 		"process of no pod on an idle GPU":                   {gpu, utilization(0), false, false, ofNoPod, idle},
 		"own process, and one of no pod that may be its":     {gpu, utilization(100), false, true, ownAndOfNoPod(.04), ofAll(busyWith)},
 		"own busy process, and one of no pod":                {gpu, utilization(0), false, true, ownAndOfNoPod(.05), busyWith},
 		"process of a container above the limit":             {gpu, utilization(100), false, true, aboveTheLimit, ofAll(busy)},
 		"process of a container of the pod without a name":   {gpu, utilization(0), false, false, measuredUsage(usage("GPU-a", "a", "", 1)), idle},
-		"process of another container of the pod":            {gpu, nil, false, false, measuredUsage(usage("GPU-a", "a", "d", 1)), idleWithout},
+		"process of a container of the pod that holds none":  {gpu, nil, false, false, measuredUsage(usage("GPU-a", "a", "d", 1)), unknown},
+		"the same on an idle GPU":                            {gpu, utilization(0), false, false, measuredUsage(usage("GPU-a", "a", "d", 0)), idle},
+		"the same on a shared GPU":                           {gpu, utilization(100), false, true, measuredUsage(usage("GPU-a", "a", "d", 1)), ofAll(busy)},
+		"process of another holder of the pod":               {gpu, nil, false, false, measuredUsage(usage("GPU-a", "a", "e", 1)), idleWithout},
 		"MIG device without process":                         {mig, nil, false, false, noProcess, idleWithout},
 		"process of the parent that may be the MIG device's": {mig, nil, false, false, ofNoPod, unknown},
 		"own process that the driver lists on the parent":    {mig, nil, false, false, own(.05), busyWith},
@@ -152,6 +155,9 @@ func TestUse(t *testing.T) {
 		holders := []podresources.Holder{{Namespace: "n", Pod: "a", Container: "c"}}
 		if c.shared {
 			holders = append(holders, podresources.Holder{Namespace: "n", Pod: "b", Container: "c"})
+		}
+		if name == "process of another holder of the pod" {
+			holders = append(holders, podresources.Holder{Namespace: "n", Pod: "a", Container: "e"})
 		}
 		o := observation{
 			snapshot: s, processes: c.processes, idleBelow: 5,

@@ -372,6 +372,8 @@ func undo(o *Owner) (Action, string) {
 		return a, "not suspended any more"
 	case o.Kind != kindJob && o.Replicas != 0:
 		return a, fmt.Sprintf("%d replicas since", o.Replicas)
+	case o.Generation > record.Generation+1: // two changes can be those of somebody who has scaled it up and down, which ChangedBy does not tell
+		return a, fmt.Sprintf("changed %d times since, maybe to other replicas and back to 0; it had %d", o.Generation-record.Generation, record.Replicas)
 	case o.Kind == kindJob:
 		a.Kind, a.Reason = ActionResume, "suspended at "+rfc3339(record.At)
 	default:

@@ -569,10 +569,14 @@ func TestPlanUndo(t *testing.T) {
 		"scaled to 0 by another": {func(o *Owner) { o.ChangedBy = "kubectl" }, "changed"},
 		"scaled by us":           {func(o *Owner) { o.ChangedBy = fieldManager }, "restore 3"},
 		"did not happen":         {func(o *Owner) { o.Generation = 4 }, "changed"},
-		"invalid record":         {func(o *Owner) { o.Annotations[recordAnnotation] = "{}" }, "changed"},
-		"no record":              {func(o *Owner) { delete(o.Annotations, recordAnnotation) }, ""},
-		"other namespace":        {func(o *Owner) { o.Namespace = "other" }, ""},
-		"ReplicaSet":             {func(o *Owner) { o.Kind = kindReplicaSet }, "restore 3"},
+		"opted out since, which a Deployment counts": {func(o *Owner) {
+			o.Annotations[DefaultPolicy().OptOut], o.Generation = "", 6
+		}, "restore 3"},
+		"scaled up and down since": {func(o *Owner) { o.Generation = 7 }, "changed"},
+		"invalid record":           {func(o *Owner) { o.Annotations[recordAnnotation] = "{}" }, "changed"},
+		"no record":                {func(o *Owner) { delete(o.Annotations, recordAnnotation) }, ""},
+		"other namespace":          {func(o *Owner) { o.Namespace = "other" }, ""},
+		"ReplicaSet":               {func(o *Owner) { o.Kind = kindReplicaSet }, "restore 3"},
 		"ReplicaSet of a Deployment": {func(o *Owner) {
 			o.Kind, o.Controller = kindReplicaSet, &metav1.OwnerReference{APIVersion: "apps/v1", Kind: kindDeployment, Name: "web", Controller: new(true)}
 		}, ""},

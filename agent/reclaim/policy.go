@@ -159,6 +159,9 @@ func (p Policy) validate() error {
 	if _, err := metav1.LabelSelectorAsSelector(p.PodSelector); err != nil {
 		bad("podSelector: %w", err)
 	}
+	if s := p.PodSelector; s != nil && len(s.MatchLabels) == 0 && len(s.MatchExpressions) == 0 { // such as a label without a value in Helm's values
+		bad("podSelector: expected matchLabels or matchExpressions, got none; leave it out for all pods")
+	}
 	if problems := validation.IsQualifiedName(p.OptOut); len(problems) > 0 {
 		bad("optOutAnnotation: expected the key of an annotation such as %s, got %q", DefaultPolicy().OptOut, p.OptOut)
 	}

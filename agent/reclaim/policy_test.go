@@ -64,6 +64,8 @@ func TestParsePolicyErrors(t *testing.T) {
 		minimalPolicy + "minimumage2: 1h":                                          {`"minimumage2"`, "minimumAge"},
 		minimalPolicy + "after: 1h":                                                {`"after"`, "idle.after"},
 		minimalPolicy + "podSelector: {app: x}":                                    {`"app"`, "podSelector.matchLabels"},
+		minimalPolicy + "podSelector: {}":                                          {"podSelector: ", "leave it out"},
+		minimalPolicy + "podSelector: {matchLabels: {}}":                           {"podSelector: ", "leave it out"},
 		minimalPolicy + "podSelector: {matchLabels: {a: b c}}":                     {"podSelector: ", "b c"},
 		minimalPolicy + "podSelector: {matchExpressions: [{key: a, operator: X}]}": {"podSelector: ", "X"},
 		minimalPolicy + "notice: 1h\nnotice: 2h":                                   {"notice", "already set"},

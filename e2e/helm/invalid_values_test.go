@@ -124,6 +124,7 @@ func TestRefused(t *testing.T) {
 		withReclaim + ",reclaim.policy.namespaces={team-*}":                            "/reclaim/policy/namespaces/0",
 		withReclaim + ",reclaim.policy.hours.from=20:00":                               "reclaim.policy.hours: ",
 		withReclaim + ",reclaim.policy.hours.from=20:00,reclaim.policy.hours.to=20:00": "reclaim.policy.hours: ",
+		withReclaim + ",reclaim.policy.podSelector.matchLabels.tier=null":              "reclaim.policy.podSelector: ",
 		withReclaim + ",reclaim.policy.minAge=1h":                                      "minAge",
 		withReclaim + ",rbac.create=false":                                             "reclaim.serviceAccount.name: ",
 		withReclaim + ",reclaim.serviceAccount.create=false":                           "reclaim.serviceAccount.name: ",

@@ -37,6 +37,9 @@ func TestNull(t *testing.T) {
 			"kubeletDir":       "kubeletDir: ",
 		}},
 		"everything enabled": {everything, map[string]string{
+			"reclaim.policy.podSelector.matchLabels":      "reclaim.policy.podSelector: ",
+			"reclaim.policy.podSelector.matchLabels.tier": "reclaim.policy.podSelector: ",
+
 			"image":                          "image.repository: ",
 			"image.repository":               "image.repository: ",
 			"kubeletDir":                     "kubeletDir: ",

@@ -212,7 +212,7 @@ func TestReclaimPolicies(t *testing.T) {
 	accepted := []string{
 		"{" + required + "}", "{namespaces: [research, a-b, a1], idle: {after: 1h30m, evidence: noWork}}", of("minimumAge: 0s, notice: 1.5h, leaveFor: 168h, maxPerRun: 1"),
 		of(`hours: {from: "00:00", to: "24:00"}`), of("hours: {from: 22:00, to: 06:00, timeZone: Europe/Berlin, days: [Mon, Sun]}"), of("optOutAnnotation: example.com/keep"),
-		of("podSelector: {matchLabels: {a: b}, matchExpressions: [{key: tier, operator: In, values: [x]}, {key: a/b, operator: Exists}]}"), of("podSelector: {}"),
+		of("podSelector: {matchLabels: {a: b}, matchExpressions: [{key: tier, operator: In, values: [x]}, {key: a/b, operator: Exists}]}"),
 	}
 	refused := []string{
 		of("x: y"), of("namespace: a"), "{namespaces: [A], idle: {after: 2h}}", "{namespaces: [team-*], idle: {after: 2h}}", "{namespaces: research, idle: {after: 2h}}",

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 const (
@@ -108,7 +109,7 @@ func askAgent(ctx context.Context, url string, access status.Access) Agent {
 	case err != nil:
 	case s.Node == "" || s.Time.IsZero():
 		err = fmt.Errorf("%s did not respond with a node status; expected the URL of an agent", url)
-	case !hasIdleTimes(s.GPUs):
+	case s.Source.Status == health.SourceUp.String() && s.Kubelet.HoldersError == "" && !hasIdleTimes(s.GPUs): // otherwise it knows none now
 		err = fmt.Errorf("%s: agent %s of node %s sends no idle times; expected a later version", url, s.Version, s.Node)
 	}
 	if err != nil {

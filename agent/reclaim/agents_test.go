@@ -47,18 +47,20 @@ func TestAskURLs(t *testing.T) {
 	old.GPUs[0].Holders[0].Idle, old.GPUs[0].Holders[0].GPUShare = nil, nil
 	starting := testNode("starting")
 	starting.Source.Status, starting.GPUs = "starting", nil
+	down := testNode("down") // with another plugin's shares
+	down.Source.Status, down.GPUs[0].Holders[0].Idle, down.GPUs[0].Holders[0].GPUShare = "down", nil, nil
 	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("{}")) }))
 	defer page.Close()
 	n1 := serveNode(t, testNode("n1"))
 	urls := []string{
-		n1 + "/", n1 + status.SnapshotPath, strings.TrimPrefix(serveNode(t, testNode("n2")), "http://"), serveNode(t, old), serveNode(t, starting),
+		n1 + "/", n1 + status.SnapshotPath, strings.TrimPrefix(serveNode(t, testNode("n2")), "http://"), serveNode(t, old), serveNode(t, starting), serveNode(t, down),
 		serveNode(t, testNode("twice")), serveNode(t, testNode("twice")), serveNode(t, testNode("twice")), "http://127.0.0.1:1", page.URL,
 	}
 	agents, errs := askURLs(t.Context(), urls, status.Access{})
-	if got := slices.Sorted(maps.Keys(agents)); !slices.Equal(got, []string{"n1", "n2", "starting", "twice"}) {
+	if got := slices.Sorted(maps.Keys(agents)); !slices.Equal(got, []string{"down", "n1", "n2", "starting", "twice"}) {
 		t.Errorf("nodes %q", got)
 	}
-	for node, want := range map[string]bool{"n1": true, "n2": true, "starting": true, "twice": false} {
+	for node, want := range map[string]bool{"down": true, "n1": true, "n2": true, "starting": true, "twice": false} {
 		if a := agents[node]; (a.Err == nil) != want {
 			t.Errorf("%s: %v", node, a.Err)
 		}

@@ -163,6 +163,17 @@ func TestLabels(t *testing.T) {
 	}
 }
 
+// Each label that a device may have is in a golden file, because a test of the chart checks that the policy admits these.
+func TestLabelsOfVirtualGPU(t *testing.T) {
+	devices := gpus(1, a100)
+	devices[0].Device.Properties = &health.Properties{Clique: "00112233-4455-6677-8899-001122334455.1"}
+	snap, found := snapshotOf(devices), hostOf(devices)
+	found.devices["GPU-0"] = hostDevice{class: simulatedClass, vgpu: &vgpu{"580.95.02", "r580_95"}}
+	labels := (&inventory{}).update(snap, serving()(snap), found).labels()
+	golden.Check(t, "testdata/virtual.txt", text(labels))
+	wantValid(t, labels)
+}
+
 // wantValid fails unless the API server accepts all labels.
 func wantValid(t *testing.T, labels map[string]string) {
 	t.Helper()

@@ -429,7 +429,7 @@ gpu-node-agent/config selects a configuration.
 */}}
 {{- define "gpu-node-agent.isLabel" -}}
 {{- $device := "count|product|replicas|sharing-strategy|memory|multiprocessors|slices[.](gi|ci)|engines[.](copy|decoder|encoder|jpeg|ofa)" -}}
-k.matches('^(nvidia[.]com/(cuda[.](driver|runtime)(-version)?[.](major|minor|rev|revision|full)|gpu[.](machine|family|compute[.](major|minor)|mode|clique|{{ $device }})|mig-[0-9][-0-9a-z.]*[.]({{ $device }})|mig[.](capable|strategy)|mps[.]capable)|gpu-node-agent/gpus-(healthy|degraded|unhealthy))$')
+k.matches('^(nvidia[.]com/(cuda[.](driver|runtime)(-version)?[.](major|minor|rev|revision|full)|gpu[.](machine|family|compute[.](major|minor)|mode|clique|{{ $device }})|mig-[0-9][-0-9a-z.]*[.]({{ $device }})|mig[.](capable|strategy)|mps[.]capable|vgpu[.](present|host-driver-(version|branch)))|gpu-node-agent/gpus-(healthy|degraded|unhealthy))$')
 {{- end }}
 
 {{/*

@@ -66,6 +66,9 @@ func (w *taintsWriter) interval(s *NodeState, since time.Time) time.Duration {
 
 func (w *taintsWriter) write(ctx context.Context, api *client, s *NodeState, _ bool) (warning string, err error) {
 	version := fromCache
+	if w.part().of(s).removes { // there is no later check, and a cache that lacks the newest write would hide what is to be removed
+		version = ""
+	}
 	for attempt := 0; ; attempt++ {
 		node, err := api.taintedNode(ctx, w.Node, version)
 		if err != nil {

@@ -212,6 +212,18 @@ func TestNodeTaintsConflicts(t *testing.T) {
 	})
 }
 
+// A taint is removed also if the cache does not have it yet.
+func TestNodeTaintsRemovalWithStaleCache(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		g.cached = g.node
+		g.set(NodeState{Taints: taintsOf("gpu/unhealthy:NoSchedule")})
+		g.wantTaints("gpu/unhealthy:NoSchedule")
+		s := g.set(NodeState{Taints: taintsOf()})
+		g.wantTaints()
+		g.wantWritten(s, true)
+	})
+}
+
 // A node that changes at every attempt is tried again later.
 func TestNodeTaintsEndlessConflicts(t *testing.T) {
 	withNode(t, func(g *nodeRig) {

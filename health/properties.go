@@ -8,7 +8,7 @@ type Properties struct {
 
 	// Clique names the GPUs that NVLinks connect across nodes, as CLUSTER.CLIQUE; empty if there is no such fabric, or while FabricPending.
 	Clique        string
-	FabricPending bool // the GPU has not joined its fabric yet, if there is one
+	FabricPending bool // the GPU has not joined its fabric yet, if there is one, or that is unknown
 
 	MIG *MIGProperties // of a MIG device; nil for a GPU, and if unknown
 }

@@ -125,9 +125,9 @@ func readGPU(gpu health.DeviceID, devices []health.Device) (all map[health.Devic
 		if err != nil {
 			return err
 		}
+		failed := setFabric(&common, device)
 		all = make(map[health.DeviceID]*health.Properties, len(devices))
 		profiles := instanceProfiles{device: device}
-		var failed error
 		for i := range devices {
 			d, p := &devices[i], common
 			if d.Kind == health.KindMIG {
@@ -156,7 +156,7 @@ func isPermanent(err error) bool {
 	return false
 }
 
-// gpuPropertiesOf returns the properties of a GPU; what its driver does not have is empty.
+// gpuPropertiesOf returns the properties of a GPU without its fabric; what its driver does not have is empty.
 func gpuPropertiesOf(device nvml.Device) (p health.Properties, err error) {
 	brand, ret := device.GetBrand()
 	if err := failure("nvmlDeviceGetBrand", ret); err != nil && !isPermanent(err) {
@@ -176,14 +176,22 @@ func gpuPropertiesOf(device nvml.Device) (p health.Properties, err error) {
 	} else if err == nil {
 		p.Serial = serial
 	}
-	fabric, ret := device.GetGpuFabricInfoV().V1() // since driver 525
-	if err := failure("nvmlDeviceGetGpuFabricInfo", ret); err != nil && !isPermanent(err) {
-		return p, err
-	} else if err == nil {
-		p.Clique = cliqueOf(fabric)
-		p.FabricPending = fabric.State == nvml.GPU_FABRIC_STATE_NOT_STARTED || fabric.State == nvml.GPU_FABRIC_STATE_IN_PROGRESS
-	}
 	return p, nil
+}
+
+// setFabric sets what NVML has of the fabric. After an error it is as unknown as before the GPU has joined it.
+func setFabric(p *health.Properties, device nvml.Device) error {
+	fabric, ret := device.GetGpuFabricInfoV().V1() // since driver 525
+	if err := failure("nvmlDeviceGetGpuFabricInfo", ret); err != nil {
+		if isPermanent(err) {
+			return nil
+		}
+		p.FabricPending = true
+		return err
+	}
+	p.Clique = cliqueOf(fabric)
+	p.FabricPending = fabric.State == nvml.GPU_FABRIC_STATE_NOT_STARTED || fabric.State == nvml.GPU_FABRIC_STATE_IN_PROGRESS
+	return nil
 }
 
 // cliqueOf returns health.Properties.Clique. The NVSwitches of a single node form a fabric without a cluster.

@@ -60,6 +60,9 @@ func TestProperties(t *testing.T) {
 			d1.ID:  {Brand: "Nvidia", AddressingMode: "HMM", Serial: serial1, Clique: "00112233-4455-6677-8899-001122334455.1"},
 			mig.ID: {Brand: "Nvidia", AddressingMode: "HMM", Serial: serial1, Clique: "00112233-4455-6677-8899-001122334455.1", MIG: &slice},
 		}, ""},
+		"fabric fails": {[]string{"fabric 0 3", "fail nvmlDeviceGetGpuFabricInfo 0 999 -1"}, table{
+			d0.ID: {Brand: "Nvidia", AddressingMode: "HMM", Serial: serial0, FabricPending: true}, d1.ID: &gpu, mig.ID: all[mig.ID],
+		}, "nvmlDeviceGetGpuFabricInfo"},
 		"lost GPU":              {[]string{"lost 0"}, without(d0.ID), string(d0.ID)},
 		"lost GPU with MIG":     {[]string{"lost 1"}, without(d1.ID, mig.ID), string(d1.ID)},
 		"absent GPU":            {[]string{"absent 0"}, without(d0.ID), "nvmlDeviceGetHandleByUUID"},

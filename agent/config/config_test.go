@@ -203,12 +203,22 @@ func TestConfigErrors(t *testing.T) {
 		"log: nothing":                                                                      {`log "nothing"`},
 		"source: {mode: x, sim: {profile: y}}\nhealth: {temperature: 1, interval: 1}\na: b": {"source.mode", "source.sim.profile", "health.interval", "a"},
 		"node: {idle: {after: 30m}}":                                                        {"node.idle.evidence metrics.processes.enabled"},
-		"node: {idle: {after: -1s, evidence: none}}":                                        {"node.idle.after -1s", `node.idle.evidence "none"`},
-		"metrics: {listen: nine}":                                                           {`metrics.listen "nine"`},
-		"metrics: {attribution: x, window: 1s, compat: {hostnameLabel: host}}":              {"metrics.attribution", "metrics.window", "metrics.compat.hostnameLabel"},
-		"metrics: {webConfigFile: web.yaml}":                                                {"metrics.webConfigFile web.yaml"},
-		"metrics: {fieldsFile: /none.csv}":                                                  {"metrics.fieldsFile /none.csv"},
-		"metrics: {fields: [{nam: X}]}":                                                     {"metrics.fields[0].nam"},
+		"node: {labels: {output: nfd, file: gpus}}":                                         {`node.labels.output "nfd"`, `node.labels.file "gpus"`},
+		"node: {taints: [{when: lost, key: -, value: '!', effect: No}]}":                    {`node.taints[0].when "lost"`, `node.taints[0].key "-"`},
+		"node: {taints: [{when: cordoned, key: a, value: '!', effect: NoSchedule}]}":        {`node.taints[0].value "!"`},
+		"node: {taints: [{when: cordoned, key: a}]}":                                        {`node.taints[0].effect ""`},
+		"node: {startupTaint: a}":                                                           {"node.startupTaint KEY"},
+		"node: {startupTaint: 'a=b:NoSchedule', taints: [&t {when: cordoned, key: a, effect: NoSchedule}, *t]}": {
+			"node.taints[1] startupTaint", "node.taints[1] taints[0]",
+		},
+		"node: {taints: [{when: cordoned, key: node.kubernetes.io/unschedulable, effect: NoSchedule}]}": {"node.taints[0].key whose taints Kubernetes"},
+		"node: {startupTaint: 'node.cloudprovider.kubernetes.io/uninitialized:NoSchedule'}":             {"node.startupTaint whose taints Kubernetes"},
+		"node: {idle: {after: -1s, evidence: none}}":                                                    {"node.idle.after -1s", `node.idle.evidence "none"`},
+		"metrics: {listen: nine}": {`metrics.listen "nine"`},
+		"metrics: {attribution: x, window: 1s, compat: {hostnameLabel: host}}": {"metrics.attribution", "metrics.window", "metrics.compat.hostnameLabel"},
+		"metrics: {webConfigFile: web.yaml}":                                   {"metrics.webConfigFile web.yaml"},
+		"metrics: {fieldsFile: /none.csv}":                                     {"metrics.fieldsFile /none.csv"},
+		"metrics: {fields: [{nam: X}]}":                                        {"metrics.fields[0].nam"},
 		"metrics: {podLabels: [team, /^a, '^b', 'c.*'], podUID: maybe}": {
 			`metrics.podLabels "/^a"`, `metrics.podLabels "^b"`, `metrics.podLabels "c.*"`, "metrics.podUID",
 		},
@@ -230,6 +240,8 @@ func TestConfigErrors(t *testing.T) {
 		}
 	}
 	for _, valid := range []string{
+		"node: {startupTaint: 'startup-taint.cluster-autoscaler.kubernetes.io/gpu-node-agent:NoSchedule'}",
+		"node: {taints: [{when: cordoned, key: node-role.kubernetes.io/x, effect: NoSchedule}, {when: cordoned, key: node-role.kubernetes.io/x, effect: NoExecute}]}",
 		"node: {idle: {evidence: noProcess}}", "node: {idle: {after: 30m, evidence: noWork}}", "node: {idle: {after: 30m}}\nmetrics: {processes: {enabled: true}}",
 	} {
 		if _, err := load(t, valid); err != nil {

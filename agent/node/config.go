@@ -5,6 +5,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path/filepath"
@@ -89,7 +90,8 @@ func (c Config) Validate() error {
 		bad("labels.file: expected an absolute path, got %q", c.Labels.File)
 	}
 	if c.StartupTaint != "" {
-		if _, err := ParseTaint(c.StartupTaint); err != nil {
+		t, err := ParseTaint(c.StartupTaint)
+		if err = cmp.Or(err, checkPrefix(t)); err != nil {
 			bad("startupTaint: %w", err)
 		}
 	}
@@ -98,7 +100,7 @@ func (c Config) Validate() error {
 		if whens := []string{WhenAnyUnhealthy, WhenAllUnhealthy, WhenCordoned}; !slices.Contains(whens, t.When) {
 			bad("taints[%d].when: expected one of %s, got %q", i, strings.Join(whens, ", "), t.When)
 		}
-		if err := validateTaint(t.Taint()); err != nil {
+		if err := cmp.Or(validateTaint(t.Taint()), checkPrefix(t.Taint())); err != nil {
 			bad("taints[%d].%w", i, err)
 		}
 		id := t.Key + ":" + t.Effect
@@ -149,4 +151,14 @@ func validateTaint(t corev1.Taint) error {
 		return nil
 	}
 	return fmt.Errorf("effect: expected NoSchedule, PreferNoSchedule or NoExecute, got %q", t.Effect)
+}
+
+// checkPrefix refuses the taints of Kubernetes' own controllers: the agent and a controller would set and remove one in turn, and without the
+// taint of a cloud provider pods start on a node that has no network yet.
+func checkPrefix(t corev1.Taint) error {
+	switch prefix, _, _ := strings.Cut(t.Key, "/"); prefix {
+	case "node.kubernetes.io", "node.cloudprovider.kubernetes.io":
+		return fmt.Errorf("key: expected another prefix than %s, whose taints Kubernetes sets and removes, got %q", prefix, t.Key)
+	}
+	return nil
 }

@@ -112,6 +112,8 @@ func TestRefused(t *testing.T) {
 		"nodeConfigs.a.node.labels.output=nfd":                                                                               "/nodeConfigs/a/node/labels/output",
 		"config.node.startupTaint=gpu-node-agent/not-ready":                                                                  "/config/node/startupTaint",
 		"config.node.startupTaint=a=b:NoExecute," + taint + "key=a," + taint + "when=cordoned," + taint + "effect=NoExecute": "config.node.taints[0]: node.startupTaint ",
+		"config.node.startupTaint=node.cloudprovider.kubernetes.io/uninitialized:NoSchedule":                                 "config.node.startupTaint: ",
+		taint + "key=node.kubernetes.io/a," + taint + "when=cordoned," + taint + "effect=NoExecute":                          "config.node.taints[0]: ",
 		taint + "key=a," + taint + "when=cordoned," + taint + "effect=None":                                                  "/config/node/taints/0/effect",
 		strings.ReplaceAll(taint+"key=a,"+taint+"when=cordoned,"+taint+"effect=NoExecute", "[0]", "[1]") + "," + taint + "key=a," + taint + "when=allUnhealthy," + taint + "effect=NoExecute": "config.node.taints[1]: node.taints[0] ",
 		"serviceAccount.create=false,config.node.labels.output=api": "serviceAccount.name",

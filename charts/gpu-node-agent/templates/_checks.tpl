@@ -58,6 +58,11 @@ CONFIG is the configuration of the nodeConfigs entry NAME, or of all other nodes
 {{- end }}
 {{- $_ := set $taints $id (printf "node.taints[%d]" $i) }}
 {{- end }}
+{{- range $id, $key := $taints }}
+{{- if or (hasPrefix "node.kubernetes.io/" $id) (hasPrefix "node.cloudprovider.kubernetes.io/" $id) }}
+{{- fail (printf "%s.%s: Kubernetes sets and removes the taints with this prefix; use another than that of %s" $at $key $id) }}
+{{- end }}
+{{- end }}
 {{- $extra := list }}
 {{- range $values.extraVolumeMounts }}
 {{- $extra = append $extra .mountPath }}

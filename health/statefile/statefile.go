@@ -198,14 +198,16 @@ func (f *File) adoptPath(path string) (s Saved, replaced, err error) {
 // ended.
 func (f *File) Run(ctx context.Context) error {
 	defer f.release()
+	sections := f.watchSections(ctx)
 	for {
 		config, configChanged := f.config.Watch()
 		s, changed := f.snapshots.Watch()
 		_, configurationChanged := f.configuration.Watch()
 		wait, ok := f.save(config.StateFile, s, false)
 		f.saveConfiguration(config.StateFile)
+		sectionsChanged := sections
 		if !ok {
-			changed = nil // retry after wait, not at every poll
+			changed, sectionsChanged = nil, nil // retry after wait, not at every poll
 		}
 		timer := time.NewTimer(wait)
 		select {
@@ -218,10 +220,35 @@ func (f *File) Run(ctx context.Context) error {
 		case <-configChanged:
 		case <-configurationChanged:
 		case <-changed:
+		case <-sectionsChanged:
 		case <-timer.C:
 		}
 		timer.Stop()
 	}
+}
+
+// watchSections returns a channel that receives when a section has a newer text, until ctx ends. A component may be about to change something
+// outside that a later process has to undo, and the next snapshot may come later than that.
+func (f *File) watchSections(ctx context.Context) <-chan struct{} {
+	all := make(chan struct{}, 1)
+	for _, section := range f.sections {
+		_, changed := section.Watch()
+		go func() {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-changed:
+				}
+				_, changed = section.Watch() // before the caller reads the text
+				select {
+				case all <- struct{}{}:
+				default: // the caller reads the text later
+				}
+			}
+		}()
+	}
+	return all
 }
 
 // save saves a snapshot. It reports whether it succeeded, and when to check the file again.

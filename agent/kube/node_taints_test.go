@@ -149,6 +149,10 @@ func TestStartupTaintComesBack(t *testing.T) {
 		if got := g.writer.Status().RemovedTaint; got != *s.StartupTaint {
 			g.t.Errorf("removed %v", got)
 		}
+		g.advance(startupWindow - 2*time.Minute)
+		g.setTaints(*s.StartupTaint)
+		g.firstCheck()
+		g.wantTaints()
 		g.advance(time.Hour)
 		g.took()
 		g.setTaints(*s.StartupTaint)

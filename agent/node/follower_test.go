@@ -29,6 +29,7 @@ type harness struct {
 	snapshots *health.Latest[health.Snapshot] // of one process
 	read      func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
 	dir       string
+	notReady  atomic.Bool
 }
 
 func newFollowerHarness(t *testing.T, output string) *harness {
@@ -56,7 +57,7 @@ func (h *harness) restart(section *[]byte, sameBoot bool) {
 	h.snapshots = new(health.Latest[health.Snapshot])
 	h.Follower = NewFollower(Options{
 		Config: &h.config, Plugin: &h.plugin, Snapshots: h.snapshots, Serving: plugin.New(&h.plugin, h.snapshots, nop).Serving,
-		Ready: func() bool { return true }, SysFS: func() string { return "" },
+		Ready: func() bool { return !h.notReady.Load() }, SysFS: func() string { return "" },
 		Properties: func(ctx context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
 			if h.read == nil {
 				all := map[health.DeviceID]*health.Properties{}
@@ -189,6 +190,54 @@ func TestFollowerRemovesLabels(t *testing.T) {
 		synctest.Wait()
 		h.wantDesired(nil, featureLabels) // forgotten
 		stop()
+	})
+}
+
+// The startup taint stays until the node is ready.
+func TestFollowerStartupTaint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsOff)
+		h.setConfig(func(c *Config) { c.StartupTaint = "a/not-ready:NoSchedule" })
+		h.notReady.Store(true)
+		defer healthtest.Run(t, h.Run)()
+		for _, ready := range []bool{false, true, false} {
+			h.notReady.Store(!ready)
+			h.poll(gpus(1, l4))
+			if s := h.Desired().Load(); s.Ready != ready || s.StartupTaint == nil || s.StartupTaint.Key != "a/not-ready" || s.Taints != nil {
+				t.Errorf("ready %v: %+v", ready, s)
+			}
+		}
+	})
+}
+
+// Taints that are not configured any more are removed, by a later process too, until they are.
+func TestFollowerRemovesTaints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsOff)
+		h.setConfig(func(c *Config) { c.Taints = []TaintConfig{{When: WhenAllUnhealthy, Key: "a/b", Effect: "NoSchedule"}} })
+		stop := healthtest.Run(t, h.Run)
+		devices := gpus(1, l4)
+		devices[0].Verdict = health.Verdict{State: health.Unhealthy, Findings: []health.Finding{{Cause: health.CauseLost, State: health.Unhealthy}}}
+		h.poll(devices)
+		if s := h.Desired().Load(); len(s.Taints) != 1 {
+			t.Errorf("%+v", s)
+		}
+		stop()
+
+		h.setConfig(func(c *Config) { c.Taints = nil })
+		for i, left := range []bool{true, true, false} {
+			h.restart(h.Saved().Load(), true)
+			stop = healthtest.Run(t, h.Run)
+			h.poll(devices)
+			if s := h.Desired().Load(); (s.Taints != nil) != left || len(s.Taints)+len(s.Undecided) > 0 {
+				t.Errorf("left %v: %+v", left, s)
+			}
+			if i == 1 {
+				h.Written().Store(h.Desired().Load())
+				synctest.Wait()
+			}
+			stop()
+		}
 	})
 }
 

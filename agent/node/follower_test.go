@@ -402,8 +402,40 @@ func TestFollowerReadsNVML(t *testing.T) {
 		if synctest.Wait(); l.Labels["nvidia.com/gpu.clique"] != "a.1" || reads.Load() != 2 {
 			t.Errorf("%d reads: %s", reads.Load(), text(l.Labels))
 		}
+		for _, clique := range []string{"b.1", "", "b.2"} { // a new partition
+			for _, pending := range []bool{true, false} {
+				want := l.Labels["nvidia.com/gpu.clique"] // stays while pending
+				if properties.Store(&health.Properties{FabricPending: true}); !pending {
+					properties.Store(&health.Properties{Clique: clique})
+					want = clique
+				}
+				healthtest.Advance(maxExamineAgain)
+				if l, _ = h.Labels(t.Context()); l.Labels["nvidia.com/gpu.clique"] != want {
+					t.Errorf("clique %q, pending %v: %s", clique, pending, text(l.Labels))
+				}
+			}
+		}
+		before := reads.Load()
 		healthtest.Advance(time.Hour)
-		if reads.Load() != 2 {
+		if n := reads.Load() - before; n < 5 || n > 6 {
+			t.Errorf("%d reads in an hour", n)
+		}
+	})
+}
+
+// What does not change is read once.
+func TestFollowerReadsNVMLOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsAPI)
+		var reads atomic.Int32
+		h.read = func(context.Context, []health.Device) map[health.DeviceID]*health.Properties {
+			reads.Add(1)
+			return map[health.DeviceID]*health.Properties{"GPU-0": {}}
+		}
+		defer healthtest.Run(t, h.Run)()
+		h.poll(gpus(1, l4))
+		healthtest.Advance(time.Hour)
+		if reads.Load() != 1 {
 			t.Errorf("%d reads", reads.Load())
 		}
 	})

@@ -16,8 +16,14 @@ import (
 // hostDevice is what the host has of a device and the source has not.
 type hostDevice struct {
 	properties *health.Properties // nil if unknown
+	fabric     bool               // it had a clique; a new partition of the fabric gives it another one, without a reboot
 	class      string             // of PCI; empty if unknown
 	vgpu       *vgpu              // nil if it is none, or unknown
+}
+
+// settled reports whether the properties stay as they are.
+func (h hostDevice) settled() bool {
+	return h.properties != nil && !h.properties.FabricPending && !h.fabric
 }
 
 // host is what the host has of its devices. It is immutable.
@@ -27,17 +33,17 @@ type host struct {
 	nvml    bool // what NVML has was read too
 }
 
-// The time until unknown values are read again. It doubles.
+// The time until values that are unknown or may change are read again. It doubles.
 const (
 	examineAgain    = 5 * time.Second
 	maxExamineAgain = 10 * time.Minute
 )
 
-// examineHost reads what the host has of the devices until ctx ends: of new ones at once, and what is unknown again later. A driver that
-// hangs delays nothing else.
+// examineHost reads what the host has of the devices until ctx ends: of new ones at once, and what is unknown or may change again later. A
+// driver that hangs delays nothing else.
 func (f *Follower) examineHost(ctx context.Context) {
 	var examined []health.DeviceID
-	var again <-chan time.Time // nil if nothing is unknown
+	var again <-chan time.Time // nil if nothing is to be read again
 	due, delay := false, examineAgain
 	for {
 		config, configChanged := f.Config.Watch()
@@ -79,8 +85,8 @@ func deviceIDs(snap *health.Snapshot) []health.DeviceID {
 	return ids
 }
 
-// examine returns what the host has of the devices of a snapshot, and whether that is everything. What cannot be read now is as in last,
-// which may be nil.
+// examine returns what the host has of the devices of a snapshot, and whether that is everything and stays so. What cannot be read now is
+// as in last, which may be nil.
 func (f *Follower) examine(ctx context.Context, snap *health.Snapshot, last *host, useNVML bool) (next *host, complete bool) {
 	next, complete = &host{devices: make(map[health.DeviceID]hostDevice, len(snap.Devices)), nvml: useNVML}, true
 	if last != nil {
@@ -103,7 +109,7 @@ func (f *Follower) examine(ctx context.Context, snap *health.Snapshot, last *hos
 			h.class, h.vgpu = classOf(sysfs, d.PCI), vgpuOf(sysfs, d.PCI)
 			complete = complete && h.class != ""
 		}
-		if d.Properties == nil && (h.properties == nil || h.properties.FabricPending) {
+		if d.Properties == nil && !h.settled() {
 			missing = append(missing, *d)
 		}
 		next.devices[d.ID] = h
@@ -115,8 +121,9 @@ func (f *Follower) examine(ctx context.Context, snap *health.Snapshot, last *hos
 	for i := range missing {
 		h := next.devices[missing[i].ID]
 		h.properties = cmp.Or(found[missing[i].ID], h.properties)
+		h.fabric = h.fabric || h.properties != nil && h.properties.Clique != ""
 		next.devices[missing[i].ID] = h
-		complete = complete && h.properties != nil && !h.properties.FabricPending
+		complete = complete && h.settled()
 	}
 	return next, complete
 }

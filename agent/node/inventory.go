@@ -106,7 +106,10 @@ func (d device) update(s *plugin.ServedDevice, found hostDevice) device {
 	}
 	properties := cmp.Or(now.Properties, found.properties)
 	if properties != nil {
-		d.Instance, d.Clique = cmp.Or(properties.MIG, d.Instance), cmp.Or(properties.Clique, d.Clique)
+		d.Instance = cmp.Or(properties.MIG, d.Instance)
+		if !properties.FabricPending {
+			d.Clique = properties.Clique
+		}
 	}
 	d.Class = cmp.Or(found.class, d.Class)
 	d.VGPU = cmp.Or(found.vgpu, d.VGPU)

@@ -140,6 +140,12 @@ func refused(err error) bool {
 	return ok && status.Status().Code >= 400 && status.Status().Code < 500 && status.Status().Code != http.StatusRequestTimeout
 }
 
+// isOrdinary reports whether an error belongs to the life of a cluster, and needs nobody: a PodDisruptionBudget refuses an eviction, or an
+// object changed after it was read. A later run sees what is left.
+func isOrdinary(err error) bool {
+	return errors.Is(err, errChanged) || apierrors.IsTooManyRequests(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err)
+}
+
 // revision is an owner or a pod as it was read.
 type revision struct {
 	Ref

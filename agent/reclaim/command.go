@@ -60,7 +60,8 @@ on all their devices. --undo restores what earlier runs changed, unless somebody
 The agents measure; they are found by their pods, or named by --snapshot. The command uses no configuration file of an agent, and
 reads the password for --user from $` + status.PasswordEnv + `. It logs each action.
 
-The exit code is 1 if an action failed, or no agent responds.`,
+The exit code is 1 if an action failed, or no agent responds. What a PodDisruptionBudget refuses, or changed since it was read, has not
+failed.`,
 		Example: `  gpu-node-agent reclaim --policy policy.yaml
   gpu-node-agent reclaim --policy policy.yaml --snapshot http://10.0.0.7:9400 --objects objects.yaml -o json
   gpu-node-agent reclaim --policy policy.yaml --apply`,
@@ -196,7 +197,7 @@ func (o *options) print(out io.Writer, r Report) error {
 // apply does the actions in their order. An error of one does not stop the others. After the end of ctx it begins none.
 func (r *Report) apply(ctx context.Context, api cluster, p Policy, log *zap.Logger) error {
 	r.DryRun = false
-	failed, replaced := 0, 0
+	failed, refusals := 0, 0
 	for i := 0; i < len(r.Actions); i++ { // takeNext adds to them
 		a := &r.Actions[i]
 		err := api.apply(ctx, p, *a, time.Now())
@@ -214,10 +215,16 @@ func (r *Report) apply(ctx context.Context, api cluster, p Policy, log *zap.Logg
 			log.Warn("action done with an error", append(fields, zap.Error(err))...)
 		default:
 			a.Error = err.Error()
-			failed++
-			log.Error("action failed", append(fields, zap.Error(err))...)
-			if replaced < maxReplaced && refused(err) && ctx.Err() == nil {
-				replaced++
+			if isOrdinary(err) {
+				log.Warn("action refused", append(fields, zap.Error(err))...)
+			} else {
+				failed++
+				log.Error("action failed", append(fields, zap.Error(err))...)
+			}
+			if !refused(err) {
+				continue
+			}
+			if refusals++; refusals <= maxReplaced && ctx.Err() == nil {
 				r.takeNext()
 			}
 		}

@@ -73,7 +73,12 @@ func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 	if err := n.Start(log); err != nil {
 		return err
 	}
-	if err := w.await(ctx, scaled(10*time.Second), func(ctx context.Context) error { return w.checkSecond(ctx, n) }); err != nil {
+	if err := w.await(ctx, scaled(10*time.Second), func(ctx context.Context) error {
+		if err := w.checkSecond(ctx, n); err != nil {
+			return err
+		}
+		return n.Event(ctx, "{gpu: 0, temperature: 0}") // no change; events are accepted from now on
+	}); err != nil {
 		return err
 	}
 	// An XID on the second agent's own GPU does not affect the first.

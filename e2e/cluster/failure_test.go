@@ -4,6 +4,7 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -12,48 +13,50 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 )
 
-// explain logs what may have made a step fail: the warnings of all pods, and the ends of the logs of the kubelet and of the agent. The files
+// explain logs what may have made a step fail: the warnings of all pods, and the ends of the logs of the agent and of the kubelet. The files
 // in bin/e2e-cluster/logs have more, but often only the output of a failed run is left.
 func explain(t *testing.T) {
 	t.Helper()
-	const lines = 30
+	const lines, width = 12, 300
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 20*time.Second)
 	defer cancel()
-	list, err := theCluster.client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "type=" + v1.EventTypeWarning})
+	show := func(what string, all []string) {
+		var text strings.Builder
+		for _, line := range all[max(0, len(all)-lines):] {
+			text.WriteString("\n" + line[:min(len(line), width)])
+		}
+		t.Logf("%s, the last of %d:%s", what, len(all), text.String())
+	}
+	events, err := theCluster.client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "type=" + v1.EventTypeWarning + ",reason!=MissingClusterDNS"})
 	if err != nil {
-		t.Logf("no events: %v", err)
+		t.Log(err)
 	} else {
-		at := func(e *v1.Event) time.Time {
+		at := func(e v1.Event) time.Time {
 			return slices.MaxFunc([]time.Time{e.LastTimestamp.Time, e.EventTime.Time}, time.Time.Compare)
 		}
-		slices.SortFunc(list.Items, func(a, b v1.Event) int { return at(&a).Compare(at(&b)) })
-		for _, e := range list.Items[max(0, len(list.Items)-lines):] {
-			t.Logf("event %s %s/%s: %s x%d: %s", at(&e).Format(time.TimeOnly), e.InvolvedObject.Namespace, e.InvolvedObject.Name, e.Reason, max(e.Count, 1), e.Message)
+		slices.SortStableFunc(events.Items, func(a, b v1.Event) int { return at(a).Compare(at(b)) })
+		var all []string
+		for _, e := range events.Items {
+			all = append(all, fmt.Sprintf("%s %s/%s %s: %s", at(e).Format(time.TimeOnly), e.InvolvedObject.Namespace, e.InvolvedObject.Name, e.Reason, e.Message))
 		}
+		show("warnings", all)
 	}
 	pods, err := agentPods(ctx)
 	if err != nil {
-		t.Logf("no pods of the agent: %v", err)
+		t.Log(err)
 	}
 	for _, pod := range pods {
-		log, err := theCluster.client.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &v1.PodLogOptions{TailLines: ptr.To[int64](lines)}).DoRaw(ctx)
+		log, err := theCluster.client.CoreV1().Pods(pod.Namespace).GetLogs(pod.Name, &v1.PodLogOptions{}).DoRaw(ctx)
 		if err != nil {
-			t.Logf("no log of pod %s: %v", pod.Name, err)
+			t.Log(err)
 		}
-		t.Logf("the log of pod %s ends:\n%s", pod.Name, log)
+		show("log of pod "+pod.Name, strings.Split(string(log), "\n"))
 	}
 	text, err := os.ReadFile(theCluster.file("logs", kubeletRole+".log"))
 	if err != nil {
-		t.Logf("no log of the kubelet: %v", err)
+		t.Log(err)
 	}
-	var problems []string
-	for line := range strings.Lines(string(text)) {
-		if strings.HasPrefix(line, "E") || strings.HasPrefix(line, "W") {
-			problems = append(problems, line)
-		}
-	}
-	t.Logf("the kubelet's log has %d errors and warnings, the last are:\n%s", len(problems), strings.Join(problems[max(0, len(problems)-lines):], ""))
+	show("errors in the kubelet's log", slices.DeleteFunc(strings.Split(string(text), "\n"), func(line string) bool { return !strings.HasPrefix(line, "E") }))
 }

@@ -25,11 +25,11 @@ const (
 func privateDirs() []string {
 	return []string{
 		"/var/lib/kubelet", "/var/lib/containerd", "/var/lib/cni", "/var/lib/gpu-node-agent",
-		"/etc/cni", "/etc/cdi", "/var/log/pods", "/var/log/containers",
+		"/etc/cni", "/etc/cdi", "/etc/kubernetes", "/var/log/pods", "/var/log/containers",
 	}
 }
 
-// makeMountPoints creates the mount points of ownDirs on the host, and returns a function that removes those that were
+// makeMountPoints creates the mount points of privateDirs on the host, and returns a function that removes those that were
 // missing. The file list names them until then, so that the next run in this clone removes them if this one is killed.
 func makeMountPoints(list string) (remove func(), err error) {
 	previous, err := os.ReadFile(list)

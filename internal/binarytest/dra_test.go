@@ -67,16 +67,19 @@ func (n *draNode) config(api string, plugin ...string) string {
 
 func (n *draNode) run() { n.launch("NODE_NAME=" + draNodeName) }
 
-// kill ends the agent as kill -9 does.
+// kill ends the agent as kill -9 does, and waits until the kubelet has noticed.
 func (n *draNode) kill() {
 	n.t.Helper()
 	n.signal(syscall.SIGKILL)
 	<-n.Exited()
+	awaitLoss(n.t, n.kubelet)
 }
 
-// awaitServing waits until the kubelet has registered the driver and the API server has 8 GPUs.
+// awaitServing waits until the kubelet has registered the driver, the API server has 8 GPUs, and the agent, which may be a new one, is
+// ready: neither loses the driver or the GPUs when an agent is killed.
 func (n *draNode) awaitServing() {
 	n.t.Helper()
+	n.awaitPage("/readyz", 200)
 	n.await("registration and 8 devices", func() bool { return n.dra.Registered(draDriver) && len(n.devices()) == 8 })
 }
 

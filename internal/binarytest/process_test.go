@@ -187,9 +187,11 @@ func (p *process) write(config string) {
 	}
 }
 
-// reload writes the configuration and makes the agent load it at once.
+// reload writes the configuration and makes the agent load it at once. It waits for an agent that starts: SIGHUP ends a process that does
+// not handle it yet.
 func (p *process) reload(config string) {
 	p.t.Helper()
+	p.await("the web server", func() bool { code, _ := p.get("/livez"); return code != 0 })
 	p.write(config)
 	p.signal(syscall.SIGHUP)
 }

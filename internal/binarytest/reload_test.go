@@ -20,7 +20,8 @@ func TestReload(t *testing.T) {
 
 	_, port, _ := strings.Cut(strings.TrimPrefix(p.URL, "http://"), ":")
 	p.URL = "http://127.0.0.2:" + port
-	p.reload(simConfig + "\nhealth: {recoverAfter: 0s}")
+	p.write(simConfig + "\nhealth: {recoverAfter: 0s}")
+	p.signal(syscall.SIGHUP)
 	p.awaitMetrics(`state="healthy"} 1`)
 
 	before := p.snapshot().Config.Since

@@ -94,3 +94,12 @@ type Snapshot struct {
 
 // Polled reports whether there was a successful poll.
 func (s *Snapshot) Polled() bool { return s != nil && !s.At.IsZero() }
+
+// DeviceIDs returns the IDs of all devices, in their order.
+func (s *Snapshot) DeviceIDs() []DeviceID {
+	ids := make([]DeviceID, len(s.Devices))
+	for i := range s.Devices {
+		ids[i] = s.Devices[i].Device.ID
+	}
+	return ids
+}

@@ -50,7 +50,7 @@ func (f *Follower) examineHost(ctx context.Context) {
 		asked, askedChanged := f.asked.Watch()
 		snap, snapChanged := f.Snapshots.Watch()
 		if snap.Polled() {
-			ids, last := deviceIDs(snap), f.host.Load()
+			ids, last := snap.DeviceIDs(), f.host.Load()
 			useNVML := asked != nil || config != nil && config.Labels.Output != LabelsOff
 			if last == nil || useNVML && !last.nvml || !slices.Equal(ids, examined) {
 				due, delay = true, examineAgain
@@ -75,14 +75,6 @@ func (f *Follower) examineHost(ctx context.Context) {
 			again, due = nil, true
 		}
 	}
-}
-
-func deviceIDs(snap *health.Snapshot) []health.DeviceID {
-	ids := make([]health.DeviceID, len(snap.Devices))
-	for i := range snap.Devices {
-		ids[i] = snap.Devices[i].Device.ID
-	}
-	return ids
 }
 
 // examine returns what the host has of the devices of a snapshot, and whether that is everything and stays so. What cannot be read now is

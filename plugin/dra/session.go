@@ -231,10 +231,7 @@ func (s *session) store(ctx context.Context, names, remembered map[health.Device
 
 // pcieRoots returns the PCIe roots of the devices of a snapshot, which change only with the devices.
 func (s *session) pcieRoots(snap *health.Snapshot) map[string]string {
-	ids := make([]health.DeviceID, len(snap.Devices))
-	for i := range snap.Devices {
-		ids[i] = snap.Devices[i].Device.ID
-	}
+	ids := snap.DeviceIDs()
 	if s.roots == nil || !slices.Equal(ids, s.rootsOf) {
 		s.roots, s.rootsOf = PCIeRoots(snap.Devices), ids
 	}

@@ -191,7 +191,8 @@ type nodePart struct {
 	since    time.Time // of desired
 	written  any       // the desired part that the API server has; nil if there is none
 	earliest time.Time // the next request
-	checkAt  time.Time // when written is checked
+	checkAt  time.Time // when written is checked; zero for never
+	lateEnd  time.Time // until then the API server may commit a request that failed
 	retry    backoff
 	warning  string // of the last write
 }
@@ -205,6 +206,10 @@ const (
 
 	// slowRetry is the pause after an error that only a change of the cluster can end, such as a missing API.
 	slowRetry = 5 * time.Minute
+
+	// lateWindow is how long after an error without an answer the API server may still commit the request. It gives up a request after
+	// --request-timeout, 1 minute by default.
+	lateWindow = 2 * time.Minute
 )
 
 // permanentError is an error that only a change of the cluster can end.
@@ -231,7 +236,7 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 		p.desired, p.since = want.value, time.Now()
 	}
 	changed := !reflect.DeepEqual(want.value, p.written)
-	if !changed && want.removes { // others do not add what is the agent's
+	if !changed && p.checkAt.IsZero() {
 		return -1, true
 	}
 	due := p.checkAt
@@ -239,7 +244,7 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 		due = p.earliest
 	}
 	if d := time.Until(due); d > 0 && !last {
-		return d, !changed
+		return d, !changed && !want.removes // what was removed may come back while it is still checked
 	}
 	api, err := p.writer.client()
 	var warning string
@@ -255,11 +260,17 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 		p.setError(warning)
 		p.logWarning(warning)
 		if want.removes {
-			return -1, true
+			if p.checkAt = p.lateEnd; !now.Before(p.lateEnd) {
+				p.checkAt = time.Time{} // others do not add what is the agent's
+				return -1, true
+			}
 		}
-		return p.checkAt.Sub(now), true
+		return p.checkAt.Sub(now), !want.removes
 	case ctx.Err() != nil:
 		return 0, false
+	}
+	if !refused(err) {
+		p.lateEnd = now.Add(lateWindow)
 	}
 	pause := p.retry.next()
 	if _, permanent := errors.AsType[permanentError](err); permanent || want.removes && apierrors.IsForbidden(err) {
@@ -271,6 +282,12 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 	p.writer.updateStatus(func(s *NodeStatus) { s.Errors++ })
 	p.setError(p.describe(err, want.removes))
 	return p.earliest.Sub(now), false
+}
+
+// refused reports whether an error is the API server's answer that it did not do what was asked.
+func refused(err error) bool {
+	status, ok := errors.AsType[*apierrors.StatusError](err)
+	return ok && status.ErrStatus.Code >= 400 && status.ErrStatus.Code < 500
 }
 
 func (p *nodePart) nextCheck(s *NodeState) time.Duration {

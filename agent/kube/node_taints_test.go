@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -225,6 +226,38 @@ func TestNodeTaintsRemovalWithStaleCache(t *testing.T) {
 		s := g.set(NodeState{Taints: taintsOf()})
 		g.wantTaints()
 		g.wantWritten(s, true)
+	})
+}
+
+// The API server may commit a taint after the request has timed out and the taint is not desired any more.
+func TestNodeTaintsCommittedLate(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		g.before = func(r *http.Request) error {
+			if r.Method == "PATCH" {
+				return context.DeadlineExceeded
+			}
+			return nil
+		}
+		g.set(NodeState{Taints: taintsOf("gpu/unhealthy:NoSchedule")})
+		g.failWith(nil)
+		g.set(NodeState{Taints: taintsOf()})
+		g.wantTaints()
+		s := g.set(NodeState{Taints: taintsOf(), Labels: map[string]string{"a": "1"}})
+		g.wantWritten(s, false)
+		g.advance(time.Minute)
+		g.mu.Lock()
+		g.setTaints(taintsOf("gpu/unhealthy:NoSchedule")...)
+		g.change(func(n *corev1.Node) {
+			n.Annotations = map[string]string{taintsAnnotation: `["gpu/unhealthy:NoSchedule"]`}
+		})
+		g.mu.Unlock()
+		g.advance(lateWindow)
+		g.wantTaints()
+		g.wantWritten(s, true)
+		g.set(NodeState{Taints: taintsOf()})
+		g.took()
+		g.heartbeat()
+		g.wantRequests("")
 	})
 }
 

@@ -22,6 +22,7 @@ type Options struct {
 	Config    *health.Latest[Config]
 	Plugin    *health.Latest[plugin.Config]
 	Snapshots *health.Latest[health.Snapshot]
+	Node      string                                // the node's name in Kubernetes
 	Serving   func(*health.Snapshot) plugin.Serving // with the configuration in Plugin
 	Ready     func() bool                           // every resource is registered and audited, or the devices are published by dynamic resource allocation
 	SysFS     func() string                         // where the host of the devices has its sysfs; empty if that is another host
@@ -63,6 +64,7 @@ type memory struct {
 // section is the section of the state file.
 type section struct {
 	memory
+	Node      string     `json:"node,omitempty"` // Options.Node
 	Inventory *inventory `json:"inventory,omitempty"`
 }
 
@@ -84,13 +86,17 @@ func (f *Follower) Written() *health.Latest[kube.NodeState] { return &f.written 
 func (f *Follower) Saved() *health.Latest[[]byte] { return &f.saved }
 
 // Restore continues with the section that an earlier process has saved. sameBoot is false if that was before a reboot: then the labels stay
-// until the first poll. Call it before Run.
+// until the first poll. The inventory of another node, in a state file that is part of a machine image, is left out. Call it before Run.
 func (f *Follower) Restore(text []byte, sameBoot bool) error {
 	var s section
 	if err := json.Unmarshal(text, &s); err != nil {
 		return fmt.Errorf("labels of the node: %w", err)
 	}
-	if s.Inventory != nil {
+	switch {
+	case s.Inventory == nil:
+	case s.Node != f.Node:
+		s.Inventory = nil
+	default:
 		s.Inventory.OtherBoot = s.Inventory.OtherBoot || !sameBoot
 	}
 	f.memory = s.memory
@@ -297,7 +303,7 @@ func (f *Follower) fileWant(config LabelsConfig) (w fileWant) {
 
 // save stores the section of the state file if it has changed.
 func (f *Follower) save() {
-	s := section{memory: f.memory, Inventory: f.inventory.Load()}
+	s := section{memory: f.memory, Node: f.Node, Inventory: f.inventory.Load()}
 	if s.Inventory == f.lastSaved.Inventory && reflect.DeepEqual(s.memory, f.lastSaved.memory) {
 		return
 	}

@@ -29,6 +29,7 @@ type harness struct {
 	snapshots *health.Latest[health.Snapshot] // of one process
 	read      func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
 	dir       string
+	node      string // of the next restart
 	notReady  atomic.Bool
 }
 
@@ -56,7 +57,7 @@ func (h *harness) restart(section *[]byte, sameBoot bool) {
 	h.t.Helper()
 	h.snapshots = new(health.Latest[health.Snapshot])
 	h.Follower = NewFollower(Options{
-		Config: &h.config, Plugin: &h.plugin, Snapshots: h.snapshots, Serving: plugin.New(&h.plugin, h.snapshots, nop).Serving,
+		Config: &h.config, Plugin: &h.plugin, Snapshots: h.snapshots, Node: h.node, Serving: plugin.New(&h.plugin, h.snapshots, nop).Serving,
 		Ready: func() bool { return !h.notReady.Load() }, SysFS: func() string { return "" },
 		Properties: func(ctx context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
 			if h.read == nil {
@@ -451,6 +452,27 @@ func TestLabelsUnknown(t *testing.T) {
 			if l, err := h.Labels(t.Context()); err == nil {
 				t.Errorf("%+v", l)
 			}
+		}
+	})
+}
+
+// The labels of the machine that an image was made of are not those of a machine with the image.
+func TestFollowerInClonedMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsAPI)
+		stop := healthtest.Run(t, h.Run)
+		h.poll(gpus(8, h100))
+		stop()
+		section := h.Saved().Load()
+		for _, n := range []string{"", "clone"} {
+			h.node = n
+			h.restart(section, false)
+			stop = healthtest.Run(t, h.Run)
+			synctest.Wait()
+			if known := h.Desired().Load().Labels != nil; known != (n == "") {
+				t.Errorf("node %q: labels before the first poll: %v", n, known)
+			}
+			stop()
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
@@ -48,36 +49,38 @@ func (w *blockedWriter) Write(p []byte) (int, error) {
 // The sink reports dropped entries in the format of the log, so that a parser can read them.
 func TestSinkReportsDroppedEntries(t *testing.T) {
 	for _, format := range []string{"json", "console"} {
-		var text bytes.Buffer
-		out := &blockedWriter{Writer: &text}
-		c := config.LogConfig{Format: format}
-		sink := newSink(out, c)
-		log := newLogger(sink, c, zap.NewAtomicLevel())
-		out.blocked.Store(true)
-		log.Info("dropped")
-		log.Info("dropped too")
-		if err := log.Sync(); err != nil {
-			t.Fatal(err)
-		}
-		out.blocked.Store(false)
-		log.Info("written")
-		if err := sink.Close(); err != nil {
-			t.Fatal(err)
-		}
-		lines := strings.SplitAfter(text.String(), "\n")
-		if len(lines) != 3 || !strings.Contains(lines[1], "written") || sink.Dropped() != 2 {
-			t.Fatalf("%s: %d dropped, log %q", format, sink.Dropped(), lines)
-		}
-		var entry struct {
-			Level, Msg string
-			Entries    int
-		}
-		if format == "console" {
-			if !strings.Contains(lines[0], "WARN\t") || !strings.Contains(lines[0], `{"entries": 2}`) {
-				t.Errorf("console: %q", lines[0])
+		synctest.Test(t, func(t *testing.T) { // Sync waits for half a second only
+			var text bytes.Buffer
+			out := &blockedWriter{Writer: &text}
+			c := config.LogConfig{Format: format}
+			sink := newSink(out, c)
+			log := newLogger(sink, c, zap.NewAtomicLevel())
+			out.blocked.Store(true)
+			log.Info("dropped")
+			log.Info("dropped too")
+			if err := log.Sync(); err != nil {
+				t.Fatal(err)
 			}
-		} else if err := json.Unmarshal([]byte(lines[0]), &entry); err != nil || entry.Level != "warn" || entry.Entries != 2 || entry.Msg == "" {
-			t.Errorf("json: %v %q", err, lines[0])
-		}
+			out.blocked.Store(false)
+			log.Info("written")
+			if err := sink.Close(); err != nil {
+				t.Fatal(err)
+			}
+			lines := strings.SplitAfter(text.String(), "\n")
+			if len(lines) != 3 || !strings.Contains(lines[1], "written") || sink.Dropped() != 2 {
+				t.Fatalf("%s: %d dropped, log %q", format, sink.Dropped(), lines)
+			}
+			var entry struct {
+				Level, Msg string
+				Entries    int
+			}
+			if format == "console" {
+				if !strings.Contains(lines[0], "WARN\t") || !strings.Contains(lines[0], `{"entries": 2}`) {
+					t.Errorf("console: %q", lines[0])
+				}
+			} else if err := json.Unmarshal([]byte(lines[0]), &entry); err != nil || entry.Level != "warn" || entry.Entries != 2 || entry.Msg == "" {
+				t.Errorf("json: %v %q", err, lines[0])
+			}
+		})
 	}
 }

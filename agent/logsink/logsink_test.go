@@ -166,21 +166,23 @@ func TestWriteDropsEntryLongerThanQueue(t *testing.T) {
 }
 
 func TestWriteFromManyGoroutines(t *testing.T) {
-	p := newPipe(false)
-	s := New(p, notice)
-	var all sync.WaitGroup
-	for range 8 {
-		all.Go(func() {
-			for range 100 {
-				write(t, s, "line")
-			}
-		})
-	}
-	all.Wait()
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if n := len(p.lines()); n != 800 {
-		t.Errorf("%d lines", n)
-	}
+	synctest.Test(t, func(t *testing.T) { // Close waits for half a second only
+		p := newPipe(false)
+		s := New(p, notice)
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				for range 100 {
+					write(t, s, "line")
+				}
+			})
+		}
+		all.Wait()
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(p.lines()); n != 800 {
+			t.Errorf("%d lines", n)
+		}
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -179,16 +180,23 @@ func TestReloadAppliesWebConfig(t *testing.T) {
 			return nil
 		})
 	}
-	for name, text := range map[string]string{
-		"no YAML": "{", "unknown key": "tls: {}", "missing certificate": "tls_server_config: {cert_file: none.crt, key_file: server.key}",
-		"no bcrypt": "basic_auth_users: {a: b}", "no key": "tls_server_config: {cert_file: server.crt}",
+	for text, want := range map[string]string{
+		"{": "did not find", "tls: {}": "unmarshal", "tls_server_config: {cert_file: none.crt, key_file: server.key}": "none.crt",
+		"basic_auth_users: {a: b}": "bcrypt", "tls_server_config: {cert_file: server.crt}": "missing one of key",
 	} {
-		s.lastReload.Store(&metrics.Reload{OK: true})
 		s.Write("web.yaml", text)
-		awaitReload(name, false)
+		s.Eventually(text, func() error { // not only that a reload has failed: the one before did too
+			err := s.configError.Load()
+			switch {
+			case err == nil:
+				return errors.New("no error yet")
+			case !strings.Contains(*err, "metrics.webConfigFile: "+s.File("web.yaml")) || !strings.Contains(*err, want):
+				return errors.New(*err)
+			}
+			return nil
+		})
 		s.MustGet(http.StatusOK, "/metrics", s.CA.Client(), "")
 	}
-	agenttest.MustContain(t, *s.configError.Load(), "metrics.webConfigFile: "+s.File("web.yaml"))
 
 	// A new certificate, in two steps.
 	s.Write("web.yaml", agenttest.TLSConfig)

@@ -2,6 +2,7 @@ package status
 
 import (
 	"crypto/tls"
+	"fmt"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -57,7 +58,7 @@ func TestAskWithAccess(t *testing.T) {
 	s.Configure("tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, client_auth_type: RequireAndVerifyClientCert}")
 	s.Eventually("a client certificate is required", func() error {
 		if _, _, err := Ask(t.Context(), local, login); err == nil || !strings.Contains(err.Error(), "--cert-file") {
-			return err
+			return fmt.Errorf("not yet: %w", err)
 		}
 		return nil
 	})

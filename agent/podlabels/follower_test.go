@@ -58,7 +58,7 @@ func (g *rig) start() *rig {
 			if err != nil {
 				g.t.Error(err)
 			}
-		case <-time.After(3 * time.Second):
+		case <-time.After(15 * time.Second): // half of listTimeout
 			g.t.Error("Run did not return")
 		}
 	})
@@ -244,7 +244,14 @@ func TestDisabledOpensNoConnection(t *testing.T) {
 		opened <- struct{}{}
 		return nil, errors.New("no")
 	}
+	before := g.store()
 	g.start()
+	agenttest.Eventually(t, "the configuration is followed", func() error {
+		if g.store() == before {
+			return errors.New("not yet")
+		}
+		return nil
+	})
 	if labels := g.Labels("a", "one"); labels != nil {
 		t.Errorf("labels %v", labels)
 	}
@@ -316,9 +323,12 @@ func TestUID(t *testing.T) {
 	g.failWith(dropConnection)
 	g.awaitUp(false)
 	g.awaitLabels("a", "two", "pod_uid=uid-3")
-	if n := g.logged.FilterField(zap.String("key", "metrics.podUID")).Len(); n != 1 {
-		t.Errorf("%d entries with the key: %v", n, g.logged.All())
-	}
+	agenttest.Eventually(t, "one entry with the key", func() error { // it is logged after the status is set
+		if n := g.logged.FilterField(zap.String("key", "metrics.podUID")).Len(); n != 1 {
+			return fmt.Errorf("%d entries: %v", n, g.logged.All())
+		}
+		return nil
+	})
 	g.failWith(nil)
 	g.configure(metrics.Config{PodUID: true, PodLabels: []string{"team"}})
 	g.awaitLabels("a", "two", "team=z", "pod_uid=uid-3")
@@ -345,8 +355,8 @@ func TestPatterns(t *testing.T) {
 	g.configure(metrics.Config{PodLabels: []string{"*"}})
 	g.put("a", "many", many)
 	g.put("b", "many", many)
-	g.put("a", "one", map[string]string{"team": "z"})
-	g.awaitLabels("a", "one", "team=z")
+	g.put("a", "one", map[string]string{"other": "y", "team": "z"})
+	g.awaitLabels("a", "one", "other=y", "team=z") // with the new configuration
 	if g.warnings() != 0 {
 		t.Errorf("logged for pods that Labels was not called for: %v", g.logged.All())
 	}

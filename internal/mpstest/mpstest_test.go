@@ -371,5 +371,8 @@ func TestClientProgram(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}
-	d.expect("get_client_list "+servers, "")
+	await(t, func() bool { // the server notices the end a moment later
+		out, err := d.Control(d.pipe, "get_client_list "+servers)
+		return err == nil && out == ""
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -115,7 +116,11 @@ func (c *ControlProgram) Commands() (commands []Command) {
 		c.t.Fatal(err)
 	}
 	for line := range strings.Lines(string(data)) {
-		device, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), "\t")
+		line, complete := strings.CutSuffix(line, "\n")
+		if !complete {
+			break // a daemon is writing it
+		}
+		device, rest, _ := strings.Cut(line, "\t")
 		daemon, text, ok := strings.Cut(rest, "\t")
 		pid, err := strconv.Atoi(daemon)
 		if err != nil || !ok {
@@ -141,6 +146,7 @@ func (c *ControlProgram) Processes() (found []Process) {
 	if err != nil {
 		panic(err) // a constant pattern
 	}
+	daemons := make(map[int]string) // their arguments by PID
 	for _, dir := range dirs {
 		if exe, err := os.Readlink(dir + "/exe"); err != nil || strings.TrimSuffix(exe, " (deleted)") != c.Path {
 			continue
@@ -156,6 +162,9 @@ func (c *ControlProgram) Processes() (found []Process) {
 		if !p.Server && !bytes.Contains(args, []byte("\x00-f\x00")) && !bytes.Contains(args, []byte("\x00-d\x00")) {
 			continue // the control program or a client
 		}
+		if !p.Server {
+			daemons[pid] = string(args)
+		}
 		for v := range strings.SplitSeq(string(env), "\x00") {
 			switch name, value, _ := strings.Cut(v, "="); name {
 			case "CUDA_VISIBLE_DEVICES":
@@ -166,7 +175,8 @@ func (c *ControlProgram) Processes() (found []Process) {
 		}
 		found = append(found, p)
 	}
-	return found
+	// The child that becomes a server looks like its daemon for a moment.
+	return slices.DeleteFunc(found, func(p Process) bool { return !p.Server && daemons[p.Parent] == daemons[p.PID] })
 }
 
 // stat returns the state and the parent of a process.

@@ -321,6 +321,18 @@ func TestFaultsOfCommands(t *testing.T) {
 	}
 }
 
+// A line that a daemon is writing is not a command yet.
+func TestCommandsWhileWritten(t *testing.T) {
+	t.Parallel()
+	c := New(t)
+	if err := os.WriteFile(CommandsFile(c.Path), []byte("GPU-1\t7\tstart\nGPU-1\t7"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := c.Commands(); len(got) != 1 || got[0] != (Command{Device: "GPU-1", Daemon: 7, Text: "start"}) {
+		t.Errorf("%+v", got)
+	}
+}
+
 func TestFaultsAtStart(t *testing.T) {
 	t.Parallel()
 	d := newDaemon(t, Faults{ExitAtStart: true})

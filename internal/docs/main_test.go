@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -145,7 +146,7 @@ func TestRunnableBlocks(t *testing.T) {
 			shell.WaitDelay = 5 * time.Second
 			out, err := shell.CombinedOutput()
 			_ = syscall.Kill(-shell.Process.Pid, syscall.SIGKILL)
-			if err != nil {
+			if err != nil && !errors.Is(err, exec.ErrWaitDelay) { // an agent that takes longer to stop keeps the pipe open
 				t.Errorf("%v:\n%s%s", err, match[1], out)
 			}
 		}

@@ -130,6 +130,7 @@ func TestDRATaints(t *testing.T) {
 	n.awaitDevices(8, map[string][]string{"gpu-3": {"gpu-node-agent/xid-48 NoSchedule"}})
 	since := n.taintTime("gpu-3")
 	n.Inject(`{"gpu":3,"xid":13}`) // an application's error: no finding
+	n.awaitSaved("xid-48")         // publishing does not wait for the disk
 	n.KillAgent()
 	n.StartAgent()
 	n.Eventually("the agent answers after the restart", func() error { _, err := n.Scrape(); return err })
@@ -142,6 +143,18 @@ func TestDRATaints(t *testing.T) {
 	n.awaitDevices(8, map[string][]string{"gpu-3": {"gpu-node-agent/xid-48 NoSchedule"}})
 	n.EndAgent()
 	n.awaitTainted("gpu-3") // a driver that is back within 30 s keeps its slices
+}
+
+// awaitSaved waits until the state file has a text.
+func (n machine) awaitSaved(text string) {
+	n.T.Helper()
+	n.Eventually(text+" is saved", func() error {
+		saved, err := os.ReadFile(n.File("state.json"))
+		if err == nil && !strings.Contains(string(saved), text) {
+			err = fmt.Errorf("the state file has no %s:\n%s", text, saved)
+		}
+		return err
+	})
 }
 
 // taintTime returns the time of a device's first taint.

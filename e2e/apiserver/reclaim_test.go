@@ -446,9 +446,12 @@ func (g reclaimRig) checkEvicted() {
 	if r := g.reclaim("--apply"); len(r.Actions) != 1 || r.Actions[0].Done || !strings.Contains(r.Actions[0].Error, "notebook needs 1 healthy pods") {
 		g.t.Errorf("unexpected actions %+v", r.Actions)
 	}
-	if evictions := g.evictions()[before:]; len(evictions) != 1 || !strings.HasSuffix(evictions[0], " 429") {
-		g.t.Errorf("evictions %q", evictions)
-	}
+	g.Eventually("one refused eviction", func() error { // the API server logs a request after it responds
+		if evictions := g.evictions()[before:]; len(evictions) != 1 || !strings.HasSuffix(evictions[0], " 429") {
+			return fmt.Errorf("evictions %q", evictions)
+		}
+		return nil
+	})
 	allow(1)
 	g.expect(g.reclaim("--apply"), "evict Pod notebook")
 	if pod, err := pods.Get(g.t.Context(), "notebook", metav1.GetOptions{}); err == nil && pod.DeletionTimestamp == nil {

@@ -295,7 +295,6 @@ func TestNodeFeature(t *testing.T) {
 		t.Fatal(err)
 	}
 	features := client.Resource(schema.GroupVersionResource{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Resource: "nodefeatures"}).Namespace("default")
-	crds := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
 	n := nodeMachine(t, "feature", rbac.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}},
 		rbac.PolicyRule{APIGroups: []string{"nfd.k8s-sigs.io"}, Resources: []string{"nodefeatures"}, Verbs: []string{"get", "create", "update", "delete"}})
 	n.configureNode(`{labels: {output: nodeFeature}}`)
@@ -303,14 +302,7 @@ func TestNodeFeature(t *testing.T) {
 	n.awaitNodeStatus("the API is missing", func(s nodeStatus) bool {
 		return strings.Contains(s.FeatureError, "nfd.k8s-sigs.io/v1alpha1") && s.LabelsError == ""
 	})
-	if _, err := crds.Create(t.Context(), nodeFeatureCRD(), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := crds.Delete(t.Context(), "nodefeatures.nfd.k8s-sigs.io", metav1.DeleteOptions{}); err != nil && t.Context().Err() == nil {
-			t.Error(err)
-		}
-	})
+	defineNodeFeatures(t)
 	n.Eventually("the API is served", func() error {
 		_, err := features.List(t.Context(), metav1.ListOptions{})
 		return err

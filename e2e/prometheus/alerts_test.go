@@ -120,11 +120,7 @@ func TestAlertsAndDashboards(t *testing.T) {
 	awaitResolved("GPUUnhealthy", "gpu=6")
 	awaitResolved("GPUUnhealthy", "gpu=3")
 
-	held, err := n.prom.Query(t.Context(), `gpu_node_agent_device_allocated{instance="node-1", pod="notebook"}`)
-	if err != nil || len(held) != 1 {
-		t.Fatalf("the GPU of the notebook: %v, %v", held, err)
-	}
-	gpu := held[0].Labels["gpu"]
+	gpu := n.awaitGPU(`gpu_node_agent_device_allocated{instance="node-1", pod="notebook"}`, 1)
 	n.Inject(`{gpu: %s, lost: true}`, gpu)
 	awaitAlert("GPUUnhealthy", "gpu="+gpu, "namespace=team-b", "pod=notebook")
 	awaitAlert("GPUUnschedulable", "resource=nvidia.com/gpu", "pods=team-b/notebook")

@@ -143,6 +143,23 @@ func (n machine) runPod(namespace, name string, resource v1.ResourceName, count 
 	n.Admit(n.Bind(node.Pod(namespace, name, resource, count)))
 }
 
+// awaitGPU waits until an expression has this number of series, which it has not after a failed scrape, and returns the index of the GPU of
+// the first one.
+func (n machine) awaitGPU(expr string, count int) (index string) {
+	n.T.Helper()
+	n.Eventually(expr, func() error {
+		result, err := n.prom.Query(n.T.Context(), expr)
+		if err == nil && len(result) != count {
+			err = fmt.Errorf("%d series, want %d: %v", len(result), count, result)
+		}
+		if err == nil {
+			index = result[0].Labels["gpu"]
+		}
+		return err
+	})
+	return index
+}
+
 // checkSeries checks the number of series of an expression.
 func (n machine) checkSeries(expr string, count int) error {
 	result, err := n.prom.Query(n.T.Context(), expr)

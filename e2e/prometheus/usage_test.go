@@ -322,21 +322,13 @@ func (u *usageTest) checkCost() {
 // gpuOf returns the index of the GPU that a pod holds.
 func (u *usageTest) gpuOf(pod string) string {
 	u.T.Helper()
-	result, err := u.prom.Query(u.T.Context(), fmt.Sprintf("gpu_node_agent_device_allocated{pod=%q, job=\"a\"}", pod))
-	if err != nil || len(result) != 1 {
-		u.T.Fatalf("the GPU of %s: %v, %v", pod, result, err)
-	}
-	return result[0].Labels["gpu"]
+	return u.awaitGPU(fmt.Sprintf("gpu_node_agent_device_allocated{pod=%q, job=\"a\"}", pod), 1)
 }
 
 // freeGPU returns the index of a GPU that no container holds.
 func (u *usageTest) freeGPU() string {
 	u.T.Helper()
-	result, err := u.prom.Query(u.T.Context(), `unallocated:gpu_node_agent_device_gpus:sum{GPU_I_ID="", gpu!="6", gpu!="7"} == 1`)
-	if err != nil || len(result) != 2 {
-		u.T.Fatalf("free GPUs: %v, %v", result, err)
-	}
-	return result[0].Labels["gpu"]
+	return u.awaitGPU(`unallocated:gpu_node_agent_device_gpus:sum{GPU_I_ID="", gpu!="6", gpu!="7"} == 1`, 2)
 }
 
 func (u *usageTest) signalAgent(s syscall.Signal) {

@@ -55,7 +55,6 @@ func TestProcesses(t *testing.T) {
 	}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	defer deletePods(t, pod)
 	pids, gpus := make(map[string]int), make(map[string]string)
 	for _, container := range []string{"first", "second"} {
 		eventually(t, "container "+container+" holds a GPU", func(ctx context.Context) error {
@@ -109,4 +108,7 @@ func TestProcesses(t *testing.T) {
 		inject(t, "{gpu: %s, processes: [{pid: %d, memory: 11}]}", gpus["second"], pids["second"])
 		await("process_memory_bytes", "11", gpus["second"], pod, "second")
 	})
+	deletePods(t, pod)
+	step(t, "helm uninstall", uninstall)
+	awaitAmounts(t, gpu, "8/0") // the pods of the next test wait for its agent
 }

@@ -421,6 +421,7 @@ func TestReclaim(t *testing.T) {
 			})
 		}
 		inject(t, "{source: down}")
+		awaitSeries(t, "gpu_node_agent_source_up 0") // a run before would do what is planned
 		skipped("sourceDown")
 		// The agent's pod ends, and none starts.
 		patch := []byte(`{"spec": {"template": {"spec": {"nodeSelector": {"example.com/none": "true"}}}}}`)

@@ -392,7 +392,8 @@ func checkTaintRecipe(t *testing.T, all *recipes) {
 	r.again(t, "other", func(spec *v1.PodSpec) { spec.Tolerations = nil })
 	awaitRunning(t, r.pod("train"))
 	r.awaitDenied(t, "other")
-	replaceAgentPod(t) // the chart tolerates it
+	replaceAgentPod(t)             // the chart tolerates it
+	awaitKubeletDevices(t, gpu, 6) // it rejects pods until then
 	awaitAmounts(t, gpu, "6/6")
 	deletePods(t, r.pod("train"), r.pod("other"))
 }
@@ -540,8 +541,8 @@ func checkTopology(t *testing.T, all *recipes) {
 	restart(text)
 	defer restart(original)
 	startPod(t, r.pod("five"), gpu, "5")
-	startPod(t, r.pod("four"), gpu, "4")
 	awaitPhase(t, r.pod("five"), v1.PodFailed, "TopologyAffinityError")
+	startPod(t, r.pod("four"), gpu, "4") // before, the scheduler might place it first, and the other one not at all
 	if pod, err := getPod(t.Context(), r.pod("five")); err != nil || r.Text == "" || !strings.Contains(pod.Status.Message, r.Text) {
 		t.Errorf("message %q, want %q; %v", pod.Status.Message, r.Text, err)
 	}

@@ -64,10 +64,15 @@ func TestDRA(t *testing.T) {
 		deletePods(t, "classic")
 		awaitDevices(t, 8)
 		awaitAmounts(t, gpu, "0/0")
-		// The kubelet may have tried to give the freed device to the waiting pod: the device plugin refuses that.
-		if pod, err := getPod(t.Context(), "early"); err != nil {
-			t.Fatal(err)
-		} else if pod.Status.Phase == v1.PodFailed {
+		// The kubelet may try to give the freed device to the waiting pod: the device plugin refuses that.
+		var pod *v1.Pod
+		eventually(t, "the waiting pod runs or has failed", func(ctx context.Context) (err error) {
+			if pod, err = getPod(ctx, "early"); err == nil && pod.Status.Phase == v1.PodPending {
+				err = fmt.Errorf("it is pending: %v", pod.Status.Conditions)
+			}
+			return err
+		})
+		if pod.Status.Phase == v1.PodFailed {
 			t.Logf("the waiting pod failed: %s: %s", pod.Status.Reason, pod.Status.Message)
 			deletePods(t, "early")
 			startPod(t, "early", gpu, "1")

@@ -252,6 +252,18 @@ func awaitDevices(t *testing.T, want int) {
 	})
 }
 
+// awaitSaved waits until the agent's state file has a text.
+func awaitSaved(t *testing.T, text string) {
+	t.Helper()
+	eventually(t, text+" is saved", func(context.Context) error {
+		saved, err := os.ReadFile("/var/lib/gpu-node-agent/state.json")
+		if err == nil && !strings.Contains(string(saved), text) {
+			err = fmt.Errorf("the state file has no %s:\n%s", text, saved)
+		}
+		return err
+	})
+}
+
 // taintsOf returns the taints of a device as KEY:EFFECT.
 func taintsOf(d resourceapi.Device) []string {
 	var taints []string

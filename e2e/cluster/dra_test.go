@@ -93,17 +93,21 @@ func TestDRA(t *testing.T) {
 		before := awaitTaints(t, "gpu-3", "gpu-node-agent/xid-48:NoSchedule")
 		inject(t, "{gpu: 3, xid: 13}")
 		awaitSeries(t, "gpu_node_agent_xid_errors_total{", `gpu="3"`, `xid="13"`)
+		awaitSaved(t, "xid-48") // publishing does not wait for the disk
 		killAgent(t)
+		inject(t, "{gpu: 5, recoveryAction: reboot}") // the slices of before have no taint of this GPU
+		awaitTaints(t, "gpu-5", "gpu-node-agent/recovery-action:NoSchedule")
 		after := awaitTaints(t, "gpu-3", "gpu-node-agent/xid-48:NoSchedule")
 		if !before.Taints[0].TimeAdded.Equal(after.Taints[0].TimeAdded) {
 			t.Errorf("timeAdded is %v, was %v", after.Taints[0].TimeAdded, before.Taints[0].TimeAdded)
 		}
-		mustAgentPod(t)
 		eventually(t, "the finding is cleared", func(ctx context.Context) error {
 			_, err := tryInAgent(ctx, "clear", "--gpu", "3")
 			return err
 		})
+		inject(t, "{gpu: 5, recoveryAction: none}")
 		awaitTaints(t, "gpu-3")
+		awaitTaints(t, "gpu-5")
 	})
 	step(t, "a kill of the agent between prepare and answer", checkKill)
 	step(t, "a new version keeps the slices and the claims", checkRollout)

@@ -42,7 +42,13 @@ func step(t *testing.T, name string, do func(t *testing.T)) {
 // eventually waits until holds returns nil. It fails if a process in need exits.
 func eventually(t *testing.T, what string, holds func(context.Context) error, need ...*process.Process) {
 	t.Helper()
-	took, err := process.Await(t.Context(), patience, holds, need...)
+	eventuallyWithin(t, patience, what, holds, need...)
+}
+
+// eventuallyWithin is eventually for a step that takes minutes.
+func eventuallyWithin(t *testing.T, bound time.Duration, what string, holds func(context.Context) error, need ...*process.Process) {
+	t.Helper()
+	took, err := process.Await(t.Context(), bound, holds, need...)
 	if err != nil {
 		t.Fatalf("%s: %v", what, err)
 	}

@@ -490,8 +490,25 @@ func checkOutage(t *testing.T) {
 	awaitSeries(t, "gpu_node_agent_device_finding{", `gpu="2"`, `cause="lost"`)
 	inject(t, "{gpu: 2, lost: false}")
 	awaitTaints(t, "gpu-2")
+	awaitReconnected(t)
 	deletePods(t, "stays")
 	awaitPrepared(t, 0)
+}
+
+// awaitReconnected waits until the controllers, the scheduler and the kubelet watch the API server again: they start a pod with a claim and
+// end it. After an outage of seconds each of their watches waits for up to a minute, and as long again if the API server was not ready then.
+func awaitReconnected(t *testing.T) {
+	t.Helper()
+	const name, bound = "reconnected", 5 * time.Minute
+	startClaimPod(t, "default", name, claim(request(gpuClass), ""))
+	eventuallyWithin(t, bound, "a new pod runs after the outage", func(ctx context.Context) error {
+		pod, err := getPod(ctx, name)
+		if err == nil && pod.Status.Phase != v1.PodRunning {
+			err = fmt.Errorf("pod is %s: %s %v", pod.Status.Phase, pod.Status.Message, pod.Status.Conditions)
+		}
+		return err
+	})
+	deletePods(t, name)
 }
 
 // checkLeaks prepares and unprepares claims of shares, many at once.

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	discovery "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,10 +143,10 @@ func (p prometheusServer) alerts(ctx context.Context, name string) ([]string, er
 	return all, nil
 }
 
-// awaitFiring waits until an alert with the label fires.
+// awaitFiring waits until an alert with the label fires. A scrape that fails begins the alert's minutes anew.
 func (p prometheusServer) awaitFiring(t *testing.T, alert, label, value string) {
 	t.Helper()
-	eventually(t, "alert "+alert+" fires", func(ctx context.Context) error {
+	eventuallyWithin(t, 5*time.Minute, "alert "+alert+" fires", func(ctx context.Context) error {
 		all, err := p.alerts(ctx, alert)
 		for _, a := range all {
 			if strings.HasPrefix(a, "firing") && strings.Contains(a, fmt.Sprintf("%q:%q", label, value)) {

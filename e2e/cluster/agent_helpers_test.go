@@ -207,10 +207,18 @@ func tryInAgent(ctx context.Context, args ...string) (string, error) {
 	return out.String(), nil
 }
 
-// inject injects an event with the command in NOTES.txt.
+// inject injects an event with the command in NOTES.txt. The agent's socket may come after its metrics.
 func inject(t *testing.T, format string, args ...any) {
 	t.Helper()
-	inAgent(t, "sim", fmt.Sprintf(format, args...))
+	mustAgentPod(t)
+	event := fmt.Sprintf(format, args...)
+	eventually(t, "the agent gets "+event, func(ctx context.Context) error {
+		_, err := tryInAgent(ctx, "sim", event)
+		if err != nil && !strings.Contains(err.Error(), "no simulated source listens") {
+			t.Fatal(err) // the agent may have it
+		}
+		return err
+	})
 }
 
 // scrape returns the agent's metrics page.

@@ -42,6 +42,7 @@ type cluster struct {
 	pki     *pki.Authority
 	config  *rest.Config
 	client  *kubernetes.Clientset
+	watcher *kubernetes.Clientset // for watches, which last until their context ends
 	dynamic dynamic.Interface
 	api     *process.Process
 	kubelet *process.Process
@@ -64,7 +65,11 @@ func newCluster(dir string) (*cluster, error) {
 	if c.config, err = clientcmd.BuildConfigFromFlags("", c.pki.Kubeconfig(admin)); err != nil {
 		return nil, err
 	}
-	c.config.QPS, c.config.Burst, c.config.Timeout = 100, 100, 30*time.Second
+	c.config.QPS, c.config.Burst = 100, 100
+	if c.watcher, err = kubernetes.NewForConfig(c.config); err != nil {
+		return nil, err
+	}
+	c.config.Timeout = 30 * time.Second // it would end a watch, too
 	if c.client, err = kubernetes.NewForConfig(c.config); err != nil {
 		return nil, err
 	}

@@ -383,23 +383,22 @@ func anonymousMemory(t *testing.T, pid int) float64 {
 // awaitChange watches the node's slices until one has what is wanted, and returns how long that took since do.
 func awaitChange(t *testing.T, do func(), wanted func(resourceapi.Device) bool) time.Duration {
 	t.Helper()
-	watch, err := theCluster.client.ResourceV1().ResourceSlices().Watch(t.Context(), metav1.ListOptions{})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	watch, err := theCluster.watcher.ResourceV1().ResourceSlices().Watch(ctx, metav1.ListOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer watch.Stop()
 	begin := time.Now()
 	do()
-	for {
-		select {
-		case e := <-watch.ResultChan():
-			if s, ok := e.Object.(*resourceapi.ResourceSlice); ok && slices.ContainsFunc(s.Spec.Devices, wanted) {
-				return time.Since(begin)
-			}
-		case <-time.After(patience):
-			t.Fatal("no slice has it")
+	for e := range watch.ResultChan() {
+		if s, ok := e.Object.(*resourceapi.ResourceSlice); ok && slices.ContainsFunc(s.Spec.Devices, wanted) {
+			return time.Since(begin)
 		}
 	}
+	t.Fatal("no slice has it")
+	return 0
 }
 
 // checkpointClaims returns the UIDs of the claims in the driver's checkpoint.

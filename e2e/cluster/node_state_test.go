@@ -85,21 +85,24 @@ func printedLabels(ctx context.Context) (map[string]string, error) {
 // allocatableAtRemoval watches the node until it lacks a taint, and returns how many devices of nvidia.com/gpu the kubelet has then.
 func allocatableAtRemoval(t *testing.T, taint string) <-chan int {
 	t.Helper()
-	watch, err := theCluster.client.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + nodeName})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	watch, err := theCluster.watcher.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + nodeName})
 	if err != nil {
+		cancel()
 		t.Fatal(err)
 	}
 	kubelet := podResources(t)
 	found := make(chan int, 1)
 	go func() {
 		defer close(found)
+		defer cancel()
 		defer watch.Stop()
 		for e := range watch.ResultChan() {
 			node, ok := e.Object.(*v1.Node)
 			if !ok || slices.Contains(nodeTaints(node), taint) {
 				continue
 			}
-			all, err := kubelet.GetAllocatableResources(t.Context(), &podresourcesapi.AllocatableResourcesRequest{})
+			all, err := kubelet.GetAllocatableResources(ctx, &podresourcesapi.AllocatableResourcesRequest{})
 			if err != nil {
 				return
 			}

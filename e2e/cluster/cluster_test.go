@@ -102,7 +102,9 @@ func (c *cluster) start() error {
 	}
 	if _, err := c.play(controllerRole, "--kubeconfig="+c.pki.Kubeconfig(managerUser), "--root-ca-file="+c.pki.File("ca.crt"),
 		"--service-account-private-key-file="+c.pki.File("server.key"), "--use-service-account-credentials=true",
-		"--leader-elect=false", "--bind-address=127.0.0.1", "--authentication-skip-lookup", "--kube-api-qps=200", "--kube-api-burst=200"); err != nil {
+		"--leader-elect=false", "--bind-address=127.0.0.1", "--authentication-skip-lookup", "--kube-api-qps=200", "--kube-api-burst=200",
+		// Tests stop the kubelet or create nodes without one. After a minute these would get taints and other conditions.
+		"--node-monitor-grace-period=1h", "--node-startup-grace-period=1h"); err != nil {
 		return err
 	}
 	if _, err := c.play(schedulerRole, "--kubeconfig="+c.pki.Kubeconfig(schedUser),

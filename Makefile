@@ -4,12 +4,15 @@ REVISION ?= $(shell git rev-parse HEAD 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.revision=$(REVISION)
 # The binary does not depend on the machine, the directory or the time: see reproducible.
 BUILD := build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
-# golangci-lint is built with its own go.mod, so its dependencies stay out of ours. It is installed once, because each
+# The tools are built with their own go.mod, so their dependencies stay out of ours. They are installed once, because each
 # go run of a version queries the module proxy.
-LINT_VERSION := v2.15.0
-LINT := $(CURDIR)/bin/tools/golangci-lint-$(LINT_VERSION)
-VULNCHECK := $(GO) run golang.org/x/vuln/cmd/govulncheck@v1.8.0
-ACTIONLINT := $(GO) run github.com/rhysd/actionlint/cmd/actionlint@v1.7.7
+LINT := $(CURDIR)/bin/tools/golangci-lint-v2.15.0
+VULNCHECK := $(CURDIR)/bin/tools/govulncheck-v1.8.0
+ACTIONLINT := $(CURDIR)/bin/tools/actionlint-v1.7.7
+# Installs the tool of a module at the version in its name, with several tries, because the go command has only one.
+INSTALL = for pause in 2 10 30 ''; do \
+	    GOBIN=$(@D) $(GO) install $(1)@$(lastword $(subst -, ,$(@F))) && break; test -n "$$pause" && sleep $$pause || exit 1; \
+	  done; mv $(@D)/$(notdir $(1)) $@
 # A mirror, such as file:///path, has the layout that https://go.dev/doc/security/vuln/database describes.
 VULNDB ?= https://vuln.go.dev
 FUZZTIME ?= 20s
@@ -76,8 +79,13 @@ e2e-restarts:
 	cd e2e && $(GO) test $(RESTARTS) $(KUBELET_1_37) ./devicemanager -restarts 200
 
 $(LINT):
-	GOBIN=$(@D) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(LINT_VERSION)
-	mv $(@D)/golangci-lint $@
+	$(call INSTALL,github.com/golangci/golangci-lint/v2/cmd/golangci-lint)
+
+$(VULNCHECK):
+	$(call INSTALL,golang.org/x/vuln/cmd/govulncheck)
+
+$(ACTIONLINT):
+	$(call INSTALL,github.com/rhysd/actionlint/cmd/actionlint)
 
 # What -modfile does, for golangci-lint, which runs the go command also outside of modules.
 KUBELET_1_37_OVERLAY := $(CURDIR)/bin/kubelet1.37.json
@@ -105,7 +113,7 @@ lint: $(LINT) $(KUBELET_1_37_OVERLAY) actionlint
 	$(MAKE) helm-lint
 
 # Checks the GitHub workflows.
-actionlint:
+actionlint: $(ACTIONLINT)
 	$(ACTIONLINT) .github/workflows/*.yml
 
 .PHONY: helm-lint e2e-cluster image image-sim image-check
@@ -191,7 +199,7 @@ reproducible: build
 	  sha256sum bin/gpu-node-agent "$$dir/agent" && cmp bin/gpu-node-agent "$$dir/agent"
 
 # Searches for known vulnerabilities in called functions. Fails if the database does not answer.
-vuln:
+vuln: $(VULNCHECK)
 	$(VULNCHECK) -db $(VULNDB) ./...
 
 # Lists the linked modules and their licences.

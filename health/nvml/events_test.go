@@ -257,7 +257,8 @@ func TestEventsLostUnidentified(t *testing.T) {
 	f.waitState("")
 	f.lib.Do("fail waiting -1 %d -1", nvml.ERROR_GPU_IS_LOST)
 	f.waitState(errLost.Error())
-	sets, started := f.lib.Number("calls nvmlEventSetCreate"), time.Now()
+	started := time.Now() // before the count, so that the test is not faster than the pauses
+	sets := f.lib.Number("calls nvmlEventSetCreate")
 	f.lib.Do("await calls nvmlEventSetCreate %d", sets+6*9) // of each set, and of the eight that try the GPUs
 	if lasted := time.Since(started); lasted < 3*timing.minPause {
 		t.Errorf("six sets in %v", lasted)
@@ -269,19 +270,20 @@ func TestEventsLostUnidentified(t *testing.T) {
 }
 
 // TestEventsRegistrationFails checks that each way in which the registration of one GPU fails leaves that GPU out and no other, and
-// that the GPU is tried again.
+// that the GPU is tried again. Events of the others are not recorded before the state names that GPU only.
 func TestEventsRegistrationFails(t *testing.T) {
+	const gpu2 = "GPU-00000002-0000-0000-0000-000000000000"
 	for _, tt := range []struct{ name, command, reason string }{
 		{"lost", "lost 2", "GPU with NVML's index 2: nvmlDeviceGetHandleByIndex_v2: "},
-		{"no XIDs", "supports 2 0x1f7", "GPU-00000002-0000-0000-0000-000000000000: it reports no XIDs (supported types of events: 0x1f7)"},
-		{"refused", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d -1", nvml.ERROR_NOT_SUPPORTED), "nvmlDeviceRegisterEvents: "},
-		{"unknown", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d -1", nvml.ERROR_UNKNOWN), "nvmlDeviceRegisterEvents: "},
-		{"hanging handle", "hang nvmlDeviceGetHandleByIndex_v2 2", "has not returned in 200ms"},
-		{"hanging registration", "hang nvmlDeviceRegisterEvents 2", "has not returned in 200ms"},
+		{"no XIDs", "supports 2 0x1f7", gpu2 + ": it reports no XIDs (supported types of events: 0x1f7)"},
+		{"refused", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d -1", nvml.ERROR_NOT_SUPPORTED), gpu2 + ": nvmlDeviceRegisterEvents: "},
+		{"unknown", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d -1", nvml.ERROR_UNKNOWN), gpu2 + ": nvmlDeviceRegisterEvents: "},
+		{"hanging handle", "hang nvmlDeviceGetHandleByIndex_v2 2", "GPU with NVML's index 2: a call to the driver has not returned in 200ms"},
+		{"hanging registration", "hang nvmlDeviceRegisterEvents 2", "GPU with NVML's index 2: a call to the driver has not returned in 200ms"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := startEvents(t, testTiming, tt.command)
-			f.waitState(tt.reason)
+			f.waitState("1 of 8 GPUs report no events: " + tt.reason)
 			f.lib.Do("event 1 %d 31 -1 -1", bitXID)
 			f.lib.Do("event 7 %d 43 -1 -1", bitXID)
 			f.waitEvents("1 xid 31", "7 xid 43")
@@ -312,7 +314,7 @@ func TestEventsHangingRegistrationOutlivesSet(t *testing.T) {
 	timing := testTiming
 	timing.retry = time.Hour
 	f := startEvents(t, timing, "hang nvmlDeviceRegisterEvents 2")
-	f.waitState("has not returned")
+	f.waitState("1 of 8 GPUs report no events: GPU with NVML's index 2: a call") // the others are registered
 	f.lib.Do("lost 5")
 	f.waitState("2 of 8 GPUs")
 	f.lib.Do("release")
@@ -324,7 +326,9 @@ func TestEventsHangingRegistrationOutlivesSet(t *testing.T) {
 // TestEventsWithoutDriver checks that the agent may start before the driver, and survives its unload. The library is loaded for all
 // tests: see TestLibraryMissing.
 func TestEventsWithoutDriver(t *testing.T) {
-	f := startEvents(t, testTiming, "unload")
+	timing := testTiming
+	timing.callLimit = time.Hour // a slow call would be another transition
+	f := startEvents(t, timing, "unload")
 	f.waitState("nvmlInit_v2: Driver Not Loaded")
 	f.lib.Do("await calls nvmlInit_v2 5")
 	f.lib.Do("load")
@@ -450,7 +454,9 @@ func TestEventsReceiverBlocks(t *testing.T) {
 }
 
 func TestEventsRecoveryAction(t *testing.T) {
-	f := startEvents(t, testTiming)
+	timing := testTiming
+	timing.actionLimit = time.Hour // the event of a slow read would have no action
+	f := startEvents(t, timing)
 	f.waitState("")
 	f.lib.Do("action 1 1")
 	f.lib.Do("event 1 %d 95 -1 -1", bitXID)
@@ -464,15 +470,28 @@ func TestEventsRecoveryAction(t *testing.T) {
 	f.waitEvents("1 recovery-action")
 }
 
-// TestEventsRecoveryActionHangs checks that a read that hangs delays no event, and that its value is not used.
-func TestEventsRecoveryActionHangs(t *testing.T) {
-	f := startEvents(t, testTiming, "hang nvmlDeviceGetFieldValues 1")
+// TestEventsRecoveryActionDelaysNone checks that a read that hangs delays no other event.
+func TestEventsRecoveryActionDelaysNone(t *testing.T) {
+	timing := testTiming
+	timing.actionLimit = time.Hour
+	f := startEvents(t, timing, "hang nvmlDeviceGetFieldValues 1")
 	f.waitState("")
 	f.lib.Do("event 1 %d 0 -1 -1", bitAction)
 	f.lib.Do("await hanging 1")
 	f.lib.Do("event 1 %d 95 -1 -1", bitXID)
 	f.lib.Do("event 2 %d 0 -1 -1", bitAction)
-	f.waitEvents("1 xid 95", "2 recovery-action 0", "1 recovery-action")
+	f.waitEvents("1 xid 95", "2 recovery-action 0")
+}
+
+// TestEventsRecoveryActionHangs checks that the event of a read that hangs comes without its value.
+func TestEventsRecoveryActionHangs(t *testing.T) {
+	timing := testTiming
+	timing.actionLimit = time.Second // the last read, which does not hang, must end within it
+	f := startEvents(t, timing, "hang nvmlDeviceGetFieldValues 1")
+	f.waitState("")
+	f.lib.Do("event 1 %d 0 -1 -1", bitAction)
+	f.lib.Do("await hanging 1")
+	f.waitEvents("1 recovery-action")
 	f.lib.Do("event 1 %d 0 -1 -1", bitAction) // while the first read hangs
 	f.waitEvents("1 recovery-action")
 	if n := f.lib.Number("hanging"); n != 1 {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -104,6 +105,25 @@ func TestProcessTableTimeout(t *testing.T) {
 		if _, err := table.find(t.Context(), "/x/pipe", controlName, 0); !errors.Is(err, errTableTimeout) || time.Since(start) != tableTimeout {
 			t.Errorf("after %v: %v", time.Since(start), err)
 		}
+	})
+}
+
+// The reads of many devices follow each other, and each of them may take nearly as long as the timeout.
+func TestProcessTableQueue(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := newProcessTable("/proc")
+		var reads sync.WaitGroup
+		for range 56 { // the MIG devices of eight GPUs
+			reads.Go(func() {
+				if err := table.begin(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+				<-time.After(tableTimeout - time.Second)
+				table.end()
+			})
+		}
+		reads.Wait()
 	})
 }
 

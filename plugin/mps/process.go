@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/procfs"
@@ -53,8 +54,9 @@ type process struct {
 
 // processTable finds the processes of MPS.
 type processTable struct {
-	proc string        // procfs
-	busy chan struct{} // has a token while the table is read; capacity 1
+	proc  string        // procfs
+	busy  chan struct{} // has a token while the table is read; capacity 1
+	reads atomic.Uint64 // that have ended
 }
 
 func newProcessTable(proc string) *processTable {
@@ -66,23 +68,44 @@ const tableTimeout = 5 * time.Second
 
 var errTableTimeout = errors.New("cannot read the processes: a process blocks its files in /proc; look for hung tasks in the kernel log")
 
+// begin waits until no other read of the table runs. A node can have dozens of devices, so the timeout is not for all the reads before
+// this one, but for one that does not end. The caller must call end.
+func (t *processTable) begin(ctx context.Context) error {
+	for {
+		ended := t.reads.Load()
+		select {
+		case t.busy <- struct{}{}:
+			return nil
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(tableTimeout):
+			if t.reads.Load() == ended {
+				return errTableTimeout
+			}
+		}
+	}
+}
+
+func (t *processTable) end() {
+	t.reads.Add(1)
+	<-t.busy
+}
+
 // find returns the control daemons and servers whose pipe directory is dir. recorded is the process ID of a control daemon that may
 // have another name than the control program: a script has that of its interpreter, and the configuration may name another one now.
 func (t *processTable) find(ctx context.Context, dir, control string, recorded int) ([]process, error) {
+	if err := t.begin(ctx); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeoutCause(ctx, tableTimeout, errTableTimeout)
 	defer cancel()
-	select {
-	case t.busy <- struct{}{}:
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
 	type result struct {
 		processes []process
 		err       error
 	}
 	results := make(chan result, 1)
 	go func() {
-		defer func() { <-t.busy }()
+		defer t.end()
 		processes, err := t.read(dir, control, recorded)
 		results <- result{processes, err}
 	}()

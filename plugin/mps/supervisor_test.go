@@ -692,11 +692,15 @@ func TestSecondSupervisorWaits(t *testing.T) {
 	n.want(gpuA)
 	stopFirst := n.supervise()
 	before := n.awaitServing(gpuA)[gpuA]
-	waiting := n.startProcess()
-	eventually(t, "lock file opened", func() bool {
-		links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", waiting.Process.Pid))
-		return slices.ContainsFunc(links, func(l string) bool { to, _ := os.Readlink(l); return to == n.root.lockFile() })
-	}, func() string { return "" })
+	startWaiting := func() *exec.Cmd {
+		process := n.startProcess()
+		eventually(t, "lock file opened", func() bool {
+			links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", process.Process.Pid))
+			return slices.ContainsFunc(links, func(l string) bool { to, _ := os.Readlink(l); return to == n.root.lockFile() })
+		}, func() string { return "" })
+		return process
+	}
+	startWaiting()
 	if s, err := n.status(); err != nil || s.Daemons[0].PID != before.PID {
 		t.Errorf("%+v, %v", s, err)
 	}
@@ -704,13 +708,13 @@ func TestSecondSupervisorWaits(t *testing.T) {
 	if after := n.awaitServing(gpuA)[gpuA]; after.PID == before.PID || after.Restarts != 0 { // it did nothing while it waited
 		t.Errorf("before %+v, after %+v", before, after)
 	}
-	// One that waits can be stopped.
-	third := n.startProcess()
+	// One that waits can be stopped. Before it waits, the signal would end it in any case.
+	third := startWaiting()
 	if err := third.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := third.Process.Wait(); err != nil {
-		t.Fatal(err)
+	if state, err := third.Process.Wait(); err != nil || !state.Success() {
+		t.Fatalf("%v, %v", state, err)
 	}
 }
 

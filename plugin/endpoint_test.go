@@ -191,7 +191,7 @@ func TestRegistrarLeavesUnansweredPath(t *testing.T) {
 			onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
 				h := newHarness(t, snapshot(4))
 				h.version = v
-				h.p.timing.registerTimeout = 100 * time.Millisecond
+				h.p.timing.registerTimeout, h.p.timing.streamTimeout = 100*time.Millisecond, shortTimeout
 				s := &site{h, h.kubelet()}
 				s.kubelet.SetFault(fault)
 				h.run()
@@ -223,6 +223,7 @@ func TestRegistrarReportsDeadEndpoint(t *testing.T) {
 	s.poison()
 	s.stop()
 	s.harness = s.successor()
+	s.p.timing.endTimeout = shortTimeout
 	s.run()
 	first := s.waitStatus(isRegistered)
 	if !strings.Contains(first.Warning, s.socket()) || first.Err != "" {
@@ -334,6 +335,7 @@ func TestRegistrarWaitsLimitedForEndOfEarlierAgent(t *testing.T) {
 	s.kubelet.SetFault(kubelettest.Fault{HoldEnds: true})
 	s.stop()
 	s.harness = s.successor()
+	s.p.timing.endTimeout = shortTimeout
 	s.run()
 	s.waitStatus(func(r ResourceStatus) bool { return r.Registered && r.Warning != "" })
 	s.kubelet.SetFault(kubelettest.Fault{})
@@ -350,6 +352,7 @@ func TestRegistrarAvoidsPathRefusedForAnyReason(t *testing.T) {
 	s.kubelet.SetFault(kubelettest.Fault{HoldEnds: true, ConnectedError: "endpoint exists"})
 	s.stop()
 	s.harness = s.successor()
+	s.p.timing.endTimeout = shortTimeout
 	s.run()
 	s.waitStatus(func(r ResourceStatus) bool { return r.Registered && r.Warning == "" })
 }

@@ -100,17 +100,20 @@ func newTestServer(snap *health.Snapshot) *server {
 	return newServerOf(gpu, &cfg, snap)
 }
 
-// shortTiming makes every delay short enough for a test, and the settle time long enough to be observed.
+// shortTiming makes every delay short enough for a test, and the settle time long enough to be observed. The timeouts are too long for a
+// machine that is only busy: a test of one sets it to shortTimeout.
 func shortTiming() timing {
 	return timing{
-		poll: 5 * time.Millisecond, settle: 40 * time.Millisecond, registerTimeout: 5 * time.Second, streamTimeout: 300 * time.Millisecond, endTimeout: 300 * time.Millisecond,
-		retryMin: 20 * time.Millisecond, retryMax: 80 * time.Millisecond, withdrawTimeout: 300 * time.Millisecond, handshake: 300 * time.Millisecond,
+		poll: 5 * time.Millisecond, settle: 40 * time.Millisecond, registerTimeout: 5 * time.Second, streamTimeout: 3 * time.Second, endTimeout: 3 * time.Second,
+		retryMin: 20 * time.Millisecond, retryMax: 80 * time.Millisecond, withdrawTimeout: 3 * time.Second, handshake: 3 * time.Second,
 		pods: podresources.Timing{
 			Poll: 5 * time.Millisecond, Refresh: 40 * time.Millisecond, QuickRefresh: 10 * time.Millisecond, Call: 5 * time.Second, MaxAge: 200 * time.Millisecond,
 		},
 		auditRetryMin: 50 * time.Millisecond, auditRetryMax: 200 * time.Millisecond,
 	}
 }
+
+const shortTimeout = 300 * time.Millisecond
 
 // harness is a plugin with a kubelet directory of its own.
 type harness struct {
@@ -163,7 +166,7 @@ func newHarness(t *testing.T, snap *health.Snapshot) *harness {
 func newHarnessIn(t *testing.T, root string, snap *health.Snapshot) *harness {
 	t.Helper()
 	h := &harness{T: t, root: root, version: kubelettest.V137}
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	h.ctx = ctx
 	h.cfg.Store(&Config{Enabled: true, Resource: gpu, KubeletDir: h.root})
@@ -187,6 +190,12 @@ func startHarnessOn(t *testing.T, v kubelettest.Version, snap *health.Snapshot, 
 	t.Helper()
 	h := newHarness(t, snap)
 	h.version = v
+	return h, h.register(changes...)
+}
+
+// register starts a kubelet and the plugin, and waits until the devices are registered.
+func (h *harness) register(changes ...func(*Config)) *kubelettest.Kubelet {
+	h.Helper()
 	for _, change := range changes {
 		h.setConfig(change)
 	}
@@ -195,7 +204,7 @@ func startHarnessOn(t *testing.T, v kubelettest.Version, snap *health.Snapshot, 
 	h.waitStatus(isRegistered)
 	s := h.p.Status().Resources[0]
 	h.waitResource(k, gpu, listed(s.Devices, s.Healthy))
-	return h, k
+	return k
 }
 
 func (h *harness) run() {
@@ -209,7 +218,7 @@ func (h *harness) run() {
 			if err != nil {
 				h.Errorf("Run: %v", err)
 			}
-		case <-time.After(20 * time.Second): // the deadline of every other wait
+		case <-time.After(time.Minute): // the deadline of every other wait
 			h.Error("the plugin does not end")
 		}
 	})

@@ -99,6 +99,7 @@ func TestPodResourcesDenied(t *testing.T) {
 // A pod-resources API that does not answer delays nothing else.
 func TestPodResourcesHang(t *testing.T) {
 	h := newHarness(t, snapshot(2))
+	h.p.timing.endTimeout = shortTimeout // the registration must not wait for the answer
 	k := h.kubelet()
 	socket := filepath.Join(h.root, "pod-resources", "kubelet.sock")
 	h.remove(socket)

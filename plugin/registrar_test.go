@@ -290,6 +290,7 @@ func TestRegistrarRetriesRefusedRegistration(t *testing.T) {
 	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
 		h := newHarness(t, snapshot(2))
 		h.version = v
+		h.p.timing.streamTimeout = shortTimeout
 		k := h.kubelet()
 		k.SetFault(kubelettest.Fault{RegisterError: "too many plugins"})
 		h.run()

@@ -58,7 +58,9 @@ func TestRemovedResourceIsWithdrawn(t *testing.T) {
 // A client that does not read delays neither other clients nor the end of the plugin.
 func TestStopDoesNotWaitForSlowReader(t *testing.T) {
 	t.Parallel()
-	h, k := startHarness(t, snapshot(300), func(c *Config) { c.OnStop = OnStopWithdraw })
+	h := newHarness(t, snapshot(300))
+	h.p.timing.withdrawTimeout = shortTimeout
+	k := h.register(func(c *Config) { c.OnStop = OnStopWithdraw })
 	client, err := kubelettest.Dial(h.socket())
 	if err != nil {
 		t.Fatal(err)

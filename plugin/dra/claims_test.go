@@ -179,7 +179,6 @@ func (n *claimNode) start() {
 			return faults.do(false, func() error { return inner.removeSpec(dir, uid) })
 		},
 	}
-	p.timing.mps = 2 * time.Second
 	p.capabilities = &health.Latest[memlimits.Capabilities]{}
 	p.capabilities.Store(&memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": "", "GPU-1": "the driver is too old", "GPU-2": ""}})
 	n.prepare = p

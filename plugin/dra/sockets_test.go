@@ -45,7 +45,9 @@ func TestFindOtherDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := newSockets(&Driver{timing: defaultTiming()}, instance{"gpu.nvidia.com", dir}, zap.NewNop())
+	timing := defaultTiming()
+	timing.call = time.Minute // a driver that answers late counts as none
+	s := newSockets(&Driver{timing: timing}, instance{"gpu.nvidia.com", dir}, zap.NewNop())
 	if err := s.findOtherDriver(t.Context(), ""); err == nil {
 		t.Error("no error without the directory")
 	}

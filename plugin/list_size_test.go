@@ -183,9 +183,7 @@ func TestTooLargeListIsNotRegistered(t *testing.T) {
 	}
 	h.setConfig(replicas(2))
 	h.waitResource(k, migResource, listed(222, 222))
-	if s := h.p.Status(); s.Err != "" {
-		t.Errorf("%+v", s)
-	}
+	h.waitPlugin(func(s Status) bool { return s.Err == "" })
 	h.setConfig(replicas(1000))
 	h.waitResource(k, migResource, disconnected)
 	h.waitPlugin(tooLarge)

@@ -199,9 +199,10 @@ func TestRegistrarKeepsStreamInWipedDirectory(t *testing.T) {
 	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
 		h, k := startHarnessOn(t, v, snapshot(2))
 		before := h.waitStatus(isRegistered)
-		h.remove(h.socket())
+		// The kubelet's first, else the plugin may register again in between. Registration is impossible. The open stream still serves the
+		// kubelet.
 		h.remove(filepath.Join(h.pluginDir(), "kubelet.sock"))
-		// Registration is impossible. The open stream still serves the kubelet.
+		h.remove(h.socket())
 		h.waitLog(msgUnregistered, "kubelet.sock", 1)
 		if s := h.waitStatus(unregisteredFor("kubelet.sock")); s.Registrations != before.Registrations || s.Streams != 1 {
 			t.Errorf("%+v", s)

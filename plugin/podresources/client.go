@@ -37,6 +37,7 @@ type Timing struct {
 	QuickRefresh time.Duration // between queries after an allocation or a kubelet start
 	Call         time.Duration // timeout of a query
 	MaxAge       time.Duration // of an answer that is kept while queries fail
+	LogAfter     time.Duration // how long an error lasts until it is logged: longer than a kubelet restart
 }
 
 // Client queries the kubelet over one connection and publishes the answers. No caller waits for the kubelet.
@@ -240,7 +241,7 @@ func (c *Client) storeHolders(asked time.Time, pods *podsapi.ListPodResourcesRes
 	c.Holders.Store(&next)
 }
 
-// logChange logs an error once, when it has lasted longer than a kubelet restart, and logs its end.
+// logChange logs an error once, when it has lasted for LogAfter, and logs its end.
 func (c *Client) logChange(podsErr, devicesErr error) {
 	text := func(err error) string {
 		if err == nil {
@@ -261,7 +262,7 @@ func (c *Client) logChange(podsErr, devicesErr error) {
 	case c.failingSince.IsZero(), podsErr != nil && c.KubeletLost():
 		c.failingSince = now
 		return
-	case now.Sub(c.failingSince) < 3*c.timing.QuickRefresh:
+	case now.Sub(c.failingSince) < c.timing.LogAfter:
 		return
 	}
 	if failure == c.lastLogged {

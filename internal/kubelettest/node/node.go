@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -53,15 +55,33 @@ func New(ctx context.Context, binary string) (*Node, error) {
 	}, nil
 }
 
+const (
+	firstPort = 10_000
+	ports     = 50_000
+)
+
+// lastPort is the port of the newest node, counted from firstPort.
+//
+//nolint:gochecknoglobals // the ports belong to the process
+var lastPort = rand.Uint32N(ports)
+
 // freeAddress returns an address with a free port. The IP address depends on the process: on 127.0.0.1 another program
-// could take the port before the agent listens, or while it restarts. All of 127.0.0.0/8 is the loopback network.
+// could take the port before the agent listens, or while it restarts. All of 127.0.0.0/8 is the loopback network. For the
+// same reason each node of the process gets the next port: the kernel would choose one that was free a moment ago, of some
+// thousands, and so the port of another node whose agent does not listen right now.
 func freeAddress(ctx context.Context) (string, error) {
 	pid := os.Getpid() // below 1<<22: proc_sys_kernel(5)
-	l, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf("127.%d.%d.%d:0", 64+pid>>16, pid>>8&0xff, pid&0xff))
-	if err != nil {
-		return "", err
+	for {
+		port := firstPort + atomic.AddUint32(&lastPort, 1)%ports
+		l, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf("127.%d.%d.%d:%d", 64+pid>>16, pid>>8&0xff, pid&0xff, port))
+		if errors.Is(err, syscall.EADDRINUSE) {
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		return l.Addr().String(), l.Close()
 	}
-	return l.Addr().String(), l.Close()
 }
 
 // Write writes the agent's configuration, in which it replaces DIR by the node's directory and ADDRESS by the address of

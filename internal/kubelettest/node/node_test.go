@@ -29,6 +29,18 @@ func TestParsePage(t *testing.T) {
 	}
 }
 
+// Nodes whose agents do not listen at the moment have different addresses.
+func TestFreeAddressIsNotRepeated(t *testing.T) {
+	seen := make(map[string]bool)
+	for range 2000 {
+		address, err := freeAddress(t.Context())
+		if err != nil || seen[address] {
+			t.Fatalf("%q after %d others: repeated %t, %v", address, len(seen), seen[address], err)
+		}
+		seen[address] = true
+	}
+}
+
 func TestUsageOf(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	if err != nil {

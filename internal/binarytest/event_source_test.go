@@ -38,18 +38,19 @@ func TestEventSourceDown(t *testing.T) {
 
 	p.sim("{events: up}")
 	p.awaitMetrics(eventsUp)
-	if code, text := p.get("/readyz"); code != http.StatusOK || text != "ok\n" {
-		t.Errorf("/readyz: %d %q", code, text)
-	}
-	var kinds []string
-	for _, e := range p.snapshot().Events {
-		if e.Kind == "event-source" {
-			kinds = append(kinds, e.State)
+	p.await("/readyz without a warning", func() bool {
+		code, text := p.get("/readyz")
+		return code == http.StatusOK && text == "ok\n"
+	})
+	p.await("the events up, down and up of the event source", func() bool { // they follow the snapshot
+		var states []string
+		for _, e := range p.snapshot().Events {
+			if e.Kind == "event-source" {
+				states = append(states, e.State)
+			}
 		}
-	}
-	if got := strings.Join(kinds, " "); got != "up down up" { // the newest first
-		t.Errorf("events of the event source: %s", got)
-	}
+		return strings.Join(states, " ") == "up down up" // the newest first
+	})
 }
 
 // A detach ends the event sources, which hold files of the driver. Attach starts them again.

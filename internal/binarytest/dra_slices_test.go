@@ -120,6 +120,7 @@ func TestDRASlicesTaints(t *testing.T) {
 			check("after kill -9, without an agent", &since)
 			p.launch("NODE_NAME=" + draNodeName)
 			p.awaitSource("up")
+			p.awaitSocket(p.agentSocket()) // before, the command would do without the agent
 			check("after kill -9", &since)
 			p.sim("{source: down}")
 			p.awaitSource("down")

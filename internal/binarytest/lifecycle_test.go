@@ -95,7 +95,9 @@ func TestAgentStaysUpWithoutSource(t *testing.T) {
 
 func TestShutdownWhileSourceStalled(t *testing.T) {
 	t.Parallel()
-	p := start(t, "source: {mode: sim, stallAfter: 1s, sim: {scenario: [{at: 1s, source: stalled}]}}")
+	p := start(t, "source: {mode: sim, stallAfter: 1s, sim: {control: DIR/sim.sock}}")
+	p.awaitMetrics("DCGM_FI_DEV_GPU_TEMP")
+	p.sim("{source: stalled}")
 	p.awaitSource("stalled")
 	p.awaitMetrics("gpu_node_agent_source_stalled 1", "DCGM_FI_DEV_GPU_TEMP")
 	p.stop()

@@ -45,7 +45,9 @@ func TestStartWithLastGoodConfiguration(t *testing.T) {
 		if s := p.snapshot(); s.Config.OK || !strings.Contains(s.Config.Error, "health.confirm") || !s.Ready {
 			t.Errorf("status %+v", s.Config)
 		}
-		if n := strings.Count(p.log()[logged:], "health.confirm"); n != 1 {
+		times := func() int { return strings.Count(p.log()[logged:], "health.confirm") }
+		p.await("the error in the log", func() bool { return times() > 0 })
+		if n := times(); n != 1 {
 			t.Errorf("logged %d times:\n%s", n, p.log()[logged:])
 		}
 		if got := readFile(p.lastGood()); got != saved {

@@ -43,6 +43,7 @@ func (p *process) awaitConnection(path string) {
 // Clients that open thousands of connections, or do not read, keep no probe and no scrape from the agent, and cost it
 // neither memory nor descriptors without limit.
 func TestAgentServesDuringFloods(t *testing.T) { // not parallel, because it takes all processors
+	begin := time.Now()
 	p := start(t, simConfig)
 	p.awaitMetrics("gpu_node_agent_source_up 1")
 	before, growth := p.usage(), uint64(60<<20)
@@ -88,7 +89,8 @@ func TestAgentServesDuringFloods(t *testing.T) { // not parallel, because it tak
 	if dropped, _ := page.Value("gpu_node_agent_http_connections_dropped_total"); err != nil || dropped < 1000 {
 		t.Errorf("%v dropped connections on the page, %v", dropped, err)
 	}
-	if n := strings.Count(p.log(), "clientConnections"); n < 1 || n > 5 {
-		t.Errorf("dropped connections are logged %d times", n)
+	p.awaitLog("clientConnections")
+	if n, most := strings.Count(p.log(), "clientConnections"), 1+int(time.Since(begin)/time.Minute); n > most { // at most one in a minute
+		t.Errorf("dropped connections are logged %d times, want %d at most", n, most)
 	}
 }

@@ -1,6 +1,7 @@
 package binarytest
 
 import (
+	"context"
 	"net/http"
 	"strings"
 	"testing"
@@ -57,6 +58,12 @@ func TestDetachSurvivesRestart(t *testing.T) {
 			p, k := startRegistered(t, simConfig)
 			p.command(0, "detach", "--for", "10m", "--force")
 			end(p)
+			ctx, cancel := context.WithTimeout(t.Context(), 2*awaitTimeout)
+			defer cancel()
+			lost, err := k.WaitFor(ctx, func(s kubelettest.State) bool { return !s.Resources[resource].Connected })
+			if err != nil {
+				t.Fatal(err)
+			}
 			p.launch()
 			p.awaitMetrics("gpu_node_agent_source_detached 1")
 			if n := p.findings("driver-released"); n != 8 {
@@ -64,12 +71,14 @@ func TestDetachSurvivesRestart(t *testing.T) {
 			}
 			p.awaitSource("detached")
 			p.awaitPage("/livez", http.StatusOK)
-			state, err := k.WaitFor(t.Context(), func(s kubelettest.State) bool { return len(s.Resources[resource].Devices) == 8 })
+			state, err := k.WaitFor(ctx, func(s kubelettest.State) bool {
+				return s.Resources[resource].Messages > lost.Resources[resource].Messages
+			})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if n := state.Resources[resource].Allocatable(); n != 0 {
-				t.Errorf("the kubelet counts %d healthy GPUs", n)
+			if r := state.Resources[resource]; r.Capacity() != 8 || r.Allocatable() != 0 {
+				t.Errorf("the kubelet counts %d healthy GPUs of %d", r.Allocatable(), r.Capacity())
 			}
 			p.command(0, "attach")
 			p.awaitAllocatable(k, 8)

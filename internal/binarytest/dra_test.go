@@ -291,6 +291,9 @@ func TestDRARestarts(t *testing.T) {
 			t.Fatal(err)
 		}
 		n.await("the driver again after the loss of "+dir, func() bool {
+			if _, err := os.Stat(filepath.Join(n.Dir, "plugins", draDriver, "dra.sock")); err != nil {
+				return false // the old connection still answers
+			}
 			_, err := n.dra.Prepare(t.Context(), draDriver, c)
 			return err == nil
 		})

@@ -83,11 +83,11 @@ func (j *journal) reset() {
 	clear(j.flips)
 }
 
-// awaitStreamEnd waits until the kubelet detects the end of a plugin's stream.
-func awaitStreamEnd(k *kubelettest.Kubelet, resource string) error {
+// awaitStreamEnd waits until the kubelet detects the end of a plugin's stream. before is the number of registrations while it was open: the
+// plugin may be registered again already.
+func awaitStreamEnd(k *kubelettest.Kubelet, resource string, before int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	before := k.State().Resources[resource].Registrations
 	_, err := k.WaitFor(ctx, func(s kubelettest.State) bool {
 		r := s.Resources[resource]
 		return !r.Connected || r.Registrations > before
@@ -127,13 +127,14 @@ func serveKubelet(dir string) error {
 			j.forget()
 			failed = k.Restart()
 		case "drop":
+			before := k.State().Resources[c.Resource].Registrations
 			k.Drop(c.Resource)
-			failed = awaitStreamEnd(k, c.Resource)
+			failed = awaitStreamEnd(k, c.Resource, before)
 		case "forget":
 			k.Forget(c.Resource)
 		case "await-end":
-			for name := range k.State().Resources {
-				failed = errors.Join(failed, awaitStreamEnd(k, name))
+			for name, r := range k.State().Resources {
+				failed = errors.Join(failed, awaitStreamEnd(k, name, r.Registrations))
 			}
 			j.reset()
 		default:

@@ -191,7 +191,7 @@ func (w *world) detach(ctx context.Context, duration time.Duration) (detachRespo
 		return answer, violated("detach", "%v are %+v", duration, answer)
 	}
 	w.engineNotAsked = answer.Engine != ""
-	return answer, w.noteDetached(ctx, !w.engineNotAsked)
+	return answer, w.noteDetached(ctx, !w.engineNotAsked, answer.Until)
 }
 
 // engineMayBeUnasked reports whether the host engine may not have been asked, which is so without a connection.
@@ -205,8 +205,9 @@ func (w *world) engineMayBeUnasked(notAsked, already bool) bool {
 	return notAsked || w.source == "blind"
 }
 
-// noteDetached updates the model after a detach. asked reports whether the host engine was asked to detach.
-func (w *world) noteDetached(ctx context.Context, asked bool) error {
+// noteDetached updates the model after a detach. asked reports whether the host engine was asked to detach. After until, the agent may use
+// the driver again.
+func (w *world) noteDetached(ctx context.Context, asked bool, until time.Time) error {
 	s, err := w.snapshot(ctx)
 	if err != nil {
 		return err
@@ -217,7 +218,7 @@ func (w *world) noteDetached(ctx context.Context, asked bool) error {
 	}
 	return w.await(ctx, scaled(stepTimeout), func(context.Context) error { // the library updates its state shortly after
 		connected, detached, _, err := w.engine.readState()
-		if err == nil && (connected || w.engine.host && asked && !detached) {
+		if err == nil && (connected || w.engine.host && asked && !detached) && time.Now().Before(until) {
 			err = violated("detach", "connected to DCGM: %t; engine detached: %t", connected, detached)
 		}
 		w.engineDetached = detached
@@ -246,7 +247,7 @@ func (w *world) awaitDetached(ctx context.Context, measured time.Time) error {
 		}
 	}
 	w.engineNotAsked = false
-	return w.noteDetached(ctx, true)
+	return w.noteDetached(ctx, true, s.Source.Until)
 }
 
 // detachUntilExpiry detaches the driver for a second.

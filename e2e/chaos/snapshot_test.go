@@ -15,6 +15,7 @@ type snapshot struct {
 	GPUs   []device `json:"gpus"`
 	Source struct {
 		Status   string    `json:"status"`
+		Until    time.Time `json:"until"` // of a detach
 		Measured time.Time `json:"measured"`
 	} `json:"source"`
 	Memory struct {

@@ -145,7 +145,7 @@ func (w *mpsWorld) endDaemon(how string) error {
 		return nil
 	}
 	w.mayEnd(6, 7)
-	for i := 0; i < 300 && !w.daemonServes(); i++ { // before, it does not handle the signal
+	for limit := time.Now().Add(scaled(30 * time.Second)); !w.daemonServes() && time.Now().Before(limit); { // before, it does not handle the signal
 		<-time.After(10 * time.Millisecond)
 	}
 	_ = w.daemon.Process.Signal(syscall.SIGTERM)

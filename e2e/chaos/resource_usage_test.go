@@ -46,7 +46,7 @@ func (w *world) checkGrowth(ctx context.Context) error {
 
 // checkLeaks compares a calm agent with its first calm. Go does not release threads.
 func (w *world) checkLeaks(ctx context.Context) error {
-	err := w.await(ctx, 15*time.Second, func(ctx context.Context) error {
+	err := w.await(ctx, scaled(15*time.Second), func(ctx context.Context) error {
 		s, err := w.snapshot(ctx)
 		if err != nil {
 			return err
@@ -72,7 +72,7 @@ func (w *world) checkLeaks(ctx context.Context) error {
 	if err != nil || len(rest) != 0 {
 		return violated("memory", "files beside the state file: %v, %v", rest, err)
 	}
-	return w.await(ctx, 15*time.Second, func(ctx context.Context) error {
+	return w.await(ctx, scaled(15*time.Second), func(ctx context.Context) error {
 		w.CloseIdleConnections()
 		f, err := w.footprint(ctx)
 		if err != nil {

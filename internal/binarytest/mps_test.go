@@ -411,9 +411,10 @@ func TestMPSCommand(t *testing.T) {
 	if err := ended.Err(); !errors.Is(err, mpstest.Error(mpstest.ClientTerminated)) {
 		t.Error(err)
 	}
-	if out := n.command(0, "mps"); !strings.Contains(out, "4000001") || strings.Contains(out, "4000002") {
-		t.Errorf("after the end of a client: %s", out)
-	}
+	n.await("the end of the client on the list", func() bool { // the server removes it after it has told the client
+		out := n.command(0, "mps")
+		return strings.Contains(out, "4000001") && !strings.Contains(out, "4000002")
+	})
 	select {
 	case <-kept.Done():
 		t.Error("the other client was terminated:", kept.Err())

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -129,16 +130,15 @@ func cpuWithout(pid int, name string) (cpu time.Duration, err error) {
 		return 0, err
 	}
 	for _, thread := range threads {
-		comm, err := os.ReadFile(filepath.Join(thread, "comm"))
-		if err != nil {
+		comm, commErr := os.ReadFile(filepath.Join(thread, "comm"))
+		stat, err := os.ReadFile(filepath.Join(thread, "schedstat")) // the first number is nanoseconds on a CPU: sched-stats.rst
+		if err := errors.Join(commErr, err); errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
+			continue // the thread has ended
+		} else if err != nil {
 			return 0, err
 		}
 		if strings.TrimSpace(string(comm)) == name {
 			continue
-		}
-		stat, err := os.ReadFile(filepath.Join(thread, "schedstat")) // the first number is nanoseconds on a CPU: sched-stats.rst
-		if err != nil {
-			return 0, err
 		}
 		first, _, _ := strings.Cut(string(stat), " ")
 		ns, err := strconv.ParseInt(first, 10, 64)

@@ -174,9 +174,11 @@ func uninstall(t *testing.T) {
 	}
 }
 
+const kubeletPluginDir = "/var/lib/kubelet/device-plugins"
+
 // survives reports whether a file on the node is the kubelet's, or survives for the next installation.
 func survives(dir, name string) bool {
-	return dir == "/var/lib/kubelet/device-plugins" && (name == "kubelet.sock" || name == "kubelet_internal_checkpoint") ||
+	return dir == kubeletPluginDir && (name == "kubelet.sock" || name == "kubelet_internal_checkpoint") ||
 		dir == "/var/lib/gpu-node-agent" && slices.Contains([]string{"state.json", "state.json.lock", "state.json.config"}, name)
 }
 
@@ -184,12 +186,15 @@ func survives(dir, name string) bool {
 func agentFiles(t *testing.T) map[string][]string {
 	t.Helper()
 	files := make(map[string][]string)
-	for _, dir := range []string{"/var/lib/kubelet/device-plugins", "/var/lib/gpu-node-agent", "/run/gpu-node-agent", "/var/run/cdi", "/etc/cdi"} {
+	for _, dir := range []string{kubeletPluginDir, "/var/lib/gpu-node-agent", "/run/gpu-node-agent", "/var/run/cdi", "/etc/cdi"} {
 		entries, err := os.ReadDir(dir)
 		if err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)
 		}
 		for _, e := range entries {
+			if strings.HasPrefix(e.Name(), ".") && dir == kubeletPluginDir {
+				continue // the kubelet is writing its checkpoint
+			}
 			files[dir] = append(files[dir], e.Name())
 		}
 	}

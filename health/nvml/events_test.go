@@ -429,7 +429,7 @@ func TestEventsEnd(t *testing.T) {
 // TestEventsEndWithinOneWait checks that no wait begins once Run is to end.
 func TestEventsEndWithinOneWait(t *testing.T) {
 	timing := testTiming
-	timing.wait, timing.retry = 500*time.Millisecond, time.Hour
+	timing.wait, timing.retry = 2*time.Second, time.Hour
 	f := startEvents(t, timing)
 	f.waitState("")
 	waits := f.lib.Number("calls nvmlEventSetWait_v2") + 1

@@ -176,7 +176,7 @@ func (p *Plugin) claimDevices() (reason string) {
 	}
 	switch dra := p.dra.Load(); {
 	case dra == nil:
-		return "dynamic resource allocation is starting; it may still serve the devices"
+		return "about to learn whether dynamic resource allocation still serves the devices"
 	case !dra.Released:
 		return dra.Reason
 	}

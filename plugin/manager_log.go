@@ -57,8 +57,8 @@ func (p *Plugin) logUnmatchedSelectors(unmatched []unmatchedSelectors) {
 	p.loggedUnmatched = unmatched
 }
 
-// setError stores why nothing is served and logs it when it changes: as information while the source starts, otherwise
-// as a warning.
+// setError stores why nothing is served and logs it when it changes: as information during the start, otherwise as a
+// warning.
 func (p *Plugin) setError(cfg *Config, reason string, starting bool) {
 	disabled, released := cfg != nil && !cfg.Enabled, p.released.Load()
 	p.mu.Lock()

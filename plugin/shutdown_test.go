@@ -119,6 +119,21 @@ func TestRegistrarFollowsReplacedDirectory(t *testing.T) {
 	})
 }
 
+// Dynamic resource allocation that has yet to say whether it serves the devices is no reason for a warning.
+func TestStartupLogLevelOfDRA(t *testing.T) {
+	h := newHarness(t, snapshot(2))
+	var dra health.Latest[Handover]
+	h.p.SetDRA(&dra)
+	h.kubelet()
+	h.run()
+	h.waitLog(msgNothing, "about to learn", 1)
+	dra.Store(&Handover{Reason: "claim ml/c"})
+	h.waitLog(msgNothing, "claim ml/c", 1)
+	if n := h.logs.FilterLevelExact(zap.WarnLevel).FilterMessage(msgNothing).Len(); n != 1 {
+		t.Errorf("%d warnings: %v", n, h.logLines())
+	}
+}
+
 // A starting source is logged as information, a failing one as a warning.
 func TestStartupLogLevel(t *testing.T) {
 	starting := snapshot(0)

@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -123,10 +122,16 @@ func refuseArguments(cmd *cobra.Command, args []string) error {
 }
 
 // explainFlag adds the most similar flag to the error about an unknown one, as cobra does for commands, and the valid values to that
-// about a boolean one.
+// about a boolean one or --output.
 func explainFlag(cmd *cobra.Command, err error) error {
-	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok && invalid.GetFlag().Value.Type() == "bool" {
-		return fmt.Errorf("--%s: expected true or false, got %q", invalid.GetFlag().Name, invalid.GetValue())
+	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
+		flag, expected := invalid.GetFlag(), "true or false"
+		if f, ok := flag.Value.(*terminal.Format); ok {
+			expected = f.Expected()
+		} else if flag.Value.Type() != "bool" {
+			return err
+		}
+		return fmt.Errorf("--%s: expected %s, got %q", flag.Name, expected, invalid.GetValue())
 	}
 	unknown, ok := errors.AsType[*pflag.NotExistError](err)
 	if !ok {
@@ -152,28 +157,16 @@ type table interface {
 
 // withReport makes cmd print a report, which has a JSON form too.
 func withReport(cmd *cobra.Command, create func(context.Context) fmt.Stringer) *cobra.Command {
-	var output string
+	format := terminal.AddFormat(cmd.Flags(), "text", terminal.JSON)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if output != "text" && output != "json" {
-			return fmt.Errorf("--output: expected text or json, got %q", output)
-		}
 		log.SetOutput(io.Discard) // go-dcgm logs there
 		r := create(cmd.Context())
-		text := r.String()
+		text := r.String
 		if t, ok := r.(table); ok {
-			text = t.Table(terminal.Of(os.Stdout))
+			text = func() string { return t.Table(terminal.Of(os.Stdout)) }
 		}
-		if output == "json" {
-			document, err := json.MarshalIndent(r, "", "  ")
-			if err != nil {
-				return err
-			}
-			text = string(document) + "\n"
-		}
-		_, err := fmt.Fprint(cmd.OutOrStdout(), text)
-		return err
+		return format.Print(cmd.OutOrStdout(), text, r)
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
 	return cmd
 }
 

@@ -31,7 +31,8 @@ func Commands(loader *config.Loader, slices plan[dra.PublishedSlices], labels pl
 }
 
 func statusCommand(loader *config.Loader) *cobra.Command {
-	var output, address string
+	var address string
+	var format *terminal.Format
 	var access status.Access
 	cmd := &cobra.Command{
 		Use:   "status",
@@ -44,9 +45,6 @@ certificate of metrics.webConfigFile. The password for --user is read from $` + 
 		Example: `  gpu-node-agent status
   gpu-node-agent status --address 10.0.0.7:9400 -o json | jq '.gpus[] | select(.state == "unhealthy")'`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "wide" && output != "json" {
-				return fmt.Errorf("--output: expected table, wide or json, got %q", output)
-			}
 			if address == "" {
 				c := loadPartial(cmd, loader)
 				address = access.Local(c.Metrics.Listen, c.Web.Certificate())
@@ -58,14 +56,14 @@ certificate of metrics.webConfigFile. The password for --user is read from $` + 
 			if err != nil {
 				return err
 			}
-			if output != "json" {
-				text = []byte(node.Table(output == "wide", terminal.Of(os.Stdout)))
+			if format.String() != terminal.JSON {
+				text = []byte(node.Table(format.String() == "wide", terminal.Of(os.Stdout)))
 			}
 			_, err = cmd.OutOrStdout().Write(text)
 			return err
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, wide or json")
+	format = terminal.AddFormat(cmd.Flags(), "table", "wide", terminal.JSON)
 	cmd.Flags().StringVar(&address, "address", "", "HOST:PORT or URL of the agent (default: metrics.listen of its configuration)")
 	access.AddFlags(cmd.Flags())
 	return cmd

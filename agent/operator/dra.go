@@ -1,7 +1,6 @@
 package operator
 
 import (
-	"encoding/json"
 	"fmt"
 	"os"
 	"strings"
@@ -21,7 +20,8 @@ func draCommand(loader *config.Loader, plan plan[dra.PublishedSlices]) *cobra.Co
 }
 
 func slicesCommand(loader *config.Loader, plan plan[dra.PublishedSlices]) *cobra.Command {
-	var output, socket string
+	var socket string
+	var format *terminal.Format
 	cmd := &cobra.Command{
 		Use:   "slices",
 		Short: "Print the ResourceSlices that the agent publishes, or would publish",
@@ -33,9 +33,6 @@ of them. The API server chooses the names and generations of published slices; t
 		Example: `  gpu-node-agent dra slices
   gpu-node-agent dra slices -o json | jq '.items[].spec.devices[] | select(.taints) | {name, taints}'`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "table" && output != "json" {
-				return fmt.Errorf("--output: expected table or json, got %q", output)
-			}
 			s, err := askOrPlan(cmd, loader, socket, request{Slices: &struct{}{}}, plan)
 			if err != nil {
 				return err
@@ -46,19 +43,10 @@ of them. The API server chooses the names and generations of published slices; t
 			for _, w := range s.Warnings {
 				cmd.PrintErrln("warning:", w)
 			}
-			text := slicesTable(&s.List, terminal.Of(os.Stdout))
-			if output == "json" {
-				document, err := json.MarshalIndent(s.List, "", "  ")
-				if err != nil {
-					return err
-				}
-				text = string(document) + "\n"
-			}
-			_, err = fmt.Fprint(cmd.OutOrStdout(), text)
-			return err
+			return format.Print(cmd.OutOrStdout(), func() string { return slicesTable(&s.List, terminal.Of(os.Stdout)) }, s.List)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
+	format = terminal.AddFormat(cmd.Flags(), "table", terminal.JSON)
 	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: "+socketKey+" of its configuration)")
 	return cmd
 }

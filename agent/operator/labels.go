@@ -1,7 +1,6 @@
 package operator
 
 import (
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,10 +10,12 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 )
 
 func labelsCommand(loader *config.Loader, plan plan[node.Labels]) *cobra.Command {
-	var output, socket string
+	var socket string
+	var format *terminal.Format
 	cmd := &cobra.Command{
 		Use:   "labels",
 		Short: "Print the labels of this node that the agent writes, or would write",
@@ -28,9 +29,6 @@ saved in health.stateFile.`,
   gpu-node-agent labels -o json | jq -r '."nvidia.com/gpu.product"'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if output != "text" && output != "json" {
-				return fmt.Errorf("--output: expected text or json, got %q", output)
-			}
 			l, err := askOrPlan(cmd, loader, socket, request{Labels: &struct{}{}}, plan)
 			if err != nil {
 				return err
@@ -41,19 +39,10 @@ saved in health.stateFile.`,
 			if len(l.Labels) == 0 {
 				cmd.PrintErrln("note: this node has no GPU, and no labels")
 			}
-			text := labelsText(l.Labels)
-			if output == "json" {
-				document, err := json.MarshalIndent(l.Labels, "", "  ")
-				if err != nil {
-					return err
-				}
-				text = string(document) + "\n"
-			}
-			_, err = fmt.Fprint(cmd.OutOrStdout(), text)
-			return err
+			return format.Print(cmd.OutOrStdout(), func() string { return labelsText(l.Labels) }, l.Labels)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	format = terminal.AddFormat(cmd.Flags(), "text", terminal.JSON)
 	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: "+socketKey+" of its configuration)")
 	return cmd
 }

@@ -3,7 +3,6 @@ package operator
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -136,7 +135,6 @@ func (r MPSResponse) text() string {
 }
 
 func mpsCommand(loader *config.Loader) *cobra.Command {
-	var output string
 	cmd := &cobra.Command{
 		Use:   "mps",
 		Short: "List the MPS daemons of this node and their clients",
@@ -145,24 +143,16 @@ The PIDs are those of the PID namespace of gpu-node-agent mps-daemon: the node's
 clients need metrics.processes.enabled.`,
 		Example: `  gpu-node-agent mps
   gpu-node-agent mps -o json | jq '.daemons[] | select(.ready | not)'`,
-		PreRunE: func(*cobra.Command, []string) error {
-			if output != "text" && output != "json" {
-				return fmt.Errorf("--output: expected text or json, got %q", output)
-			}
-			return nil
-		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
+	format := terminal.AddFormat(cmd.Flags(), "text", terminal.JSON)
 	cmd = onSocket(cmd, socketKey, loader, healthSocket, requestTimeout, func(ctx context.Context, socket string) (string, error) {
 		res, err := call[MPSResponse](ctx, socket, request{MPS: &MPSRequest{}})
-		switch {
-		case err != nil:
+		if err != nil {
 			return "", err
-		case output == "text":
-			return res.text(), nil
 		}
-		document, err := json.MarshalIndent(res, "", "  ")
-		return string(document), err
+		var b strings.Builder
+		err = format.Print(&b, res.text, res)
+		return strings.TrimSuffix(b.String(), "\n"), err
 	})
 	cmd.AddCommand(terminateCommand(loader))
 	return cmd

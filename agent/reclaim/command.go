@@ -3,7 +3,6 @@ package reclaim
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -37,7 +36,7 @@ type options struct {
 	policy, objects string // files
 	snapshots       []string
 	apply, undo     bool
-	output          string
+	format          *terminal.Format
 	kubeconfig      string
 	agents          agentSelection
 	access          status.Access
@@ -77,7 +76,8 @@ failed.`,
 			}
 			report, err := o.run(cmd.Context(), p, newLogger(cmd.ErrOrStderr()))
 			if report != nil {
-				err = cmp.Or(err, o.print(cmd.OutOrStdout(), *report))
+				text := func() string { return report.Table(terminal.Of(os.Stdout)) }
+				err = cmp.Or(err, o.format.Print(cmd.OutOrStdout(), text, report))
 			}
 			return err
 		},
@@ -88,7 +88,7 @@ failed.`,
 	flags.BoolVar(&o.undo, "undo", false, "restore what earlier runs changed in the namespaces of the policy")
 	flags.StringVar(&o.objects, "objects", "", "YAML file with the pods, their owners and namespaces, instead of the API server")
 	flags.StringArrayVar(&o.snapshots, "snapshot", nil, "HOST:PORT or URL of an agent, instead of those that the API server lists; repeatable")
-	flags.StringVarP(&o.output, "output", "o", "table", "table or json")
+	o.format = terminal.AddFormat(flags, "table", terminal.JSON)
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "file with the access to the API server (default: the pod's service account)")
 	flags.StringVar(&o.agents.Namespace, "agent-namespace", "", "namespace of the agents' pods (default: $POD_NAMESPACE, else the only one that has some)")
 	flags.StringVar(&o.agents.Selector, "agent-selector", "app.kubernetes.io/name=gpu-node-agent", "labels of the agents' pods")
@@ -103,8 +103,6 @@ func (o *options) validate() error {
 	switch {
 	case o.policy == "":
 		return errors.New("--policy: required; expected a file with a policy")
-	case o.output != "table" && o.output != "json":
-		return fmt.Errorf("--output: expected table or json, got %q", o.output)
 	case o.agents.Scheme != "http" && o.agents.Scheme != "https":
 		return fmt.Errorf("--agent-scheme: expected http or https, got %q", o.agents.Scheme)
 	case o.agents.Port < 0 || o.agents.Port > 65535:
@@ -179,19 +177,6 @@ func (o *options) askAgents(ctx context.Context, api cluster, objects Objects) (
 	}
 	nodes = slices.DeleteFunc(nodes, func(n string) bool { return urls[n] == "" }) // the plan leaves their pods alone
 	return askNodes(ctx, nodes, urls, o.access)
-}
-
-// print writes the report.
-func (o *options) print(out io.Writer, r Report) error {
-	if o.output == "table" {
-		_, err := fmt.Fprint(out, r.Table(terminal.Of(os.Stdout)))
-		return err
-	}
-	text, err := json.MarshalIndent(r, "", "  ")
-	if err == nil {
-		_, err = fmt.Fprintln(out, string(text))
-	}
-	return err
 }
 
 // apply does the actions in their order. An error of one does not stop the others. After the end of ctx it begins none.

@@ -1,4 +1,4 @@
-// Package terminal writes text that fits a terminal.
+// Package terminal writes text that fits a terminal, or JSON.
 package terminal
 
 import (

@@ -86,7 +86,7 @@ func (l Loader) LoadLastGood(stateFile string) (c Config, r *Rejection, err erro
 	if l.File = l.Path(); l.File == "" || stateFile == "" {
 		return Config{}, nil, nil
 	}
-	for _, path := range savedPaths(stateFile) {
+	for _, path := range l.savedPaths(stateFile) {
 		c, r, pathErr := l.loadSaved(path)
 		if pathErr == nil {
 			return c, r, nil
@@ -99,8 +99,8 @@ func (l Loader) LoadLastGood(stateFile string) (c Config, r *Rejection, err erro
 }
 
 // savedPaths returns where the last good configuration may be: an invalid file may have moved the state file.
-func savedPaths(stateFile string) (paths []string) {
-	for _, f := range slices.Compact([]string{stateFile, DefaultConfig().Health.StateFile}) {
+func (l Loader) savedPaths(stateFile string) (paths []string) {
+	for _, f := range slices.Compact([]string{stateFile, l.defaultConfig().Health.StateFile}) {
 		if f != "" {
 			paths = append(paths, statefile.ConfigurationPath(f))
 		}
@@ -110,7 +110,7 @@ func savedPaths(stateFile string) (paths []string) {
 
 // loadOther loads the last good configuration of any file, and returns its path; "" if there is none.
 func (l Loader) loadOther(stateFile string) (Config, string) {
-	for _, path := range savedPaths(stateFile) {
+	for _, path := range l.savedPaths(stateFile) {
 		if g, _, err := readLastGood(path); err == nil {
 			l.File = g.Path
 			if c, _, err := l.loadSaved(path); err == nil {

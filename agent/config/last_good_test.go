@@ -26,7 +26,9 @@ type savedNode struct {
 
 func newSavedNode(t testing.TB) *savedNode {
 	dir := t.TempDir()
-	n := &savedNode{t: t, dir: dir, Loader: Loader{File: filepath.Join(dir, "config.yaml")}}
+	defaults := DefaultConfig()
+	defaults.Health.StateFile = filepath.Join(dir, "default.json") // an agent may run on this machine
+	n := &savedNode{t: t, dir: dir, Loader: Loader{File: filepath.Join(dir, "config.yaml"), defaults: &defaults}}
 	n.saved = statefile.ConfigurationPath(filepath.Join(dir, "state.json"))
 	n.write("fields.csv", "DCGM_FI_DEV_GPU_TEMP, gauge, temperature\n")
 	n.write("nvidia.yaml", "version: v1\nflags: {migStrategy: mixed}\n")

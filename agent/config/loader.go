@@ -63,10 +63,7 @@ func (l Loader) Path() string {
 // be decoded are set.
 func (l Loader) Load() (Config, error) {
 	text, tree, fileErr := l.read()
-	c := DefaultConfig()
-	if l.defaults != nil {
-		c = *l.defaults
-	}
+	c := l.defaultConfig()
 	settings := c.settings()
 	keys := make([]string, len(settings))
 	for i, s := range settings {
@@ -136,6 +133,13 @@ func (l Loader) Load() (Config, error) {
 	}
 	c.LastGood = files.document(l.Path(), text)
 	return c, errors.Join(inFile(l.Path(), errors.Join(unknown...)), set.annotate(errors.Join(errs...)))
+}
+
+func (l Loader) defaultConfig() Config {
+	if l.defaults != nil {
+		return *l.defaults
+	}
+	return DefaultConfig()
 }
 
 // kubeconfigNotes returns a note if the kubeconfig cannot be used. Unlike with other files that is not an error: a kubelet's

@@ -178,7 +178,8 @@ func TestReportErrorNamesFailedChecks(t *testing.T) {
 }
 
 func TestCheckConfigurationListsErrors(t *testing.T) {
-	file := agenttest.WriteFile(t, t.TempDir(), "config.yaml", "source: {mode: x, intervall: 1s}")
+	dir := t.TempDir()
+	file := agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: x, intervall: 1s}\nhealth: {stateFile: "+dir+"/state.json}\n")
 	c, checks := doctor{loader: config.Loader{File: file}}.checkConfiguration()
 	expect(t, checks,
 		want{CheckFail, file, "correct"},

@@ -191,7 +191,8 @@ func (r *eventRun) runSession(ctx context.Context) error {
 // run reports the events of one set after the other, until ctx ends or the driver must be initialized again.
 func (s *session) run(ctx context.Context, system *systemEvents) error {
 	var lostAt time.Time
-	fewest, pause := 0, s.minPause
+	var fewest int // registered with a set that failed with a lost GPU, since a set has lasted
+	var pause time.Duration
 	for {
 		registered, err := s.watch(ctx, system)
 		switch {
@@ -199,16 +200,17 @@ func (s *session) run(ctx context.Context, system *systemEvents) error {
 		case errors.Is(err, errLost):
 			// A set without the lost GPU follows at once, because the events of the others are not recorded meanwhile. If sets keep
 			// failing although none becomes smaller, the driver does not show which GPU is lost.
-			if time.Since(lostAt) < s.maxPause && registered >= fewest {
+			if time.Since(lostAt) >= s.maxPause {
+				fewest, pause = len(s.gpus)+1, s.minPause
+			}
+			if registered >= fewest {
 				s.watchdog.Stop()
 				s.setUnclear(true)
 				s.publish(errLost)
 				wait(ctx, pause)
 				pause = min(2*pause, s.maxPause)
-			} else {
-				pause = s.minPause
 			}
-			lostAt, fewest = time.Now(), registered
+			lostAt, fewest = time.Now(), min(fewest, registered)
 		default:
 			return err
 		}

@@ -448,9 +448,7 @@ func TestDRAKilledInPrepare(t *testing.T) {
 		t.Errorf("%v", devices)
 	}
 	n.unprepare(c)
-	// The temporary file of a writer that was killed stays until it is a minute old: see cdi.RemoveTemporaries.
-	left := slices.DeleteFunc(n.specs(), func(file string) bool { return strings.HasSuffix(file, ".tmp") })
-	if len(left) > 0 {
+	if left := n.specs(); len(left) > 0 {
 		t.Errorf("left over: %q", left)
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"tags.cncf.io/container-device-interface/specs-go"
 )
@@ -102,22 +101,4 @@ func ClaimSpecs(dir string) (uids []string, err error) {
 		}
 	}
 	return uids, err
-}
-
-// temporaryAge is far more than writing a spec takes.
-const temporaryAge = time.Minute
-
-// RemoveTemporaries removes the temporary files of writers that were killed.
-func RemoveTemporaries(dir string) error {
-	left, err := filepath.Glob(filepath.Join(dir, tempPattern))
-	for _, name := range left {
-		info, statErr := os.Stat(name)
-		if statErr != nil || time.Since(info.ModTime()) < temporaryAge {
-			continue
-		}
-		if rmErr := os.Remove(name); !errors.Is(rmErr, fs.ErrNotExist) {
-			err = errors.Join(err, rmErr)
-		}
-	}
-	return err
 }

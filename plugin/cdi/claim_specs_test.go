@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
-	"time"
 
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 )
@@ -69,30 +68,5 @@ func TestWriteClaimSpecRefuses(t *testing.T) {
 	}
 	if entries, _ := os.ReadDir(dir); len(entries) > 0 {
 		t.Errorf("left: %v", entries)
-	}
-}
-
-// Only temporary files that no writer can still use are removed.
-func TestRemoveTemporaries(t *testing.T) {
-	dir := t.TempDir()
-	for name, age := range map[string]time.Duration{".gpu-node-agent-1.tmp": time.Hour, ".gpu-node-agent-2.tmp": 0, "other.tmp": time.Hour} {
-		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(path, time.Time{}, time.Now().Add(-age)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := RemoveTemporaries(dir); err != nil {
-		t.Fatal(err)
-	}
-	var left []string
-	entries, _ := os.ReadDir(dir)
-	for _, e := range entries {
-		left = append(left, e.Name())
-	}
-	if !slices.Equal(left, []string{".gpu-node-agent-2.tmp", "other.tmp"}) {
-		t.Errorf("left: %v", left)
 	}
 }

@@ -46,6 +46,7 @@ type Writer struct {
 	log       *zap.Logger
 
 	// The generated spec.
+	cleaned      string      // the directory without temporary files of killed writers
 	fingerprint  string      // of what it was made from; empty: none was written
 	written      fs.FileInfo // its file
 	lastWarnings []string    // logged last
@@ -88,6 +89,12 @@ func (w *Writer) generate(in Input) error {
 	in.Devices = slices.DeleteFunc(slices.Clone(in.Devices), func(d Device) bool { return d.State.Sample.Presence == health.Missing })
 	if len(in.Devices) == 0 {
 		return nil
+	}
+	if w.cleaned != in.Config.Dir {
+		w.cleaned = in.Config.Dir
+		if err := RemoveTemporaries(w.cleaned); err != nil {
+			w.log.Warn("cannot remove the temporary files of an earlier process", zap.Error(err))
+		}
 	}
 	g, fingerprint := w.chooseGenerator(in)
 	file := in.Config.file()
@@ -216,16 +223,13 @@ func (in Input) fingerprint(keys map[health.DeviceID]string) string {
 	return b.String()
 }
 
-// tempPattern is that of the names of partial specs. CDI ignores files that end in neither .json nor .yaml.
-const tempPattern = ".gpu-node-agent-*.tmp"
-
 // writeSpec replaces a spec atomically, so that a container runtime never reads a partial one. CDI's own library, which
 // container runtimes use, must accept the spec first.
 func writeSpec(file string, text []byte) (err error) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // rootless container runtimes read it too
 		return err
 	}
-	temp, err := os.CreateTemp(filepath.Dir(file), tempPattern)
+	temp, err := createTemporary(filepath.Dir(file))
 	if err != nil {
 		return err
 	}
@@ -233,10 +237,10 @@ func writeSpec(file string, text []byte) (err error) {
 		if err != nil {
 			err = errors.Join(err, os.Remove(temp.Name()))
 		}
+		err = errors.Join(err, temp.Close()) // last, because it releases the lock
 	}()
 	_, err = temp.Write(text)
-	err = errors.Join(err, temp.Chmod(0o644), temp.Sync(), temp.Close())
-	if err != nil {
+	if err = errors.Join(err, temp.Chmod(0o644), temp.Sync()); err != nil {
 		return err
 	}
 	if _, err := cdi.ReadSpec(temp.Name(), 0); err != nil {

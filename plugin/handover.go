@@ -168,6 +168,9 @@ func (p *Plugin) handOver() (serve bool, reason string) {
 	return step.serve, ""
 }
 
+// draUnknown is why the plugin must not offer devices while dynamic resource allocation starts.
+const draUnknown = "about to learn whether dynamic resource allocation still serves the devices"
+
 // claimDevices returns why the plugin must not offer devices to pods; empty if it may. It may from the moment when dynamic resource
 // allocation had released the devices until the plugin releases them.
 func (p *Plugin) claimDevices() (reason string) {
@@ -176,7 +179,7 @@ func (p *Plugin) claimDevices() (reason string) {
 	}
 	switch dra := p.dra.Load(); {
 	case dra == nil:
-		return "about to learn whether dynamic resource allocation still serves the devices"
+		return draUnknown
 	case !dra.Released:
 		return dra.Reason
 	}

@@ -188,7 +188,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 			}
 			if notOffered != "" {
 				reason = notOffered
-				starting = starting || p.dra.Load() == nil
+				starting = starting || notOffered == draUnknown
 			}
 			if !serve {
 				desired = nil

@@ -109,10 +109,11 @@ type claimTiming struct {
 	mps   time.Duration // until an MPS daemon is ready; the kubelet gives a call 45 s
 	base  time.Duration // until the first check of the devices' CDI spec
 	sweep time.Duration // between sweeps
+	lost  time.Duration // how long a lost checkpoint counts at least: a kubelet that starts with the agent lists its pods one by one
 }
 
 func defaultClaimTiming() claimTiming {
-	return claimTiming{api: 5 * time.Second, mps: 20 * time.Second, base: 5 * time.Second, sweep: 10 * time.Minute}
+	return claimTiming{api: 5 * time.Second, mps: 20 * time.Second, base: 5 * time.Second, sweep: 10 * time.Minute, lost: time.Minute}
 }
 
 // disk is what a preparer writes.

@@ -22,9 +22,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-// lostFor is how long a lost checkpoint counts at least: a kubelet that starts with the agent lists its pods one by one.
-const lostFor = time.Minute
-
 // getClaim asks the API server for a claim. It is nil if there is none.
 func (p *preparer) getClaim(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 	client := p.api.Load()
@@ -192,7 +189,7 @@ func (p *preparer) run(ctx context.Context) {
 	defer running.Wait()
 	running.Go(func() { p.followDevices(ctx) })
 	running.Go(func() { p.orderMPS(ctx) })
-	timer := time.NewTimer(lostFor)
+	timer := time.NewTimer(p.timing.lost)
 	defer timer.Stop()
 	for {
 		claims, changed := p.published.Watch()
@@ -208,7 +205,7 @@ func (p *preparer) run(ctx context.Context) {
 			p.sweep(ctx)
 			next := p.timing.sweep/2 + rand.N(p.timing.sweep) //nolint:gosec // no secret
 			if s := p.state.Load(); s != nil && s.Lost {
-				next = min(next, lostFor)
+				next = min(next, p.timing.lost)
 			}
 			timer.Reset(next)
 		}
@@ -235,7 +232,7 @@ func (p *preparer) sweep(ctx context.Context) {
 			}
 		}
 	}
-	if s.Lost && !lacks && p.unknownHolders(&holders) == "" && time.Since(s.opened) > lostFor {
+	if s.Lost && !lacks && p.unknownHolders(&holders) == "" && time.Since(s.opened) > p.timing.lost {
 		err := p.change(ctx, func(c checkpoint) (checkpoint, bool, error) {
 			changed := c.Lost
 			c.Lost = false

@@ -1098,7 +1098,7 @@ func TestSweepLost(t *testing.T) {
 	n.restart("boot-1")
 	sweep := func() (lost bool) {
 		s := *n.prepare.state.Load()
-		s.opened = time.Now().Add(-2 * lostFor)
+		s.opened = time.Now().Add(-2 * defaultClaimTiming().lost)
 		n.prepare.state.Store(&s)
 		n.prepare.sweep(t.Context())
 		return n.prepare.state.Load().Lost

@@ -31,7 +31,7 @@ import (
 // Domain qualifies the taints and attributes that are not NVIDIA's.
 const Domain = "gpu-node-agent"
 
-// Options configure a Driver. All fields are required.
+// Options configure a Driver. All fields but Faster are required.
 type Options struct {
 	Config    *health.Latest[plugin.Config]
 	Snapshots *health.Latest[health.Snapshot]
@@ -42,6 +42,7 @@ type Options struct {
 	Holders   func() podresources.Holders
 	MPS       *health.Latest[mps.Desired] // which MPS daemons run; the driver stores it while it serves
 	Simulated func() bool                 // the devices are not real: a container needs no device nodes
+	Faster    int                         // divides the intervals, for tests that play many sequences; 0 is 1
 	// Properties returns what NVML knows of the devices that have none in the snapshot. It may take seconds and leave devices out.
 	Properties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
 	Log        *zap.Logger
@@ -71,6 +72,10 @@ func New(o Options) *Driver {
 		d.enabled = c.ServesDRA()
 	}
 	d.preparer = newPreparer(&d.Options, &d.claims)
+	t, claims := &d.timing, &d.preparer.timing
+	for _, interval := range []*time.Duration{&t.poll, &t.retryMin, &t.retryMax, &t.properties, &t.resend, &t.streamLost, &claims.sweep, &claims.lost} {
+		*interval /= time.Duration(max(1, o.Faster))
+	}
 	return d
 }
 

@@ -118,6 +118,19 @@ func (s *Server) Slices() []resourceapi.ResourceSlice {
 	return all
 }
 
+// Claims returns the ResourceClaims, by namespace and name.
+func (s *Server) Claims() []resourceapi.ResourceClaim {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []resourceapi.ResourceClaim
+	for _, k := range s.keys() {
+		if claim, ok := s.objects[k].(*resourceapi.ResourceClaim); ok {
+			all = append(all, *claim.DeepCopy())
+		}
+	}
+	return all
+}
+
 // Requests returns the requests that were answered, oldest first.
 func (s *Server) Requests() []Request {
 	s.mu.Lock()

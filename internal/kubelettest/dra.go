@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/credentials/insecure"
 	drahealthv1 "k8s.io/kubelet/pkg/apis/dra-health/v1"
 	drahealthv1alpha1 "k8s.io/kubelet/pkg/apis/dra-health/v1alpha1"
@@ -23,17 +24,22 @@ import (
 
 // DRA is a stand-in for the kubelet's manager of dynamic resource allocation. As a driver observes the real one, it finds registration
 // sockets in plugins_registry, calls the driver back at its endpoint, uses the newest of several drivers of one name, and keeps a health
-// stream open, which it opens again after its end. It forgets health that is not sent again in time. Unlike the real one it wipes no
-// ResourceSlices and gets no pods: that is for the test.
+// stream open, which it opens again after its end. It forgets health that is not sent again in time. With WipeSlices it wipes
+// ResourceSlices. Unlike the real one it gets no pods: that is for the test.
 type DRA struct {
 	version  Version
 	registry string
 
+	wipingDelay time.Duration
+	wipe        func(driver string) error // nil: it wipes nothing
+
 	mu      sync.Mutex // guards the fields below
 	cancel  context.CancelFunc
 	running sync.WaitGroup
-	drivers []*draDriver // in order of registration
-	refusal string       // the error with which registrations are refused; empty for none
+	drivers []*draDriver                  // in order of registration
+	known   map[string]bool               // the names of drivers that have been registered
+	wipes   map[string]context.CancelFunc // by driver that is lost: ends the wait for its return
+	refusal string                        // the error with which registrations are refused; empty for none
 	health  map[string]DeviceHealth
 	notify  chan struct{} // closed when anything changes
 }
@@ -43,6 +49,7 @@ type draDriver struct {
 	name, path string // of its registration socket
 	file       fs.FileInfo
 	conn       *grpc.ClientConn // to its endpoint
+	connected  bool             // it has been connected to the endpoint
 	stop       func()           // ends its calls; it does not wait
 }
 
@@ -68,13 +75,78 @@ func StartDRA(dir string, v Version) (*DRA, error) {
 	return d, d.Start()
 }
 
+// WipingDelay is how long the kubelet waits for a driver whose socket is lost before it deletes the ResourceSlices of the driver on its node
+// (k8s.io/kubernetes v1.37.0, pkg/kubelet/cm/dra/manager.go, defaultWipingDelay).
+const WipingDelay = 30 * time.Second
+
+// StartDRAWith is StartDRA for a manager that wipes ResourceSlices as the kubelet does: all of the node at each of its starts, for which
+// driver is empty, and those of a driver to which it has had no connection for the delay. It tries until wipe succeeds or the driver is back.
+func StartDRAWith(dir string, v Version, delay time.Duration, wipe func(driver string) error) (*DRA, error) {
+	d := &DRA{version: v, registry: filepath.Join(dir, "plugins_registry"), notify: make(chan struct{}), wipingDelay: delay, wipe: wipe}
+	return d, d.Start()
+}
+
+// wipeSlices wipes the slices of a driver after a delay, or all of the node for "". It tries until it succeeds or ctx ends.
+func (d *DRA) wipeSlices(ctx context.Context, driver string, delay time.Duration) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(delay):
+		}
+		if d.wipe(driver) == nil {
+			return
+		}
+		delay = min(max(delay, d.wipingDelay/30), time.Second)
+	}
+}
+
+// followConnections waits to wipe the slices of drivers whose connections are lost, and ends the wait for those that are connected again.
+func (d *DRA) followConnections(ctx context.Context) {
+	if d.wipe == nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	connected := make(map[string]bool)
+	for _, r := range d.drivers {
+		state := r.conn.GetState()
+		if state == connectivity.Idle {
+			r.conn.Connect()
+		}
+		r.connected = r.connected || state == connectivity.Ready
+		connected[r.name] = connected[r.name] || state == connectivity.Ready || !r.connected
+	}
+	for name := range connected {
+		d.known[name] = true
+	}
+	for name := range d.known {
+		wait := d.wipes[name]
+		switch {
+		case connected[name] && wait != nil:
+			wait()
+			delete(d.wipes, name)
+		case !connected[name] && wait == nil:
+			lost, end := context.WithCancel(ctx)
+			d.wipes[name] = end
+			d.running.Go(func() { d.wipeSlices(lost, name, d.wipingDelay) })
+		}
+	}
+}
+
 // Start starts the manager again after Stop, as the start of a kubelet: it has no drivers, and finds those whose sockets exist.
 func (d *DRA) Start() error {
 	if err := os.MkdirAll(d.registry, 0o750); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	d.change(func() { d.cancel, d.health = cancel, make(map[string]DeviceHealth) })
+	d.change(func() {
+		d.cancel, d.health = cancel, make(map[string]DeviceHealth)
+		d.known, d.wipes = make(map[string]bool), make(map[string]context.CancelFunc)
+	})
+	if d.wipe != nil {
+		d.running.Go(func() { d.wipeSlices(ctx, "", 0) })
+	}
 	d.running.Go(func() { d.watch(ctx) })
 	return nil
 }
@@ -149,6 +221,7 @@ func (d *DRA) scan(ctx context.Context) {
 			_ = d.register(ctx, path, info) // the next scan tries again
 		}
 	}
+	d.followConnections(ctx)
 }
 
 // register registers the driver at a socket.

@@ -92,13 +92,13 @@ func (w *world) apply(ctx context.Context, s step) error {
 			return nil
 		}
 		w.diskFull, w.changesAtFull = true, w.changeCount()
-		return w.disk.fill()
+		return w.disk.Fill()
 	case "disk-free":
 		if !w.diskFull {
 			return nil
 		}
 		w.diskFull = false
-		return w.disk.free()
+		return w.disk.Free()
 	case "agent-restart":
 		return w.restart(ctx, s.arg)
 	case "detach", "attach", "expire", "detach-often", "detach-refused", "detach-hung":

@@ -10,10 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
 	"testing"
 	"time"
 
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/chaos/internal/apart"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/mpstest"
 )
 
@@ -36,30 +36,10 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if code, started := runInMountNamespace(); started {
+	if code, started := apart.Run(); started {
 		os.Exit(code)
 	}
 	os.Exit(mpstest.Main(m))
-}
-
-const mountNamespaceEnv = "CHAOS_APART"
-
-// runInMountNamespace runs this program again in a separate mount namespace, if permitted, and returns its exit code. The kernel
-// unmounts the file systems however the program ends.
-func runInMountNamespace() (code int, started bool) {
-	self, err := os.Executable()
-	if err != nil || os.Getenv(mountNamespaceEnv) != "" {
-		return 0, false
-	}
-	cmd := exec.Command(self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), mountNamespaceEnv+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		return 0, false
-	}
-	_ = cmd.Wait() // its exit code is the result
-	return cmd.ProcessState.ExitCode(), true
 }
 
 // build builds the agent.

@@ -58,7 +58,7 @@ func (m *model) faultScenario() string {
 // restart: XIDs count from the start, and those that no agent could know yet are lost (the simulated GPUs end with
 // their agent). To the kubelet the plugin disappears and returns, which changes no device.
 func (w *world) restart(ctx context.Context, how string) error {
-	if w.diskFull && !w.disk.mounted {
+	if w.diskFull && !w.disk.Mounted {
 		return nil // the state file is missing, not only out of date
 	}
 	if w.detached {

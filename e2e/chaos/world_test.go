@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/chaos/internal/apart"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
@@ -60,7 +61,7 @@ type world struct {
 	agent    string  // the binary
 	engine   *engine // nil with simulated GPUs
 	kubelet  *kubelet
-	disk     *disk
+	disk     *apart.Disk
 	log      *buffer
 	streams  []*kubelettest.Client
 	baseline *footprint // of the first calm
@@ -134,7 +135,7 @@ func newWorld(ctx context.Context, with setup) (_ player, err error) {
 	if with.library != "" {
 		w.engine = &engine{library: with.library, script: filepath.Join(n.Dir, "dcgm"), host: with.host}
 	}
-	if w.disk, err = newDisk(filepath.Join(n.Dir, "state")); err != nil {
+	if w.disk, err = apart.NewDisk(filepath.Join(n.Dir, "state")); err != nil {
 		return nil, err
 	}
 	if w.kubelet, err = startKubelet(n.Dir); err != nil {
@@ -241,11 +242,18 @@ func (w *world) scrapeOnce(ctx context.Context, c *http.Client) error {
 	return nil
 }
 
+func diskDescription(d *apart.Disk) string {
+	if d.Mounted {
+		return "a tmpfs"
+	}
+	return "a directory, moved away when full: mounting is not permitted"
+}
+
 // description describes the world for the test's log.
 func (w *world) description() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return fmt.Sprintf("the disk is %s; %d concurrent scrapes", w.disk.description(), w.scraped)
+	return fmt.Sprintf("the disk is %s; %d concurrent scrapes", diskDescription(w.disk), w.scraped)
 }
 
 func (w *world) logged() *buffer { return w.log }
@@ -268,7 +276,7 @@ func (w *world) end() error {
 		errs = append(errs, w.kubelet.end())
 	}
 	if w.disk != nil {
-		errs = append(errs, w.disk.end())
+		errs = append(errs, w.disk.End())
 	}
 	if w.log.raced() {
 		errs = append(errs, violated("race", "see the log"))

@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
+	podsapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 	"k8s.io/kubernetes/pkg/kubelet/cm/containermap"
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
@@ -35,10 +36,24 @@ type Kubelet struct {
 	api     *podResourcesAPI
 }
 
-// Start starts a kubelet in a directory, which stands for /var/lib/kubelet. Like the real kubelet, it removes every
-// socket in device-plugins and restores the allocations in its checkpoint. pods returns the pods bound to the node; the
-// kubelet frees the devices of all others.
+// Pods are the pods of a node, as the kubelet knows them.
+type Pods struct {
+	Bound  func() []*v1.Pod                             // to the node; the kubelet frees the devices of all others
+	Listed func() []*v1.Pod                             // in the pod resources API: a new kubelet reads its pods one by one. nil: those of Bound
+	Claims func(pod *v1.Pod) []*podsapi.DynamicResource // of the pod's only container; nil: none
+}
+
+// Start is StartWith for pods without claims.
 func Start(dir string, pods func() []*v1.Pod) (*Kubelet, error) {
+	return StartWith(dir, Pods{Bound: pods})
+}
+
+// StartWith starts a kubelet in a directory, which stands for /var/lib/kubelet. Like the real kubelet, it removes every
+// socket in device-plugins and restores the allocations in its checkpoint.
+func StartWith(dir string, pods Pods) (*Kubelet, error) {
+	if pods.Listed == nil {
+		pods.Listed = pods.Bound
+	}
 	log := klog.Background()
 	socket := filepath.Join(dir, "device-plugins", "kubelet.sock")
 	impl, err := newManagerImpl(log, socket, nil, topologyManager(log))
@@ -47,7 +62,7 @@ func Start(dir string, pods func() []*v1.Pod) (*Kubelet, error) {
 	}
 	m := manager{impl}
 	ready := config.NewSourcesReady(func(sets.Set[string]) bool { return true })
-	if err := m.Start(log, pods, ready, containermap.NewContainerMap(), sets.New[string]()); err != nil {
+	if err := m.Start(log, pods.Bound, ready, containermap.NewContainerMap(), sets.New[string]()); err != nil {
 		return nil, err
 	}
 	api, err := servePodResources(filepath.Join(dir, "pod-resources", "kubelet.sock"), m, pods)
@@ -61,6 +76,26 @@ func Start(dir string, pods func() []*v1.Pod) (*Kubelet, error) {
 func (k *Kubelet) Stop() error {
 	k.api.stop()
 	return k.manager.Stop(klog.Background())
+}
+
+// Resources returns the names of the resources that the kubelet knows.
+func (k *Kubelet) Resources() (names []string) {
+	all, _ := k.manager.capacity()
+	for name := range all {
+		names = append(names, string(name))
+	}
+	return names
+}
+
+// Allocated returns the IDs of the devices of a pod's only container, by resource.
+func (k *Kubelet) Allocated(pod *v1.Pod) map[string][]string {
+	ids := make(map[string][]string)
+	for resource, devices := range k.manager.GetDevices(string(pod.UID), pod.Spec.Containers[0].Name) {
+		for id := range devices {
+			ids[resource] = append(ids[resource], id)
+		}
+	}
+	return ids
 }
 
 // Count returns the capacity and allocatable count of a resource, as the kubelet would write them to the node's status.

@@ -21,7 +21,7 @@ type podResourcesAPI struct {
 	done   chan struct{}
 }
 
-func servePodResources(socket string, m manager, pods func() []*v1.Pod) (*podResourcesAPI, error) {
+func servePodResources(socket string, m manager, pods Pods) (*podResourcesAPI, error) {
 	if err := os.MkdirAll(filepath.Dir(socket), 0o750); err != nil {
 		return nil, err
 	}
@@ -37,11 +37,11 @@ func servePodResources(socket string, m manager, pods func() []*v1.Pod) (*podRes
 	a := &podResourcesAPI{server: grpc.NewServer(), done: make(chan struct{})}
 	api.RegisterPodResourcesListerServer(a.server, podresources.NewV1PodResourcesServer(ctx,
 		podresources.PodResourcesProviders{
-			Pods:             nodePods(pods),
+			Pods:             nodePods(pods.Listed),
 			Devices:          nodeDevices{m},
 			Cpus:             nothing{},
 			Memory:           nothing{},
-			DynamicResources: nothing{},
+			DynamicResources: podClaims(pods.Claims),
 		}))
 	go func() {
 		defer close(a.done)
@@ -97,7 +97,17 @@ func containerDevices(resources devicemanager.ResourceDeviceInstances) []*api.Co
 	return out
 }
 
-// nothing stands for the managers of CPUs, memory and claims, which this kubelet does not have.
+// podClaims stands for the manager of claims.
+type podClaims func(*v1.Pod) []*api.DynamicResource
+
+func (c podClaims) of(pod *v1.Pod) []*api.DynamicResource {
+	if c == nil {
+		return nil
+	}
+	return c(pod)
+}
+
+// nothing stands for the managers of CPUs and memory, which this kubelet does not have.
 type nothing struct{}
 
 func (nothing) GetAllocatableCPUs() []int64 { return nil }

@@ -47,7 +47,10 @@ func (d nodeDevices) GetAllocatableDevices() []*api.ContainerDevices {
 	return containerDevices(d.allocatableDevices())
 }
 
-func (nothing) GetCPUs(string, string) []int64                                    { return nil }
-func (nothing) GetMemory(string, string) []*api.ContainerMemory                   { return nil }
-func (nothing) GetAllocatableMemory() []*api.ContainerMemory                      { return nil }
-func (nothing) GetDynamicResources(*v1.Pod, *v1.Container) []*api.DynamicResource { return nil }
+func (nothing) GetCPUs(string, string) []int64                  { return nil }
+func (nothing) GetMemory(string, string) []*api.ContainerMemory { return nil }
+func (nothing) GetAllocatableMemory() []*api.ContainerMemory    { return nil }
+
+func (c podClaims) GetDynamicResources(pod *v1.Pod, _ *v1.Container) []*api.DynamicResource {
+	return c.of(pod)
+}

@@ -54,6 +54,7 @@ func (nothing) GetPodCPUs(string) []int64                                       
 func (nothing) GetMemory(klog.Logger, *v1.Pod, *v1.Container) []*api.ContainerMemory { return nil }
 func (nothing) GetPodMemory(klog.Logger, string) []*api.ContainerMemory              { return nil }
 func (nothing) GetAllocatableMemory(klog.Logger) []*api.ContainerMemory              { return nil }
-func (nothing) GetDynamicResources(klog.Logger, *v1.Pod, *v1.Container) []*api.DynamicResource {
-	return nil
+
+func (c podClaims) GetDynamicResources(_ klog.Logger, pod *v1.Pod, _ *v1.Container) []*api.DynamicResource {
+	return c.of(pod)
 }

@@ -1,0 +1,360 @@
+package holders
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/sequence"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+)
+
+// release is a release of the chart.
+type release struct {
+	agent     agent
+	installed bool
+	values    sequence.Values
+	history   []sequence.Values // before values
+}
+
+// world is a node, its cluster, and what an operator does to them.
+type world struct {
+	*cluster
+	dir       string
+	releases  [sequence.Releases]release
+	disk      *disk
+	unhealthy map[string]bool
+	fault     func(gpu int, unhealthy bool) error
+	patience  time.Duration
+}
+
+// worldOptions are what differs between worlds.
+type worldOptions struct {
+	dir      string
+	seed     uint64
+	kubelet  newKubelet
+	version  kubelettest.Version // of the manager of claims
+	second   time.Duration
+	patience time.Duration
+	devices  sequence.Node
+	byName   map[string]string
+	log      func(string, ...any)
+}
+
+// newWorld returns a node with a running kubelet and without an agent.
+func newWorld(api *apiservertest.Server, o worldOptions) (*world, error) {
+	w := &world{dir: o.dir, unhealthy: make(map[string]bool), patience: o.patience, cluster: &cluster{
+		node: &node{kubelet: o.kubelet(o.dir, o.second)}, api: api, scheduler: newScheduler(api), devices: o.devices, second: o.second,
+		cdiDir: filepath.Join(o.dir, "cdi"), byName: o.byName, log: o.log, rng: rand.New(rand.NewPCG(o.seed, 7)), //nolint:gosec // reproducible, not secret
+	}}
+	var err error
+	if w.disk, err = newDisk(o.dir); err != nil {
+		return nil, err
+	}
+	wipe := func(driver string) error {
+		if !w.isAPIUp() {
+			return errors.New("the API server is away")
+		}
+		for _, s := range api.Slices() {
+			if driver == "" || s.Spec.Driver == driver {
+				api.Delete("resourceslices", "", s.Name)
+			}
+		}
+		return nil
+	}
+	if w.node.dra, err = kubelettest.StartDRAWith(o.dir, o.version, time.Duration(float64(kubelettest.WipingDelay)*o.second.Seconds()), wipe); err != nil {
+		return nil, err
+	}
+	w.node.dra.Stop() // setRunning starts it
+	_, err = w.node.setRunning(true)
+	return w, err
+}
+
+// close ends everything.
+func (w *world) close() (err error) {
+	w.mu.Lock()
+	w.apiDown = false
+	pods := slices.Clone(w.pods)
+	w.mu.Unlock()
+	w.api.SetRefused(false)
+	_, startErr := w.node.setRunning(true)
+	for _, p := range pods {
+		p.delete()
+	}
+	for i := range w.releases { // a driver unprepares the claims
+		if r := &w.releases[i]; r.installed {
+			err = errors.Join(err, r.agent.stop())
+		}
+		w.releases[i].installed = i == 0
+	}
+	_, diskErr := w.disk.set(false)
+	err = errors.Join(err, diskErr, w.releases[0].agent.start(sequence.Values{DRA: true}))
+	done := make(chan struct{})
+	go func() { w.workers.Wait(); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(w.patience + 10*time.Second):
+		err = errors.Join(err, errors.New("pods do not end"))
+	}
+	for i := range w.releases {
+		if r := &w.releases[i]; r.installed {
+			err = errors.Join(err, r.agent.stop())
+		}
+	}
+	_, stopErr := w.node.setRunning(false)
+	return errors.Join(err, startErr, stopErr, w.disk.End())
+}
+
+// apply plays a step. It reports whether the step changed something.
+func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err error) {
+	r := &w.releases[s.Release]
+	switch s.Kind {
+	case sequence.Install:
+		if r.installed {
+			return false, nil
+		}
+		r.installed, r.values, r.history = true, s.Values, nil
+		return true, r.agent.start(s.Values)
+	case sequence.Upgrade, sequence.Reload:
+		if !r.installed || r.values == s.Values || s.Kind == sequence.Reload && !r.values.SamePod(s.Values) {
+			return false, nil
+		}
+		r.history = append(r.history, r.values)
+		return true, w.change(r, s.Values)
+	case sequence.Rollback:
+		if !r.installed || len(r.history) == 0 {
+			return false, nil
+		}
+		last := r.history[len(r.history)-1]
+		r.history = r.history[:len(r.history)-1]
+		return true, w.change(r, last)
+	case sequence.Uninstall:
+		if !r.installed {
+			return false, nil
+		}
+		r.installed = false
+		return true, r.agent.stop()
+	case sequence.Kill:
+		if !r.installed {
+			return false, nil
+		}
+		return true, errors.Join(r.agent.kill(), r.agent.start(r.values))
+	case sequence.KubeletRestart:
+		stopped, err := w.node.setRunning(false)
+		if err != nil || !stopped {
+			return false, err
+		}
+		return w.node.setRunning(true)
+	case sequence.KubeletStop:
+		return w.node.setRunning(false)
+	case sequence.KubeletStart:
+		return w.node.setRunning(true)
+	case sequence.APIDown, sequence.APIUp:
+		down := s.Kind == sequence.APIDown
+		w.mu.Lock()
+		changed, w.apiDown = w.apiDown != down, down
+		w.mu.Unlock()
+		if changed {
+			w.setAPI(down)
+		}
+		return changed, nil
+	case sequence.DiskFull, sequence.DiskFree:
+		return w.disk.set(s.Kind == sequence.DiskFull)
+	case sequence.Fault, sequence.Heal:
+		gpu := int(s.Pick % 4)
+		id := fmt.Sprintf("GPU-%d", gpu)
+		if s.Kind == sequence.Heal {
+			sick := slices.Sorted(maps.Keys(w.unhealthy))
+			if len(sick) == 0 {
+				return false, nil
+			}
+			id = sick[int(s.Pick)%len(sick)]
+			gpu = int(id[len(id)-1] - '0')
+		}
+		if w.unhealthy[id] == (s.Kind == sequence.Fault) {
+			return false, nil
+		}
+		delete(w.unhealthy, id)
+		if s.Kind == sequence.Fault {
+			w.unhealthy[id] = true
+		}
+		return true, w.fault(gpu, s.Kind == sequence.Fault)
+	case sequence.Pod:
+		return w.start(ctx, w.pickResource(s.Pick), int(s.Pick>>8), false), nil
+	case sequence.Claim:
+		return w.start(ctx, "", int(s.Pick%claimForms), s.Stale), nil
+	case sequence.PodEnd, sequence.PodForce:
+		return w.remove(s.Pick, s.Kind == sequence.PodForce), nil
+	}
+	return false, fmt.Errorf("unknown step %v", s)
+}
+
+// setAPI takes the API server away, or brings it back.
+func (w *world) setAPI(down bool) { w.api.SetRefused(down) }
+
+// change gives a release other values, as helm upgrade does.
+func (w *world) change(r *release, v sequence.Values) error {
+	before := r.values
+	r.values = v
+	if before.SamePod(v) {
+		return r.agent.reload(v)
+	}
+	return errors.Join(r.agent.stop(), r.agent.start(v))
+}
+
+// pickResource returns a resource that the node has, or the default.
+func (w *world) pickResource(pick uint32) string {
+	names := []string{"nvidia.com/gpu"}
+	_ = w.node.call(func() error {
+		for name, n := range w.node.allocatable() {
+			if n > 0 && name != names[0] {
+				names = append(names, name)
+			}
+		}
+		return nil
+	})
+	slices.Sort(names)
+	return names[int(pick)%len(names)]
+}
+
+// violated returns the violation that the pods have found.
+func (w *world) violated() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.violation
+}
+
+// check waits until the invariants hold. What holds at every moment was checked when it happened.
+func (w *world) check(ctx context.Context) error {
+	deadline := time.Now().Add(w.patience)
+	for {
+		err := w.checkNow()
+		if v := errors.Join(w.violated(), w.checkCheckpoint()); v != nil {
+			return v
+		}
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(w.second / 5):
+		}
+	}
+}
+
+func (w *world) checkNow() error {
+	held, offers := w.held(), w.offers()
+	if err := w.devices.CheckOffers(offers, held); err != nil {
+		return err
+	}
+	if !w.mustOffer(held) {
+		return nil
+	}
+	cannot := maps.Clone(w.unhealthy)
+	for _, r := range w.releases {
+		if r.installed && !r.values.DRA && r.values.MIG == "" && r.values.Sharing != "" && r.values.Sharing != sequence.TimeSlicing {
+			for _, d := range w.devices {
+				cannot[d.ID] = cannot[d.ID] || d.MIGMode // neither MPS nor memory shares a GPU in MIG mode
+			}
+		}
+	}
+	return w.devices.CheckFree(offers, append(held, w.allocated()...), cannot)
+}
+
+// checkCheckpoint returns an error if the checkpoint has one device for two claims.
+func (w *world) checkCheckpoint() error {
+	text, _ := os.ReadFile(filepath.Join(w.dir, "plugins", draDriver, "gpu-node-agent.json"))
+	if text == nil {
+		return nil // there is none yet
+	}
+	var c struct {
+		Claims map[string]struct {
+			Name    string
+			Devices []struct {
+				Device string
+				Admin  bool
+				Memory uint64
+			}
+		}
+	}
+	if err := json.Unmarshal(text, &c); err != nil {
+		return fmt.Errorf("the checkpoint: %w", err)
+	}
+	var all []sequence.Hold
+	for _, claim := range c.Claims {
+		for _, d := range claim.Devices {
+			h := sequence.Hold{Pod: claim.Name, Device: d.Device, Mode: sequence.Whole, Way: "DRA", Bytes: d.Memory}
+			switch {
+			case d.Admin:
+				h.Mode = sequence.Admin
+			case d.Memory > 0:
+				h.Mode = sequence.Share
+			}
+			all = append(all, h)
+		}
+	}
+	if err := w.devices.CheckHeld(all); err != nil {
+		return fmt.Errorf("the checkpoint: %w", err)
+	}
+	return nil
+}
+
+// mustOffer reports whether what is free must be offered: an agent and what it needs run, and no container keeps an API from handing over.
+func (w *world) mustOffer(held []sequence.Hold) bool {
+	if !w.node.up() || !w.isAPIUp() || w.disk.full {
+		return false
+	}
+	byClaim := slices.ContainsFunc(held, func(h sequence.Hold) bool { return h.Way == "DRA" })
+	byPlugin := slices.ContainsFunc(held, func(h sequence.Hold) bool { return h.Way != "DRA" })
+	w.mu.Lock()
+	pending := slices.ContainsFunc(w.pods, func(p *pod) bool { return p.claim != nil && p.bound }) // may be prepared
+	w.mu.Unlock()
+	installed := 0
+	for _, r := range w.releases {
+		switch {
+		case !r.installed:
+			continue
+		case r.values.DRA && byPlugin, !r.values.DRA && (byClaim || pending):
+			return false
+		}
+		installed++
+	}
+	return installed == 1
+}
+
+// describe describes the node for a failure.
+func (w *world) describe() string {
+	lines := []string{fmt.Sprintf("held: %v", w.held()), fmt.Sprintf("offered: %v", w.offers())}
+	for i, r := range w.releases {
+		if r.installed {
+			lines = append(lines, fmt.Sprintf("release %c, %v: %s", 'a'+i, r.values, r.agent.status()))
+		}
+	}
+	return strings.Join(lines, "\n")
+}
+
+// checkLeftovers returns an error if files of writers that were killed are older than the last start of an agent.
+func (w *world) checkLeftovers(since time.Time) error {
+	for _, pattern := range []string{"cdi/.*", "cdi/*tmp*", "state/*tmp*", "plugins/" + draDriver + "/*tmp*", "device-plugins/.gna-*"} {
+		files, _ := filepath.Glob(filepath.Join(w.dir, pattern))
+		for _, f := range files {
+			if info, err := os.Lstat(f); err == nil && info.ModTime().Before(since) {
+				return fmt.Errorf("a killed writer's file is left: %s", f)
+			}
+		}
+	}
+	return nil
+}

@@ -28,7 +28,7 @@ func (f *File) saveConfiguration(stateFile string) {
 	}
 	path, last := ConfigurationPath(stateFile), &f.configurationFile
 	unchanged := path == last.path && bytes.Equal(*text, last.text)
-	if unchanged && time.Since(last.checkedAt) < checkInterval || !f.lock.holds(stateFile) {
+	if unchanged && time.Since(last.checkedAt) < checkInterval || !f.lock.Of(lockPath(stateFile)) {
 		return
 	}
 	f.begin()

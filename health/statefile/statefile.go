@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
 )
 
 const (
@@ -50,14 +51,14 @@ type File struct {
 	configurationFile configurationFile      // used by Run
 
 	// Load uses these, then Run.
-	lock           *lock        // nil while not held
-	path           string       // that may be written: its content was read or set aside
-	unreadPath     string       // that must not be written: its content could not be read or set aside
-	saved          Saved        // the content that the file has or should have
-	written        *Saved       // the fingerprint of the latest write; nil before the first
-	writtenTexts   sectionTexts // of the latest write
-	info           fs.FileInfo  // of the file as read or written last; nil if there should be none
-	lastLogged     string       // the last error logged
+	lock           *filelock.Held // nil while not held
+	path           string         // that may be written: its content was read or set aside
+	unreadPath     string         // that must not be written: its content could not be read or set aside
+	saved          Saved          // the content that the file has or should have
+	written        *Saved         // the fingerprint of the latest write; nil before the first
+	writtenTexts   sectionTexts   // of the latest write
+	info           fs.FileInfo    // of the file as read or written last; nil if there should be none
+	lastLogged     string         // the last error logged
 	repairLoggedAt time.Time
 
 	result health.Latest[result]
@@ -135,10 +136,10 @@ func (f *File) Load(path string) (Saved, error) {
 
 // acquire makes sure that this process holds the lock of path, also after its file was removed.
 func (f *File) acquire(path string) error {
-	if f.lock.holds(path) {
+	if f.lock.Of(lockPath(path)) {
 		return nil
 	}
-	reacquired := f.lock != nil && f.lock.path == path
+	reacquired := f.lock != nil && f.lock.Path == lockPath(path)
 	f.release()
 	l, err := acquireLock(path)
 	if err != nil {
@@ -153,7 +154,7 @@ func (f *File) acquire(path string) error {
 }
 
 func (f *File) release() {
-	f.lock.release()
+	f.lock.Release()
 	f.lock = nil
 }
 

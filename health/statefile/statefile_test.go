@@ -208,7 +208,7 @@ func TestLoadRemovesTemporaryFiles(t *testing.T) {
 	if _, err := load(path); err != nil || !slices.Equal(list(), before) {
 		t.Errorf("without the lock: %v, %v", list(), err)
 	}
-	l.release()
+	l.Release()
 	if _, err := load(path); err != nil {
 		t.Error(err)
 	}

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
 )
 
 // temporaryPattern is that of the names of partial specs. CDI ignores files that end in neither .json nor .yaml.
@@ -19,9 +21,9 @@ func createTemporary(dir string) (*os.File, error) {
 		if err != nil {
 			return nil, err
 		}
-		lockErr := lock(f)
+		lockErr := filelock.Lock(f)
 		_, err = os.Lstat(f.Name())
-		if !errors.Is(lockErr, syscall.EWOULDBLOCK) && !errors.Is(err, fs.ErrNotExist) {
+		if !errors.Is(lockErr, filelock.ErrLocked) && !errors.Is(err, fs.ErrNotExist) {
 			return f, nil
 		}
 		_ = f.Close() // RemoveTemporaries was faster
@@ -46,12 +48,8 @@ func removeUnlocked(name string) error {
 		return err
 	}
 	defer func() { _ = f.Close() }()
-	if lock(f) != nil {
+	if filelock.Lock(f) != nil {
 		return nil
 	}
 	return os.Remove(name)
-}
-
-func lock(f *os.File) error {
-	return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) //nolint:gosec // a descriptor
 }

@@ -12,13 +12,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/procfs"
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
@@ -89,13 +89,13 @@ func (s *Supervisor) lock(ctx context.Context) (*os.File, error) {
 	tick := time.NewTicker(lockInterval)
 	defer tick.Stop()
 	for waits := false; ; waits = true {
-		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		err := filelock.Lock(f)
 		switch {
 		case err == nil:
 			return f, nil
-		case !errors.Is(err, syscall.EWOULDBLOCK):
+		case !errors.Is(err, filelock.ErrLocked):
 			_ = f.Close()
-			return nil, fmt.Errorf("%s: cannot lock: %w", path, err)
+			return nil, err
 		case !waits:
 			s.Log.Warn("waiting: another mps-daemon runs on this node", zap.String("lock", path))
 		}

@@ -38,6 +38,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -79,6 +80,7 @@ type Agent struct {
 	history      status.History
 	monitor      *monitor.Monitor
 	stateFile    *statefile.File
+	lock         *nodelock.Lock
 	plugin       *plugin.Plugin
 	dra          *dra.Driver
 	totals       *metrics.Totals
@@ -118,6 +120,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	boot := statefile.BootID()
 	a := newAgent(c, log, level, boot)
 	a.loader, a.build, a.logDropped = loader, build, sink.Dropped
+	a.lock.SetConfig(loader.Path())
 	if rejection != nil {
 		a.reject(rejection.Err, "start", rejection.Since)
 	}
@@ -129,11 +132,12 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 		component{name: "monitor", run: a.monitor.Run},
 		component{name: "state file", run: a.stateFile.Run, after: []string{"monitor", "operator", "totals", "node"}}, // to save their last changes
 		component{name: "operator", run: a.operatorServer().Run},
+		component{name: "lock", run: a.lock.Run, after: []string{"plugin", "dra"}}, // it stays to the end of the process
 		component{name: "plugin", run: a.plugin.Run},
 		component{name: "dra", run: a.dra.Run},
-		component{name: "kubernetes", run: a.reporter.Run},
-		component{name: "node", run: a.node.Run},
-		component{name: "node writer", run: a.nodeWriter.Run, after: []string{"node"}}, // to remove its labels at last
+		component{name: "kubernetes", run: a.unlessWaiting(a.reporter.Run)},
+		component{name: "node", run: a.unlessWaiting(a.node.Run)},
+		component{name: "node writer", run: a.unlessWaiting(a.nodeWriter.Run), after: []string{"node"}}, // to remove its labels at last
 		component{name: "events", run: func(ctx context.Context) error { return a.events.Follow(ctx, &a.snapshots) }},
 		component{name: "history", run: func(ctx context.Context) error { return a.history.Follow(ctx, &a.snapshots, a.pollInterval) }},
 		component{name: "totals", run: a.totals.Run},
@@ -154,7 +158,9 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
 	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
 	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, &a.lastGood, boot, log.Named("health"))
+	a.lock = nodelock.New(nodelock.Self(), log.Named("lock"))
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
+	a.plugin.SetLock(a.lock)
 	a.mps = mps.NewFollower(mps.Options{
 		Desired: a.plugin.MPS(), Holders: a.plugin.Holders, Log: log.Named("mps"),
 		Root:      func() mps.Root { return mps.Root(a.pluginConfig.Load().Sharing.MPS.Root) },
@@ -165,6 +171,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: boot, Released: a.plugin.Released(), Holders: a.plugin.Holders,
 		Connect:    kube.Connector(func() string { return a.healthConfig.Load().Kubernetes.Kubeconfig }),
 		MPS:        a.plugin.MPS(),
+		Lock:       a.lock,
 		Simulated:  func() bool { return a.sourceConfig.Load().Resolved() == config.ModeSim },
 		Properties: propertiesOf(&a.sourceConfig, &a.snapshots, nvml.Properties(log.Named("nvml"))),
 		Log:        log.Named("dra"),

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"net/http"
 	"time"
 
@@ -69,6 +70,8 @@ func (a *Agent) handler() http.Handler {
 			s := a.stateFile.Status()
 			return s.Err == "", s.Path != ""
 		},
+		WaitsFor:           a.waitsFor,
+		OtherPlugins:       a.plugin.OtherPlugins,
 		NodeDevices:        a.nodeDevices,
 		LogDropped:         a.logDropped,
 		ConnectionsDropped: a.connectionsDropped.Load,
@@ -84,7 +87,7 @@ func (a *Agent) handler() http.Handler {
 // status returns the current status. Like a scrape, it only reads what the components have stored.
 func (a *Agent) status() status.Node {
 	in := status.Inputs{
-		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(),
+		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(), Lock: *a.lock.State().Load(),
 		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), DRA: a.dra.Status(), Claims: a.dra.Claims().Load(), Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
 		Shares: a.shares(), IdleTimes: a.totals.IdleTimes(), Idle: a.nodeConfig.Load().Idle, Memory: a.memoryLimits.Latest().Load(),
 		Kube: a.reporter.Status(), NodeObject: a.nodeWriter.Status(), Unready: a.startupTaintReasons(), StateFile: a.stateFile.Status(), Events: a.events.Latest(),
@@ -98,13 +101,42 @@ func (a *Agent) status() status.Node {
 // notReady returns every reason why the agent cannot do its whole job now. A poll takes up to stallAfter before the
 // source counts as stalled; a snapshot that is older than three polls and that time means that the monitor is stuck.
 func (a *Agent) notReady() []string {
-	reasons := web.NotReady(a.snapshots.Load(), a.plugin.Status(), 3*a.pollInterval()+a.sourceConfig.Load().StallAfter)
+	p := a.plugin.Status()
+	reasons := web.NotReady(a.snapshots.Load(), p, 3*a.pollInterval()+a.sourceConfig.Load().StallAfter)
 	// While the devices change from one API to the other, pods get none. Unready restarts nothing, and it keeps a rolling update from
 	// taking the devices of the next node.
-	if s := a.dra.Status(); s.Err != "" {
+	if s := a.dra.Status(); s.Err != "" && s.Err != p.Err { // both wait for one lock
 		reasons = append(reasons, "dra: "+s.Err)
 	}
 	return reasons
+}
+
+// waitsFor reports whether another agent serves the node, and the name of its pod if that is known.
+func (a *Agent) waitsFor() (holder string, waits bool) {
+	s := a.lock.State().Load()
+	if s.Holder != nil {
+		holder = s.Holder.Pod
+	}
+	return holder, s.Waits
+}
+
+// unlessWaiting returns a component that does nothing while another agent serves the node: that one writes to the API server.
+func (a *Agent) unlessWaiting(run func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for {
+			cfg, cfgChanged := a.pluginConfig.Watch()
+			s, changed := a.lock.State().Watch()
+			if !cfg.Enabled || s.KubeletDir != "" && !s.Waits {
+				return run(ctx)
+			}
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-cfgChanged:
+			case <-changed:
+			}
+		}
+	}
 }
 
 // pollInterval returns the time between two polls.

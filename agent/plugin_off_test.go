@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -11,12 +13,17 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 )
 
 // Without a kubelet the agent is ready only if plugin.enabled is false. The pages then show that nothing is registered.
 func TestPluginOff(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "")
+	if err := os.Mkdir(filepath.Join(s.Dir, nodelock.Directory), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	s.Start(s.lock.Run)
 	s.Start(s.plugin.Run)
 	s.Start(s.dra.Run)
 	for _, c := range []struct {

@@ -144,10 +144,17 @@ func (a *Agent) warnings() (all []string) {
 			}
 		}
 	}
-	for _, r := range a.plugin.Status().Resources {
+	p := a.plugin.Status()
+	for _, r := range p.Resources {
 		if r.Warning != "" {
 			all = append(all, "plugin: "+r.Warning)
 		}
+	}
+	for _, text := range plugin.OtherPluginTexts(p.OtherPlugins) {
+		all = append(all, "plugin: "+text)
+	}
+	if s := a.lock.State().Load(); s.Warning != "" {
+		all = append(all, "plugin: "+s.Warning)
 	}
 	all = append(all, draWarnings(a.dra.Status())...)
 	if p := a.processes.Latest().Load(); p != nil && p.Err != "" {

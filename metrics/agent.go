@@ -120,11 +120,18 @@ func (s *scrape) collectPlugin(status plugin.Status) {
 	}
 }
 
-func (s *scrape) collectAgent() {
+// collectNode adds what the agent knows and does for the node, besides its devices.
+func (s *scrape) collectNode() {
 	if s.src.NodeDevices != nil {
 		seen := s.src.NodeDevices()
 		for _, by := range slices.Sorted(maps.Keys(seen)) {
 			s.AddWith(nodeDevices, float64(seen[by]), nil, label("seen_by", string(by)))
+		}
+	}
+	if s.src.OtherPlugins != nil {
+		others := s.src.OtherPlugins()
+		for _, resource := range slices.Sorted(maps.Keys(others)) {
+			s.AddWith(otherPluginDevices, float64(others[resource]), nil, label("resource", resource))
 		}
 	}
 	if s.src.Kubernetes != nil {
@@ -144,6 +151,14 @@ func (s *scrape) collectAgent() {
 	s.addIfEnabled(podLabelsUp, s.src.PodLabelsUp)
 	s.addIfEnabled(stateFileUp, s.src.StateFileUp)
 	s.collectProcessesStatus()
+}
+
+// collectAgent adds the series that an agent has also while it waits for another one that serves the node.
+func (s *scrape) collectAgent(holder string, waits bool) {
+	s.Add(waitsForHolder, boolValue(waits), nil)
+	if waits && holder != "" {
+		s.AddWith(holderInfo, 1, nil, label("holder", holder))
+	}
 	r := s.src.Reload()
 	s.Add(fieldsUnknown, float64(len(s.cfg.Chosen.Unknown)), nil)
 	s.Add(reloadSuccessful, boolValue(r.OK), nil)

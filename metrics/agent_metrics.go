@@ -106,6 +106,7 @@ const (
 	draUnprepares
 
 	nodeDevices
+	otherPluginDevices
 
 	kubernetesWrites
 	kubernetesEvents
@@ -117,6 +118,8 @@ const (
 	processesUp
 	processesWithoutPod
 	stateFileUp
+	waitsForHolder
+	holderInfo
 	fieldsUnknown
 	reloadSuccessful
 	reloadTime
@@ -280,6 +283,11 @@ func agentMetrics() []MetricInfo {
 				"published. No series for one that is unknown.", []string{"seen_by"},
 		},
 
+		otherPluginDevices: {
+			"other_plugin_devices", gauge, "Number of devices of this node that the kubelet may allocate under a resource that another device plugin serves. Both plugins " +
+				"can give them to pods.", resource(),
+		},
+
 		kubernetesWrites:  {"kubernetes_writes_total", counter, "Total number of writes of the node condition to the API server.", nil},
 		kubernetesEvents:  {"kubernetes_events_total", counter, "Total number of events written to the API server.", nil},
 		kubernetesDropped: {"kubernetes_events_dropped_total", counter, "Total number of dropped events: too many, or too old when the API server was reachable again.", nil},
@@ -292,7 +300,12 @@ func agentMetrics() []MetricInfo {
 			"processes_without_pod", gauge, "Number of processes that belong to no pod: of the host, unreadable control group, unknown_pod, " +
 				"not_holder of the device, holders_unknown.", []string{"reason"},
 		},
-		stateFileUp:      {"state_file_up", gauge, "Whether the state file (health.stateFile) could be written.", nil},
+		stateFileUp: {"state_file_up", gauge, "Whether the state file (health.stateFile) could be written.", nil},
+		waitsForHolder: {
+			"waits_for_holder", gauge, "Whether the agent waits for the end of another agent, the holder, which serves the devices of the node. Meanwhile the agent exports " +
+				"its own series only.", nil,
+		},
+		holderInfo:       {"holder_info", gauge, "The pod of the agent that serves the devices of the node, while this one waits for its end; always 1.", []string{"holder"}},
 		fieldsUnknown:    {"fields_unknown", gauge, "Number of entries of metrics.fields or metrics.fieldsFile that select nothing; check-config lists them.", nil},
 		reloadSuccessful: {"config_last_reload_successful", gauge, "Whether the last reload of the configuration succeeded.", nil},
 		reloadTime:       {"config_last_reload_success_timestamp_seconds", gauge, "Unix time of the last successful reload of the configuration.", nil},

@@ -74,6 +74,12 @@ type Sources struct {
 	PodLabelsUp func() (up, enabled bool) // whether the API server provides the pods' labels
 	StateFileUp func() (up, enabled bool) // whether health.stateFile could be written
 
+	// WaitsFor reports whether the agent waits for another one that serves the node, and the name of its pod if that is known. Meanwhile
+	// /metrics has the agent's own series only: every sum over the devices would count the node twice. nil: it never waits.
+	WaitsFor func() (holder string, waits bool)
+	// OtherPlugins returns the number of devices of this node that other device plugins serve, by resource. nil: no series.
+	OtherPlugins func() map[string]int
+
 	// NodeDevices returns the number of GPUs as each of SeenBy sees them; one that is unknown is missing. nil: no series.
 	NodeDevices func() map[SeenBy]int
 
@@ -189,40 +195,52 @@ func (c *collector) collect() (*exposition.Page, func()) {
 		b = newBuffers(schema)
 	}
 	s := &scrape{buffers: b, src: &c.src, now: c.src.Now(), snapshot: c.src.Snapshots.Load(), holders: c.src.Holders()}
-	if src := c.src.Processes; src != nil {
-		s.processes = src.Load()
+	holder, waits := "", false
+	if c.src.WaitsFor != nil {
+		holder, waits = c.src.WaitsFor()
 	}
-	if shares := c.src.Shares; shares != nil {
-		s.shares = shares()
+	if !waits {
+		s.collectDevicesAndNode()
 	}
-	if src := c.src.Memory; src != nil {
-		if m := src.Load(); m != nil {
-			s.memory = m.Containers
-		}
-	}
-	if s.snapshot != nil {
-		s.totals, s.polls = c.src.Totals.views(s.snapshot.Devices, schema.needsEvents)
-		if s.snapshot.Source.Status == health.SourceUp || s.now.Sub(s.snapshot.At) < staleAfter {
-			s.collectFields()
-			s.collectEntities()
-		}
-		var claims *dra.Claims
-		if src := c.src.Claims; src != nil {
-			claims = src.Load()
-		}
-		s.gpuShares = NewGPUShares(s.snapshot.Devices, s.shares, claims)
-		s.collectDevices()
-		s.collectSource()
-	}
-	s.collectPlugin(c.src.Plugin())
-	s.collectDRA()
-	s.collectAgent()
+	s.collectAgent(holder, waits)
 	s.collectProcess()
 	s.collectRuntime()
 	return b.Page, func() {
 		b.reset()
 		c.buffers.Put(b)
 	}
+}
+
+// collectDevicesAndNode adds everything but the agent's own series.
+func (s *scrape) collectDevicesAndNode() {
+	if src := s.src.Processes; src != nil {
+		s.processes = src.Load()
+	}
+	if shares := s.src.Shares; shares != nil {
+		s.shares = shares()
+	}
+	if src := s.src.Memory; src != nil {
+		if m := src.Load(); m != nil {
+			s.memory = m.Containers
+		}
+	}
+	if s.snapshot != nil {
+		s.totals, s.polls = s.src.Totals.views(s.snapshot.Devices, s.needsEvents)
+		if s.snapshot.Source.Status == health.SourceUp || s.now.Sub(s.snapshot.At) < staleAfter {
+			s.collectFields()
+			s.collectEntities()
+		}
+		var claims *dra.Claims
+		if src := s.src.Claims; src != nil {
+			claims = src.Load()
+		}
+		s.gpuShares = NewGPUShares(s.snapshot.Devices, s.shares, claims)
+		s.collectDevices()
+		s.collectSource()
+	}
+	s.collectPlugin(s.src.Plugin())
+	s.collectDRA()
+	s.collectNode()
 }
 
 func boolValue(b bool) float64 {

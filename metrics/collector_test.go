@@ -39,6 +39,9 @@ func TestDescribe(t *testing.T) {
 	src.PodLabels = func(string, string) []Label { return []Label{label(podUIDLabel, "0f4b")} }
 	p, done := newCollector(src).collect()
 	defer done()
+	src.WaitsFor = func() (string, bool) { return "gpu-node-agent-x7k2p", true }
+	waiting, done := newCollector(src).collect()
+	defer done()
 	described := make(map[string]MetricInfo)
 	for _, m := range Describe() {
 		described[m.Name] = m
@@ -59,8 +62,48 @@ func TestDescribe(t *testing.T) {
 		}
 		delete(described, f.GetName())
 	}
+	for _, f := range waiting.Families() { // those of no other page
+		delete(described, f.GetName())
+	}
 	if len(described) > 0 {
 		t.Errorf("described but not exported: %v", slices.Sorted(maps.Keys(described)))
+	}
+}
+
+// An agent that waits for the holder of the node exports its own series only: every sum over the devices would count the node twice, and
+// every alert about them would fire twice.
+func TestExpositionWhileWaiting(t *testing.T) {
+	src := testSources(testNode())
+	for name, c := range map[string]struct {
+		holder string
+		waits  bool
+		lines  []string
+	}{
+		"serving":           {"", false, []string{"waits_for_holder 0"}},
+		"waiting":           {"gpu-node-agent-x7k2p", true, []string{"waits_for_holder 1", `holder_info{holder="gpu-node-agent-x7k2p"} 1`}},
+		"an unknown holder": {"", true, []string{"waits_for_holder 1"}},
+	} {
+		src.WaitsFor = func() (string, bool) { return c.holder, c.waits }
+		page := render(t, newCollector(src))
+		for _, line := range c.lines {
+			if !strings.Contains(page, "\n"+namespace+line+"\n") {
+				t.Errorf("%s: missing %s", name, line)
+			}
+		}
+		if strings.Contains(page, "holder_info") != (c.holder != "") {
+			t.Errorf("%s: holder_info", name)
+		}
+		for line := range strings.Lines(page) {
+			name, _, _ := strings.Cut(strings.TrimPrefix(line, namespace), " ")
+			name, _, _ = strings.Cut(name, "{")
+			own := strings.HasPrefix(line, "#") || strings.HasPrefix(line, "go_") || strings.HasPrefix(line, "process_") || slices.Contains([]string{
+				"build_info", "config_last_reload_successful", "config_last_reload_success_timestamp_seconds", "fields_unknown", "holder_info",
+				"http_connections_dropped_total", "log_dropped_total", "waits_for_holder",
+			}, name)
+			if c.waits && !own {
+				t.Errorf("a waiting agent exports %s", line)
+			}
+		}
 	}
 }
 

@@ -218,6 +218,8 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		NodeDevices: func() map[SeenBy]int { return map[SeenBy]int{SeenByPCI: 4, SeenByDriver: 3, OfferedToPods: 0} },
 		LogDropped:  func() uint64 { return 12 },
 
+		OtherPlugins: func() map[string]int { return map[string]int{"example.com/gpu": 2} },
+
 		ConnectionsDropped: func() uint64 { return 13 },
 		Now:                func() time.Time { return now },
 		Hostname:           "node-1", Version: "1.2.3", Revision: "abc",

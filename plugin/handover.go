@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -28,6 +29,9 @@ func (p *Plugin) SetDRA(released *health.Latest[Handover]) {
 	p.dra = released
 	p.setOffer(offerNothing)
 }
+
+// SetLock sets the lock that the plugin must hold to serve. Call it before Run. Without it, there is one agent on the node.
+func (p *Plugin) SetLock(l *nodelock.Lock) { p.lock = l }
 
 // Released holds whether the plugin has released the devices: with plugin.api dra, when no pod holds a device that a device plugin
 // allocated and the kubelet lists none.
@@ -119,12 +123,18 @@ func pluginPods(by map[health.DeviceID][]podresources.Holder) (pods []Pod, serve
 func (p *Plugin) handOver() (serve bool, reason string) {
 	cfg, snap := p.cfg.Load(), p.snapshots.Load()
 	serves := len(p.registrars()) > 0
-	switch {
-	case cfg == nil || !cfg.Enabled:
+	if cfg == nil || !cfg.Enabled {
 		p.exclusive = false
 		p.setReleased(Handover{Reason: "plugin.enabled is false"})
 		return false, ""
-	case !cfg.ServesDRA():
+	}
+	if lock, _ := p.lock.Request(cfg.KubeletDir); !lock.Held {
+		p.exclusive, p.releasingSince = false, time.Time{}
+		p.setReleased(Handover{Reason: lock.Reason})
+		p.setOffer(offerNothing)
+		return false, lock.Reason
+	}
+	if !cfg.ServesDRA() {
 		p.releasingSince = time.Time{}
 		p.setReleased(Handover{Reason: "plugin.api is " + APIDevicePlugin})
 		reason := p.claimDevices()

@@ -27,6 +27,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -41,6 +42,7 @@ type Plugin struct {
 
 	allocations allocationTimes
 	mps         health.Latest[mps.Desired]
+	lock        *nodelock.Lock             // nil: there is one agent
 	dra         *health.Latest[Handover]   // nil without dynamic resource allocation
 	claims      podresources.ClaimResolver // nil without dynamic resource allocation
 	released    health.Latest[Handover]
@@ -62,6 +64,8 @@ type Plugin struct {
 	disabled bool                // Status.Off
 	err      string              // Status.Err
 	warnings []string            // Status.Warnings
+
+	stoppedAt time.Time // when a resource was last stopped
 }
 
 // Status is the state of the plugin.
@@ -71,6 +75,8 @@ type Status struct {
 	Err       string           // why no resource, or not every resource, is served; empty if all are
 	Warnings  []string         // working devices that are not offered to pods, with the reason
 	AuditErr  string           // why the kubelet's devices cannot be audited; empty if they can
+
+	OtherPlugins map[string]int // see Plugin.OtherPlugins
 }
 
 // ResourceStatus is the state of one resource.
@@ -172,9 +178,15 @@ func (p *Plugin) Run(ctx context.Context) error {
 	logged := &layout{}
 	for {
 		changed, generated := p.layouts.watch(), p.cdi.Toolkit.Changed()
-		var draChanged <-chan struct{}
+		var draChanged, lockChanged <-chan struct{}
 		if p.dra != nil {
 			_, draChanged = p.dra.Watch()
+		}
+		holds := true
+		if c := p.cfg.Load(); c != nil && c.Enabled {
+			var lock nodelock.State
+			lock, lockChanged = p.lock.Request(c.KubeletDir)
+			holds = lock.Held
 		}
 		serve, notOffered := p.handOver()
 		now := p.layouts.current()
@@ -208,9 +220,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 			if serve || !cfg.ServesDRA() && p.hasDRAReleased() { // otherwise dynamic resource allocation stores it
 				p.storeMPS(now)
 			}
-			p.reconcile(ctx, desired, *cfg, true)
+			p.reconcile(ctx, desired, *cfg, holds) // an empty list would take the devices from an agent that serves now
 		}
-		p.setError(cfg, reason, starting)
+		p.setError(cfg, reason, starting, holds)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -220,6 +232,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		case <-changed.capabilities:
 		case <-changed.offer:
 		case <-draChanged:
+		case <-lockChanged:
 		case <-generated:
 		}
 	}
@@ -324,6 +337,9 @@ func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, wi
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.running = running
+	if len(stopped) > 0 {
+		p.stoppedAt = time.Now()
+	}
 }
 
 // removeStaleSockets removes the sockets that an earlier agent left behind. It runs before the registrars, which each
@@ -376,6 +392,7 @@ func (p *Plugin) Status() Status {
 	s, running := Status{Off: p.disabled, Err: p.err, Warnings: p.warnings}, slices.Clone(p.running)
 	p.mu.Unlock()
 	s.AuditErr = p.pods.AllocatableError()
+	s.OtherPlugins = p.OtherPlugins()
 	for _, r := range running {
 		s.Resources = append(s.Resources, r.registrar.status())
 	}

@@ -58,8 +58,8 @@ func (p *Plugin) logUnmatchedSelectors(unmatched []unmatchedSelectors) {
 }
 
 // setError stores why nothing is served and logs it when it changes: as information during the start, otherwise as a
-// warning.
-func (p *Plugin) setError(cfg *Config, reason string, starting bool) {
+// warning. The lock of the node logs itself why it is not held.
+func (p *Plugin) setError(cfg *Config, reason string, starting, holds bool) {
 	disabled, released := cfg != nil && !cfg.Enabled, p.released.Load()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,7 +72,7 @@ func (p *Plugin) setError(cfg *Config, reason string, starting bool) {
 	}
 	p.err = reason
 	switch {
-	case reason == "":
+	case reason == "", !holds:
 	case starting:
 		p.log.Info(msgNothing, zap.String("reason", reason))
 	default:

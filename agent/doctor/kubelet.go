@@ -108,19 +108,35 @@ func dialGRPC(ctx context.Context, socket string) error {
 
 // countedWithoutAgent reports whether the kubelet counts healthy devices of the resource, although no agent listens. An
 // agent that starts meanwhile has no allocatable devices for a second.
-func countedWithoutAgent(ctx context.Context, c plugin.Config) bool {
-	if len(agentSockets(ctx, c)) > 0 {
-		return false
-	}
+func countedWithoutAgent(ctx context.Context, c plugin.Config, allocatable map[string][]string) bool {
+	return len(agentSockets(ctx, c)) == 0 && len(allocatable[c.Resource]) > 0
+}
+
+// allocatable returns the devices that the kubelet may allocate, by resource; nil if it does not answer, which the check of the pod resources
+// reports.
+func allocatable(ctx context.Context, c plugin.Config) map[string][]string {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	ids, err := podresources.QueryAllocatable(ctx, filepath.Join(c.KubeletDir, podResourcesDir, kubeletSocket))
-	return err == nil && len(ids[c.Resource]) > 0 // the check of the pod resources reports an error
+	if err != nil {
+		return nil
+	}
+	return ids
 }
 
-// checkOtherPlugins looks for another device plugin that serves NVIDIA's resources.
+// checkOtherPlugins looks for another device plugin that serves GPUs, by what the kubelet counts and by its sockets. It only connects to
+// these: a second ListAndWatch would take health events of NVIDIA's plugin from the kubelet, and restart GKE's.
 func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
+	counted := allocatable(ctx, c)
 	var others []string
+	if c.Enabled {
+		agent := len(agentSockets(ctx, c)) > 0
+		ours := func(resource string) bool { return c.CanServe(resource) && (agent || !c.ServesDRA()) }
+		for resource, n := range c.OtherPlugins(counted, ours, nil) {
+			others = append(others, fmt.Sprintf("%s (%d devices)", resource, n))
+		}
+		slices.Sort(others)
+	}
 	dir := filepath.Join(c.KubeletDir, pluginsDir)
 	for _, pattern := range []string{"nvidia-*.sock", "nvidiaGPU-*.sock"} { // NVIDIA's and GKE's
 		sockets, err := filepath.Glob(filepath.Join(dir, pattern))
@@ -134,7 +150,7 @@ func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 		}
 	}
 	switch {
-	case len(others) == 0 && c.Enabled && countedWithoutAgent(ctx, c):
+	case len(others) == 0 && c.Enabled && countedWithoutAgent(ctx, c, counted):
 		return warn("the kubelet has allocatable "+c.Resource+", but no plugin is found that serves it",
 			"start the agent; or remove another plugin that serves it; if none runs, restart the kubelet, which since 1.37 can keep the devices of a plugin that has ended")
 	case len(others) == 0 && c.Enabled:
@@ -144,7 +160,7 @@ func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 	case !c.Enabled:
 		return pass(strings.Join(others, ", ") + " serves GPUs; plugin.enabled is false")
 	}
-	checks := warn("another device plugin serves "+strings.Join(others, ", ")+" in "+dir,
+	checks := warn("another device plugin serves GPUs: "+strings.Join(others, ", "),
 		"remove it from this node, since both would allocate the same GPUs, or set plugin.enabled to false")
 	sameResource := slices.ContainsFunc(others, func(s string) bool { return s == "nvidia-gpu.sock" || strings.HasPrefix(s, "nvidiaGPU-") })
 	if sameResource && c.Resource == plugin.DefaultConfig().Resource { // the last registration wins

@@ -114,6 +114,35 @@ func TestCheckOtherPlugins(t *testing.T) {
 	check(want{CheckInfo, "plugin.enabled", ""})
 }
 
+// Another plugin is found by what the kubelet counts, whatever its socket's name. The look must not take its health events from the kubelet.
+func TestCheckOtherPluginsAsksNone(t *testing.T) {
+	c := config.DefaultConfig().Plugin
+	c.KubeletDir = agenttest.SocketDir(t)
+	k := agenttest.StartKubelet(t, c.KubeletDir)
+	other, err := kubelettest.StartNVIDIA(t.Context(), c.KubeletDir, "example.com/gpu", "GPU-0", "GPU-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Stop()
+	allocatable := func(n int) {
+		t.Helper()
+		if _, err := k.WaitFor(t.Context(), func(s kubelettest.State) bool { return s.Resources["example.com/gpu"].Allocatable() == n }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	allocatable(2)
+	expect(t, checkOtherPlugins(t.Context(), c), want{CheckFail, "example.com/gpu (2 devices)", "plugin.enabled"})
+	if err := other.Fail("GPU-1"); err != nil {
+		t.Fatal(err)
+	}
+	allocatable(1)
+	if streams, allocates := other.Calls(); streams != 1 || allocates != 0 {
+		t.Errorf("%d streams and %d allocations, want those of the kubelet", streams, allocates)
+	}
+	c.Resource = "example.com/gpu"
+	expect(t, checkOtherPlugins(t.Context(), c), want{CheckWarn, "nvidia-gpu.sock", "plugin.enabled"})
+}
+
 // A kubelet without a plugin must not have allocatable devices.
 func TestCheckOtherPluginsFindsDeadEndpoint(t *testing.T) {
 	c := config.DefaultConfig().Plugin

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -28,6 +29,7 @@ type Inputs struct {
 	Reload      metrics.Reload
 	ConfigError string           // of the newest configuration; ignored while Reload.OK
 	Snapshot    *health.Snapshot // nil before the first
+	Lock        nodelock.State   // whether this agent may serve the node
 	Plugin      plugin.Status
 	DRA         dra.Status
 	Claims      *dra.Claims // prepared; nil if unknown
@@ -49,7 +51,7 @@ func New(k Inputs) Node {
 	s := Node{
 		Node: k.Node, Version: k.Version, Revision: k.Revision, Time: k.Now.UTC(),
 		Ready: len(k.NotReady) == 0, NotReady: list(k.NotReady), Events: list(k.Events),
-		Config: Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}, Kubelet: kubeletStatus(k.Plugin, k.Holders), DRA: draStatus(k.DRA, k.Claims, k.Holders),
+		Config: Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}, Kubelet: kubeletStatus(k.Lock, k.Plugin, k.Holders), DRA: draStatus(k.DRA, k.Claims, k.Holders),
 		API: APIServer{
 			k.Kube.Enabled || k.Kube.IdleEnabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr, cmp.Or(k.Kube.EventErr, k.Kube.IdleErr),
 		},
@@ -167,11 +169,15 @@ const (
 	pluginOff = "off"
 )
 
-func kubeletStatus(p plugin.Status, h podresources.Holders) Kubelet {
+func kubeletStatus(lock nodelock.State, p plugin.Status, h podresources.Holders) Kubelet {
 	k := Kubelet{Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []Resource{}, Plugin: pluginOn, Warnings: []string{}}
 	if p.Off {
 		k.Plugin = pluginOff
 	}
+	if lock.Waits {
+		k.WaitsFor = cmp.Or(lock.Holder, &nodelock.Holder{})
+	}
+	k.Warnings = append(k.Warnings, plugin.OtherPluginTexts(p.OtherPlugins)...)
 	for _, r := range p.Resources { // first, because the page and the table show a limited number
 		if r.Warning != "" {
 			k.Warnings = append(k.Warnings, r.Warning)

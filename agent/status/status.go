@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 )
 
 // Node is the status of a node: the JSON document at /api/v1/snapshot, and the input of the page and of
@@ -85,13 +86,15 @@ type Incident struct {
 
 // Kubelet is the status of the device plugin at the kubelet.
 type Kubelet struct {
-	Plugin       string     `json:"plugin"`                 // on, or off: plugin.enabled is false, or plugin.api is dra
-	Error        string     `json:"error,omitempty"`        // why no resource, or not every one, is served
-	AuditError   string     `json:"auditError,omitempty"`   // why the audit fails
-	HoldersError string     `json:"holdersError,omitempty"` // why the holders are out of date
-	Holders      time.Time  `json:"holders,omitzero"`       // the time of the last pod-resources response
-	Resources    []Resource `json:"resources"`
-	Warnings     []string   `json:"warnings"` // working devices that pods cannot get, with the reason, and a kubelet that needs a restart
+	Plugin string `json:"plugin"`          // on, or off: plugin.enabled is false, or plugin.api is dra
+	Error  string `json:"error,omitempty"` // why no resource, or not every one, is served
+	// WaitsFor is another agent that serves the node, while this one waits for its end. Its keys are empty if it does not answer.
+	WaitsFor     *nodelock.Holder `json:"waitsFor,omitempty"`
+	AuditError   string           `json:"auditError,omitempty"`   // why the audit fails
+	HoldersError string           `json:"holdersError,omitempty"` // why the holders are out of date
+	Holders      time.Time        `json:"holders,omitzero"`       // the time of the last pod-resources response
+	Resources    []Resource       `json:"resources"`
+	Warnings     []string         `json:"warnings"` // working devices that pods cannot get, with the reason, and a kubelet that needs a restart
 }
 
 // APIServer counts the writes to the API server since the agent started, with health.kubernetes.enabled or node.idle.

@@ -103,19 +103,18 @@ func (n machine) terminate(agent *process.Process, waited bool) {
 	}
 }
 
-// startSecondAgent starts another agent beside the running one. With wait it waits until the second agent has found the
-// plugin's socket in use.
+// startSecondAgent starts another agent beside the running one. With wait it waits until the second agent waits for the first.
 func (n machine) startSecondAgent(wait bool) {
 	n.T.Helper()
-	inUse := "another process serves " + n.File("device-plugins")
-	logged := len(n.Journal.Lines(inUse))
+	const waits = "another agent serves this node"
+	logged := len(n.Journal.Lines(waits))
 	n.StartAgent()
 	if !wait {
 		return
 	}
 	n.Eventually("the second agent waits for the first", func() error {
-		if len(n.Journal.Lines(inUse)) == logged {
-			return errors.New("no error about the plugin's socket is logged")
+		if len(n.Journal.Lines(waits)) == logged {
+			return errors.New("no line about the first agent is logged")
 		}
 		return nil
 	})
@@ -260,7 +259,7 @@ func (n machine) awaitRegistered(what string) {
 func (n machine) checkServing(when string, step int) {
 	n.T.Helper()
 	n.awaitRegistered("registered " + when)
-	if sockets := n.agentSockets(); len(sockets) > 2 { // the fixed one, and another name of it
+	if sockets := n.pluginSockets(); len(sockets) > 2 { // the fixed one, and another name of it
 		n.T.Errorf("%s: sockets of earlier agents are left: %v", when, sockets)
 	}
 	n.admitEventually(n.bind(fmt.Sprintf("pod-%d", step), 1))

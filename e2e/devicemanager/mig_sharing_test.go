@@ -59,7 +59,7 @@ func TestMIGMixed(t *testing.T) {
 	n.Eventually("unchanged after a restart of the kubelet", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
 	n.removeSockets()
 	n.Eventually("the agent listens for each resource again", func() error {
-		if sockets := n.agentSockets(); len(sockets) < 3 {
+		if sockets := n.pluginSockets(); len(sockets) < 3 {
 			return fmt.Errorf("sockets are %v, want one per resource", sockets)
 		}
 		return nil

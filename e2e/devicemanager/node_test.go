@@ -71,6 +71,12 @@ func (n machine) agentSockets() []string {
 	return sockets
 }
 
+// pluginSockets returns those of agentSockets at which the agent serves resources: without the one that names the lock's holder.
+func (n machine) pluginSockets() []string {
+	n.T.Helper()
+	return slices.DeleteFunc(n.agentSockets(), func(path string) bool { return filepath.Base(path) == "gpu-node-agent.sock" })
+}
+
 // bind binds a pod that requests GPUs.
 func (n machine) bind(name string, gpus int64) *v1.Pod {
 	return n.bindFor(name, node.GPU, gpus)

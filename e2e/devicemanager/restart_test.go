@@ -52,7 +52,7 @@ func TestKubeletRestartStorm(t *testing.T) {
 		case 0: // restart again immediately
 		case 1:
 			n.Eventually("the agent listens", func() error {
-				if len(n.agentSockets()) == 0 {
+				if len(n.pluginSockets()) == 0 {
 					return errors.New("no socket of the agent")
 				}
 				return nil

@@ -25,7 +25,7 @@ func lock(f *os.File, flock func(fd, how int) error) error {
 	case errors.Is(err, syscall.EWOULDBLOCK):
 		return ErrLocked
 	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, syscall.ENOLCK): // the latter: NFS without its lock daemon
-		return fmt.Errorf("%w: %w", ErrUnsupported, err)
+		return fmt.Errorf("%s: %w: %w", f.Name(), ErrUnsupported, err)
 	default:
 		return fmt.Errorf("%s: cannot lock: %w", f.Name(), err)
 	}
@@ -54,6 +54,11 @@ func acquire(path string, flag int, flock func(fd, how int) error) (*Held, error
 		return nil, err
 	}
 	return &Held{path, f, err}, nil
+}
+
+// AcquireUnlocked is Acquire as it is on a file system without locks, for tests.
+func AcquireUnlocked(path string, flag int) (*Held, error) {
+	return acquire(path, flag, func(int, int) error { return syscall.ENOSYS })
 }
 
 // Unsupported returns an ErrUnsupported if nothing keeps others from the path, otherwise nil.

@@ -33,6 +33,7 @@ var (
 	ErrProtocol    = errors.New("unexpected response")   // of Call: the server does not speak this protocol
 	errTooLong     = errors.New("request line too long") // refused by the server
 	errConnections = errors.New("too many connections")  // refused by the server
+	errLost        = errors.New("the socket was removed or replaced")
 )
 
 // response is the JSON line that answers each request.
@@ -47,17 +48,24 @@ type response struct {
 type Handler func(ctx context.Context, line string) (result any, err error)
 
 // Serve listens on the socket at path and handles requests until ctx ends; then it removes the socket and returns nil.
-// If it cannot listen, it logs the error once and keeps retrying.
+// If it cannot listen, it logs the error once and keeps retrying. It notices the loss of the socket by polling, and listens again; open
+// connections continue.
 func Serve(ctx context.Context, path string, log *zap.Logger, handle Handler) error {
 	log = log.With(zap.String("socket", path))
 	backoff := minBackoff
 	var lastLogged string
+	s := server{handle: handle, slots: make(chan struct{}, MaxConnections)}
+	defer s.conns.Wait()
 	for {
 		l, err := Listen(ctx, path)
 		if err == nil {
 			log.Info("listening on control socket")
 			backoff, lastLogged = minBackoff, ""
-			err = serve(ctx, l, handle)
+			err = s.accept(ctx, l)
+		}
+		if errors.Is(err, errLost) {
+			log.Warn("control socket lost, listening again")
+			continue
 		}
 		if ctx.Err() == nil && err.Error() != lastLogged {
 			lastLogged = err.Error()
@@ -72,29 +80,38 @@ func Serve(ctx context.Context, path string, log *zap.Logger, handle Handler) er
 	}
 }
 
-// serve accepts connections until ctx or the listener ends, and returns when all connections have ended.
-func serve(ctx context.Context, l net.Listener, handle Handler) error {
-	ctx, cancel := context.WithCancel(ctx)
-	var (
-		wg    sync.WaitGroup
-		slots = make(chan struct{}, MaxConnections)
-	)
-	defer wg.Wait()
-	defer cancel() // ends the connections if the listener failed
-	defer func() { _ = l.Close() }()
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer stop()
+// server has the connections of Serve.
+type server struct {
+	handle Handler
+	slots  chan struct{}
+	conns  sync.WaitGroup
+}
 
+// accept accepts connections until ctx or the listener ends, or the socket is lost.
+func (s *server) accept(ctx context.Context, l *Socket) error {
+	accepting, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer func() { _ = l.Close() }()
+	stop := context.AfterFunc(accepting, func() { _ = l.Close() })
+	defer stop()
+	s.conns.Go(func() {
+		if l.awaitLoss(accepting) {
+			cancel(errLost)
+		}
+	})
 	for {
 		conn, err := l.Accept()
 		if err != nil {
+			if cause := context.Cause(accepting); cause != nil {
+				return cause
+			}
 			return fmt.Errorf("accept: %w", err)
 		}
 		select {
-		case slots <- struct{}{}:
-			wg.Go(func() {
-				defer func() { <-slots }()
-				serveConn(ctx, conn, handle)
+		case s.slots <- struct{}{}:
+			s.conns.Go(func() {
+				defer func() { <-s.slots }()
+				serveConn(ctx, conn, s.handle)
 			})
 		// The server may not yet have noticed that a client closed its previous connection.
 		case <-time.After(slotTimeout):

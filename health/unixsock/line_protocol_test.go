@@ -230,3 +230,22 @@ func TestServeConnEndsIdleConnections(t *testing.T) {
 		_ = client.Close()
 	})
 }
+
+// A socket that somebody removed is served again, and the connections that it accepted continue.
+func TestServeAfterLoss(t *testing.T) {
+	t.Parallel() // polls
+	path := filepath.Join(t.TempDir(), "c.sock")
+	startServer(t, path, zap.NewNop())
+	awaitServer(t, path)
+	conn := dial(t, path)
+	if _, err := exchange(conn); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	awaitServer(t, path)
+	if line, err := exchange(conn); err != nil {
+		t.Errorf("the earlier connection: %q, %v", line, err)
+	}
+}

@@ -134,6 +134,23 @@ func (s *Socket) InPlace() bool {
 	return err == nil && os.SameFile(info, s.file)
 }
 
+// lossInterval is how often awaitLoss looks.
+const lossInterval = time.Second
+
+// awaitLoss waits until the socket is not in place; it returns false if ctx ends first.
+func (s *Socket) awaitLoss(ctx context.Context) bool {
+	tick := time.NewTicker(lossInterval)
+	defer tick.Stop()
+	for s.InPlace() {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+	}
+	return ctx.Err() == nil
+}
+
 // Remove removes the socket from its directory, unless another file has replaced it. Open connections continue.
 func (s *Socket) Remove() error {
 	if !s.InPlace() {

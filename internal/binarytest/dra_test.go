@@ -491,7 +491,7 @@ func TestDRATwoAgents(t *testing.T) {
 	plugin, _ := strings.CutPrefix(first.config("dra"), simConfig)
 	second.write(simConfig + strings.ReplaceAll(plugin, "DIR", first.Dir))
 	second.launch("NODE_NAME=" + draNodeName)
-	second.awaitPage("/readyz", 503, "another driver")
+	second.awaitPage("/readyz", 503, "another agent")
 	c := first.claim("train", "gpu-1")
 	devices := first.prepare(c)
 	first.stop()

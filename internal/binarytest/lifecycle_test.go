@@ -12,7 +12,7 @@ import (
 func TestAgentServesKubeletAndPrometheus(t *testing.T) {
 	t.Parallel()
 	p := start(t, simConfig)
-	p.awaitPage("/readyz", http.StatusServiceUnavailable, resource)
+	p.awaitPage("/readyz", http.StatusServiceUnavailable, "plugin.kubeletDir: ")
 	p.awaitPage("/livez", http.StatusOK)
 
 	p.startKubelet()

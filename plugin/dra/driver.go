@@ -25,13 +25,14 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Domain qualifies the taints and attributes that are not NVIDIA's.
 const Domain = "gpu-node-agent"
 
-// Options configure a Driver. All fields but Faster are required.
+// Options configure a Driver. All fields but Lock and Faster are required.
 type Options struct {
 	Config    *health.Latest[plugin.Config]
 	Snapshots *health.Latest[health.Snapshot]
@@ -42,6 +43,7 @@ type Options struct {
 	Holders   func() podresources.Holders
 	MPS       *health.Latest[mps.Desired] // which MPS daemons run; the driver stores it while it serves
 	Simulated func() bool                 // the devices are not real: a container needs no device nodes
+	Lock      *nodelock.Lock              // that the driver must hold to serve; nil: there is one agent on the node
 	Faster    int                         // divides the intervals, for tests that play many sequences; 0 is 1
 	// Properties returns what NVML knows of the devices that have none in the snapshot. It may take seconds and leave devices out.
 	Properties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
@@ -134,12 +136,13 @@ func (i instance) makeDataDir() error {
 func (d *Driver) Run(ctx context.Context) error {
 	retryDelay := d.timing.retryMin
 	for ctx.Err() == nil {
-		_, cfgChanged := d.Config.Watch()
+		cfg, cfgChanged := d.Config.Watch()
 		_, releasedChanged := d.Options.Released.Watch()
+		lock, lockChanged := d.requestLock(cfg)
 		var retry <-chan time.Time
-		switch i, serve, err := d.next(d.Config.Load()); {
+		switch i, serve, err := d.next(cfg, lock); {
 		case serve:
-			d.serve(ctx, i)
+			d.serveWhileHeld(ctx, i)
 			retryDelay = d.timing.retryMin
 			continue
 		case err != nil:
@@ -149,16 +152,48 @@ func (d *Driver) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-cfgChanged:
 		case <-releasedChanged:
+		case <-lockChanged:
 		case <-retry:
 		}
 	}
 	return nil
 }
 
+// requestLock requests the lock of the node if there is something to serve. It returns whether the driver may serve, and a channel that
+// closes when that changes.
+func (d *Driver) requestLock(cfg *plugin.Config) (s nodelock.State, changed <-chan struct{}) {
+	if cfg == nil || !cfg.Enabled && len(checkpoints(cfg.KubeletDir)) == 0 {
+		return nodelock.State{Held: true}, nil
+	}
+	return d.Lock.Request(cfg.KubeletDir)
+}
+
+// serveWhileHeld serves an instance until ctx ends, its devices are released, or the lock of its directory is lost.
+func (d *Driver) serveWhileHeld(ctx context.Context, i instance) {
+	if d.Lock == nil {
+		d.serve(ctx, i)
+		return
+	}
+	lost := func(s *nodelock.State) bool { return s.KubeletDir == i.kubeletDir && !s.Held }
+	if isLost, ctx, cancel := health.WatchPart(ctx, d.Lock.State(), lost); !isLost {
+		defer cancel()
+		d.serve(ctx, i)
+	} else {
+		cancel()
+	}
+}
+
 // next returns the instance to serve now. First that is one that an earlier process, or an earlier configuration, has left with claims
 // or slices. An error means that this is not known, and nothing may serve the devices.
-func (d *Driver) next(cfg *plugin.Config) (i instance, serve bool, err error) {
+func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (i instance, serve bool, err error) {
 	if cfg == nil {
+		return instance{}, false, nil
+	}
+	if !lock.Held { // the checkpoint may be that of the holder
+		d.setReleased(lock.Reason)
+		d.mu.Lock() // the lock logs why
+		defer d.mu.Unlock()
+		d.enabled, d.err = cfg.ServesDRA(), lock.Reason
 		return instance{}, false, nil
 	}
 	configured := configuredInstance(cfg)
@@ -196,12 +231,8 @@ func (d *Driver) next(cfg *plugin.Config) (i instance, serve bool, err error) {
 
 // leftover returns an instance with claims or slices on this node; the configured one last.
 func (d *Driver) leftover(configured instance) (i instance, found bool, err error) {
-	dirs, err := filepath.Glob(filepath.Join(configured.kubeletDir, "plugins", "*", checkpointName))
-	if err != nil { // the pattern is bad: kubeletDir has meta characters
-		dirs = nil
-	}
 	var all []instance
-	for _, file := range dirs {
+	for _, file := range checkpoints(configured.kubeletDir) {
 		if name := filepath.Base(filepath.Dir(file)); name != configured.driver {
 			all = append(all, instance{name, configured.kubeletDir})
 		}
@@ -215,6 +246,15 @@ func (d *Driver) leftover(configured instance) (i instance, found bool, err erro
 		}
 	}
 	return instance{}, false, nil
+}
+
+// checkpoints returns the checkpoints of all drivers on the node.
+func checkpoints(kubeletDir string) []string {
+	files, err := filepath.Glob(filepath.Join(kubeletDir, "plugins", "*", checkpointName))
+	if err != nil { // the pattern is bad: kubeletDir has meta characters
+		return nil
+	}
+	return files
 }
 
 // Released holds whether the driver has released the devices: with plugin.api devicePlugin, when no claim is prepared and no slice is

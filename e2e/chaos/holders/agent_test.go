@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 )
 
 // agent is the agent of a release of the chart. A new one has not started.
@@ -97,6 +98,7 @@ type inProcess struct {
 	cfg    *health.Latest[plugin.Config]
 	plugin *plugin.Plugin
 	dra    *dra.Driver
+	lock   *nodelock.Lock
 	cancel context.CancelFunc
 	ended  *sync.WaitGroup
 }
@@ -113,16 +115,19 @@ func (a *inProcess) start(v sequence.Values) error {
 	a.cfg = &health.Latest[plugin.Config]{}
 	a.cfg.Store(&cfg)
 	log := a.log.With(zap.String("agent", string(rune('a'+a.release))))
+	a.lock = nodelock.New(nodelock.Self(), log.Named("lock")).Faster(a.faster)
 	a.plugin = plugin.NewFaster(a.faster, a.cfg, a.snapshots, log.Named("plugin"))
 	a.dra = dra.New(dra.Options{
 		Config: a.cfg, Snapshots: a.snapshots, Node: nodeName, BootID: "boot", Connect: a.connect, Released: a.plugin.Released(), Holders: a.plugin.Holders,
-		MPS: a.plugin.MPS(), Simulated: func() bool { return true }, Faster: a.faster, Log: log.Named("dra"),
+		MPS: a.plugin.MPS(), Lock: a.lock, Simulated: func() bool { return true }, Faster: a.faster, Log: log.Named("dra"),
 		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
 	})
+	a.plugin.SetLock(a.lock)
 	a.plugin.SetDRA(a.dra.Released())
 	a.plugin.SetClaims(a.dra.ClaimDevice)
 	ctx, cancel := context.WithCancel(context.Background())
 	a.cancel, a.ended = cancel, &sync.WaitGroup{}
+	a.ended.Go(func() { _ = a.lock.Run(ctx) })
 	a.ended.Go(func() { _ = a.plugin.Run(ctx) })
 	a.ended.Go(func() { _ = a.dra.Run(ctx) })
 	return nil
@@ -131,6 +136,7 @@ func (a *inProcess) start(v sequence.Values) error {
 func (a *inProcess) stop() error {
 	a.cancel()
 	a.ended.Wait()
+	a.lock.Close()
 	return nil
 }
 

@@ -1,0 +1,245 @@
+// Package nodelock lets one agent at a time serve the devices of a node: the one that holds the lock of the kubelet's directory
+// device-plugins. Another one measures, and waits.
+package nodelock
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+)
+
+// Directory is the directory below the kubelet's that is locked. A kubelet deletes every file in it when it starts, but no directory, so
+// the lock of the directory itself outlives the kubelet.
+const Directory = "device-plugins"
+
+// Socket is the name of the socket in Directory by which the holder tells who it is.
+const Socket = "gpu-node-agent.sock"
+
+// Holder is an agent that holds the lock.
+type Holder struct {
+	Pod    string `json:"pod"`    // the name of its pod, or of its host
+	Config string `json:"config"` // the path of its configuration; empty: defaults
+	PID    int    `json:"pid"`    // in its own PID namespace
+}
+
+// Self returns this process as a holder.
+func Self() Holder {
+	host, _ := os.Hostname() // in a pod, the pod's name
+	return Holder{Pod: host, PID: os.Getpid()}
+}
+
+// State is whether this process may serve. It is immutable.
+type State struct {
+	KubeletDir string // of the lock that was requested
+	Held       bool
+	Reason     string  // why this process may not serve; empty if Held
+	Waits      bool    // another process holds the lock
+	Holder     *Holder // that process; nil if it does not tell
+	Warning    string  // Held, but nothing keeps another agent from serving
+}
+
+// Lock is the lock of a node. The lock alone decides who serves.
+type Lock struct {
+	self Holder
+	log  *zap.Logger
+	poll time.Duration
+
+	state     health.Latest[State] // never empty
+	requested health.Latest[string]
+
+	// These belong to Run.
+	held    *filelock.Held
+	former  []*filelock.Held // of other directories; devices of claims may still be served there
+	asked   time.Time        // when the holder was asked last
+	acquire func(path string, flag int) (*filelock.Held, error)
+}
+
+// pollInterval is how often Run tries to acquire the lock, and checks that it has it.
+const pollInterval = 100 * time.Millisecond
+
+const (
+	askInterval = time.Second            // between questions to the holder
+	askTimeout  = 300 * time.Millisecond // for its answer
+)
+
+// New returns a lock that this process does not hold yet. It must run: see Run.
+func New(self Holder, log *zap.Logger) *Lock {
+	l := &Lock{self: self, log: log, poll: pollInterval, acquire: filelock.Acquire}
+	l.state.Store(&State{Reason: aboutToAcquire})
+	return l
+}
+
+// SetConfig sets the path of this process's configuration. Call it before Run.
+func (l *Lock) SetConfig(path string) { l.self.Config = path }
+
+// Faster divides the poll interval, for tests that play many sequences. Call it before Run.
+func (l *Lock) Faster(n int) *Lock {
+	l.poll /= time.Duration(n)
+	return l
+}
+
+// State holds whether this process may serve. It is never empty.
+func (l *Lock) State() *health.Latest[State] { return &l.state }
+
+// Request asks Run for the lock of a kubelet's directory, and returns whether this process may serve there, and a channel that closes when
+// that changes. Once acquired, the lock is kept to the end of the process. A nil Lock is always held: there is one agent. It may be called
+// from any goroutine.
+func (l *Lock) Request(kubeletDir string) (s State, changed <-chan struct{}) {
+	if l == nil {
+		return State{KubeletDir: kubeletDir, Held: true}, nil
+	}
+	if last := l.requested.Load(); last == nil || *last != kubeletDir {
+		l.requested.Store(&kubeletDir)
+	}
+	now, changed := l.state.Watch()
+	if now.KubeletDir != kubeletDir {
+		return State{Reason: aboutToAcquire}, changed
+	}
+	return *now, changed
+}
+
+const aboutToAcquire = "about to acquire the lock of the node"
+
+// Run acquires the lock when it is requested, and again if the directory is replaced, until ctx ends. The lock stays: see Close.
+func (l *Lock) Run(ctx context.Context) error {
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	stopServing := func() {}
+	defer func() { stopServing() }()
+	served := ""
+	tick := time.NewTicker(l.poll)
+	defer tick.Stop()
+	for {
+		dir, changed := l.requested.Watch()
+		var ticks <-chan time.Time
+		if dir != nil {
+			path := filepath.Join(*dir, Directory)
+			l.step(ctx, *dir)
+			if l.state.Load().Held && served != path {
+				stopServing()
+				socketCtx, cancel := context.WithCancel(ctx)
+				stopServing, served = cancel, path
+				serving.Go(func() { _ = unixsock.Serve(socketCtx, filepath.Join(path, Socket), l.log, l.answer) })
+			}
+			ticks = tick.C
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-ticks:
+		}
+	}
+}
+
+// answer tells another agent who holds the lock, whatever it asks.
+func (l *Lock) answer(context.Context, string) (any, error) { return l.self, nil }
+
+// Close releases the lock. The end of the process does that too.
+func (l *Lock) Close() {
+	l.held.Release()
+	for _, f := range l.former {
+		f.Release()
+	}
+}
+
+// step acquires the lock of a kubelet's directory unless it is held.
+func (l *Lock) step(ctx context.Context, kubeletDir string) {
+	path := filepath.Join(kubeletDir, Directory)
+	if l.held.Of(path) {
+		return
+	}
+	held, err := l.acquire(path, syscall.O_DIRECTORY)
+	switch {
+	case err == nil:
+		if l.held != nil && l.held.Path != path {
+			l.former = append(l.former, l.held)
+		} else {
+			l.held.Release() // the directory was replaced
+		}
+		l.held = held
+		next := State{KubeletDir: kubeletDir, Held: true}
+		if unsupported := held.Unsupported(); unsupported != nil {
+			next.Warning = fmt.Sprintf("%v; two agents could serve the same devices: run one on this node", unsupported)
+		}
+		l.set(next)
+	case errors.Is(err, filelock.ErrLocked):
+		l.wait(ctx, kubeletDir, path)
+	case l.held != nil && l.held.Path == path && errors.Is(err, fs.ErrNotExist): // nobody can serve there until it is made again
+	case errors.Is(err, fs.ErrNotExist):
+		l.set(State{KubeletDir: kubeletDir, Reason: fmt.Sprintf("plugin.kubeletDir: %v; set it to the kubelet's directory and mount that", err)})
+	default:
+		l.set(State{KubeletDir: kubeletDir, Reason: fmt.Sprintf("cannot lock the node: %v", err)})
+	}
+}
+
+// wait stores that another process holds the lock of a directory.
+func (l *Lock) wait(ctx context.Context, kubeletDir, path string) {
+	now := time.Now()
+	if last := l.state.Load(); last.Waits && last.KubeletDir == kubeletDir && now.Sub(l.asked) < askInterval {
+		return
+	}
+	l.asked = now
+	next := State{KubeletDir: kubeletDir, Waits: true, Reason: "another agent serves this node", Holder: Ask(ctx, path)}
+	if h := next.Holder; h != nil {
+		next.Reason += ": " + h.String()
+	}
+	next.Reason += "; waiting for its end"
+	l.set(next)
+}
+
+// String describes a holder.
+func (h Holder) String() string {
+	text := fmt.Sprintf("%s (PID %d", h.Pod, h.PID)
+	if h.Config != "" {
+		text += ", " + h.Config
+	}
+	return text + ")"
+}
+
+// Ask returns who holds the lock of a directory device-plugins, nil if nobody answers. A socket without a process behind it is nobody's.
+func Ask(ctx context.Context, path string) *Holder {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	text, err := unixsock.Call(ctx, filepath.Join(path, Socket), "holder")
+	if err != nil {
+		return nil
+	}
+	var answer struct {
+		Result Holder `json:"result"`
+	}
+	if json.Unmarshal([]byte(text), &answer) != nil || answer.Result.Pod == "" {
+		return nil
+	}
+	return &answer.Result
+}
+
+// set stores a state, and logs it when it changes.
+func (l *Lock) set(next State) {
+	last := l.state.Load()
+	if last.KubeletDir == next.KubeletDir && last.Held == next.Held && last.Reason == next.Reason && last.Warning == next.Warning {
+		return
+	}
+	switch {
+	case !next.Held:
+		l.log.Warn("not serving the devices of this node", zap.String("reason", next.Reason))
+	case next.Warning != "":
+		l.log.Warn("the node is not locked", zap.String("reason", next.Warning))
+	default:
+		l.log.Info("holding the lock of the node", zap.String("directory", l.held.Path))
+	}
+	l.state.Store(&next)
+}

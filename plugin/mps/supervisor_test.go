@@ -745,9 +745,15 @@ func TestSupervisorMountsShm(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{n.root.ShmDir(), devShm} {
-		i := strings.LastIndex(string(mounts), " "+dir+" tmpfs rw,nosuid,nodev,noexec,relatime,size=")
-		if i < 0 {
+		if !strings.Contains(string(mounts), " "+dir+" tmpfs rw,nosuid,nodev,noexec,relatime") {
 			t.Errorf("%s is not mounted as expected:\n%s", dir, mounts)
+		}
+		var fs syscall.Statfs_t // the kernel does not show a size that is its default
+		if err := syscall.Statfs(fmt.Sprintf("/proc/%d/root%s", process.Process.Pid, dir), &fs); err != nil {
+			t.Error(err)
+		}
+		if size, want := fs.Blocks*uint64(fs.Bsize)>>10, shmSize("/proc"); size < want || size > want+64 { //nolint:gosec // positive
+			t.Errorf("%s has %d KiB, want %d", dir, size, want)
 		}
 	}
 	info, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", process.Process.Pid, devShm))

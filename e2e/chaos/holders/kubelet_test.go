@@ -135,8 +135,6 @@ func (n *node) up() bool {
 }
 
 // setRunning starts or stops the kubelet. It reports whether it did.
-//
-//nolint:contextcheck // what it starts outlasts a step
 func (n *node) setRunning(running bool) (changed bool, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -35,6 +36,7 @@ type world struct {
 	unhealthy map[string]bool
 	fault     func(gpu int, unhealthy bool) error
 	patience  time.Duration
+	killed    time.Time // when an agent was killed last
 }
 
 // worldOptions are what differs between worlds.
@@ -147,7 +149,9 @@ func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err e
 		if !r.installed {
 			return false, nil
 		}
-		return true, errors.Join(r.agent.kill(), r.agent.start(r.values))
+		err := errors.Join(r.agent.kill(), w.leaveFiles(r.values))
+		w.killed = time.Now()
+		return true, errors.Join(err, r.agent.start(r.values))
 	case sequence.KubeletRestart:
 		stopped, err := w.node.setRunning(false)
 		if err != nil || !stopped {
@@ -263,6 +267,11 @@ func (w *world) checkNow() error {
 	if !w.mustOffer(held) {
 		return nil
 	}
+	if slices.ContainsFunc(w.releases[:], func(r release) bool { return r.installed && r.values.DRA }) { // others do not have the directories
+		if err := w.checkLeftovers(); err != nil {
+			return err
+		}
+	}
 	cannot := maps.Clone(w.unhealthy)
 	for _, r := range w.releases {
 		if r.installed && !r.values.DRA && r.values.MIG == "" && r.values.Sharing != "" && r.values.Sharing != sequence.TimeSlicing {
@@ -274,27 +283,37 @@ func (w *world) checkNow() error {
 	return w.devices.CheckFree(offers, append(held, w.allocated()...), cannot)
 }
 
-// checkCheckpoint returns an error if the checkpoint has one device for two claims.
-func (w *world) checkCheckpoint() error {
+// preparedClaim is a claim of the agent's checkpoint.
+type preparedClaim struct {
+	Name    string
+	Devices []struct {
+		Device string
+		Admin  bool
+		Memory uint64
+	}
+}
+
+// checkpoint returns the claims of the agent's checkpoint, by UID.
+func (w *world) checkpoint() (map[string]preparedClaim, error) {
 	text, _ := os.ReadFile(filepath.Join(w.dir, "plugins", draDriver, "gpu-node-agent.json"))
 	if text == nil {
-		return nil // there is none yet
+		return nil, nil // there is none yet
 	}
-	var c struct {
-		Claims map[string]struct {
-			Name    string
-			Devices []struct {
-				Device string
-				Admin  bool
-				Memory uint64
-			}
-		}
-	}
+	var c struct{ Claims map[string]preparedClaim }
 	if err := json.Unmarshal(text, &c); err != nil {
-		return fmt.Errorf("the checkpoint: %w", err)
+		return nil, fmt.Errorf("the checkpoint: %w", err)
+	}
+	return c.Claims, nil
+}
+
+// checkCheckpoint returns an error if the checkpoint has one device for two claims.
+func (w *world) checkCheckpoint() error {
+	claims, err := w.checkpoint()
+	if err != nil {
+		return err
 	}
 	var all []sequence.Hold
-	for _, claim := range c.Claims {
+	for _, claim := range claims {
 		for _, d := range claim.Devices {
 			h := sequence.Hold{Pod: claim.Name, Device: d.Device, Mode: sequence.Whole, Way: "DRA", Bytes: d.Memory}
 			switch {
@@ -346,13 +365,33 @@ func (w *world) describe() string {
 	return strings.Join(lines, "\n")
 }
 
-// checkLeftovers returns an error if files of writers that were killed are older than the last start of an agent.
-func (w *world) checkLeftovers(since time.Time) error {
-	for _, pattern := range []string{"cdi/.*", "cdi/*tmp*", "state/*tmp*", "plugins/" + draDriver + "/*tmp*", "device-plugins/.gna-*"} {
+// leaveFiles leaves what an agent leaves that is killed while it writes: a partial CDI spec and a partial checkpoint.
+func (w *world) leaveFiles(v sequence.Values) error {
+	if !v.DRA || w.disk.full {
+		return nil
+	}
+	var errs []error
+	for _, name := range []string{"cdi/.gpu-node-agent-%d.tmp", "plugins/" + draDriver + "/gpu-node-agent.json.tmp-%d"} {
+		path := filepath.Join(w.dir, fmt.Sprintf(name, time.Now().UnixNano()))
+		if err := os.WriteFile(path, []byte("{"), 0o600); !errors.Is(err, fs.ErrNotExist) { // its directory
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// checkLeftovers returns an error if there are partial files from before the last kill, or CDI specs of claims that are not prepared.
+func (w *world) checkLeftovers() error {
+	for _, pattern := range []string{"cdi/.*", "cdi/*tmp*", "state/*tmp*", "plugins/" + draDriver + "/*tmp*", "device-plugins/.gna-*", "cdi/*.json"} {
 		files, _ := filepath.Glob(filepath.Join(w.dir, pattern))
 		for _, f := range files {
-			if info, err := os.Lstat(f); err == nil && info.ModTime().Before(since) {
-				return fmt.Errorf("a killed writer's file is left: %s", f)
+			info, err := os.Lstat(f)
+			if err != nil || info.ModTime().After(w.killed) {
+				continue
+			}
+			uid, isSpec := strings.CutSuffix(f[strings.LastIndex(f, "_")+1:], ".json")
+			if claims, _ := w.checkpoint(); !isSpec || claims[uid].Name == "" {
+				return fmt.Errorf("a killed agent's file is left: %s", f)
 			}
 		}
 	}

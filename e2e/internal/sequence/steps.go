@@ -77,9 +77,9 @@ type Step struct {
 // weights are how often each kind occurs.
 func (o Options) weights() map[Kind]int {
 	w := map[Kind]int{
-		Install: 5, Upgrade: 5, Rollback: 4, Uninstall: 3, Reload: 5,
+		Install: 5, Upgrade: 5, Rollback: 4, Uninstall: 5, Reload: 10,
 		Kill: 3, KubeletRestart: 2, KubeletStop: 2, KubeletStart: 5, APIDown: 2, APIUp: 5, DiskFull: 2, DiskFree: 5, Fault: 3, Heal: 6,
-		Pod: 14, Claim: 16, PodEnd: 20, PodForce: 3,
+		Pod: 16, Claim: 18, PodEnd: 20, PodForce: 7,
 	}
 	if o.NoDisk {
 		delete(w, DiskFull)

@@ -39,6 +39,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -62,6 +63,7 @@ type Agent struct {
 	processesConfig    health.Latest[processes.Config]
 	memoryLimitsConfig health.Latest[memlimits.Config]
 	nodeConfig         health.Latest[node.Config]
+	served             health.Latest[[]byte] // servedSection
 	lastGood           health.Latest[[]byte] // Config.LastGood of the newest configuration that fits the devices
 
 	// The last reload.
@@ -125,7 +127,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 		a.reject(rejection.Err, "start", rejection.Since)
 	}
 	a.logNotes(c)
-	a.monitor.SetHeld((&holderCheck{holders: a.plugin.Holders, refresh: a.plugin.AskHolders}).mayBeHeld)
+	a.monitor.SetHeld((&holderCheck{facts: a.facts, refresh: a.plugin.RefreshHolders}).mayBeHeld)
 	a.reporter = a.newReporter(a.restore(c, boot))
 	err = supervise(ctx, log,
 		component{name: "source", run: a.runSource},
@@ -161,14 +163,21 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.lock = nodelock.New(nodelock.Self(), log.Named("lock"))
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
 	a.plugin.SetLock(a.lock)
+	a.stateFile.AddSection(servedSection, &a.served)
+	a.plugin.SetNote(func(ctx context.Context) error {
+		a.served.Store(new([]byte("true")))
+		return a.stateFile.WaitSection(ctx, servedSection)
+	})
 	a.mps = mps.NewFollower(mps.Options{
-		Desired: a.plugin.MPS(), Holders: a.plugin.Holders, Log: log.Named("mps"),
+		Desired: a.plugin.MPS(), Facts: a.facts, Log: log.Named("mps"),
 		Root:      func() mps.Root { return mps.Root(a.pluginConfig.Load().Sharing.MPS.Root) },
 		Simulated: func() bool { return a.sourceConfig.Load().Resolved() == config.ModeSim },
 	})
 	a.monitor.SetMPS(a.mps.State())
 	a.dra = dra.New(dra.Options{
-		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: boot, Released: a.plugin.Released(), Holders: a.plugin.Holders,
+		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: boot, Released: a.plugin.Released(), Holders: a.plugin.LatestHolders(),
+		Ask:        a.plugin.AskHolders,
+		NoPlugin:   func() bool { return a.stateFile.LacksSection(servedSection) },
 		Connect:    kube.Connector(func() string { return a.healthConfig.Load().Kubernetes.Kubeconfig }),
 		MPS:        a.plugin.MPS(),
 		Lock:       a.lock,
@@ -177,7 +186,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 		Log:        log.Named("dra"),
 	})
 	a.plugin.SetDRA(a.dra.Released())
-	a.plugin.SetClaims(a.dra.ClaimDevice)
+	a.plugin.SetClaims(a.dra.ClaimDevice, a.dra.Prepared())
 	a.memoryLimits = a.newMemoryLimits(log.Named("memory limits"))
 	a.plugin.SetMemoryCapabilities(a.memoryLimits.Capabilities())
 	a.dra.SetMemoryCapabilities(a.memoryLimits.Capabilities())
@@ -228,8 +237,9 @@ func (a *Agent) sysFS() string {
 
 // The sections of the state file.
 const (
-	idleSection = "idle" // idle times
-	nodeSection = "node" // the labels of the node, and where they were written
+	idleSection   = "idle"         // idle times
+	nodeSection   = "node"         // the labels of the node, and where they were written
+	servedSection = "devicePlugin" // exists if a device plugin has served in this boot
 )
 
 // restore gives the saved state of the previous process to the monitor and the totals, and returns the restored devices.
@@ -237,6 +247,7 @@ func (a *Agent) restore(c config.Config, boot string) []health.DeviceState {
 	saved, err := a.stateFile.Load(c.Health.StateFile)
 	if err != nil {
 		a.log.Warn("cannot restore all saved findings", zap.String("key", "health.stateFile"), zap.Error(err))
+		a.served.Store(new([]byte("true"))) // a device plugin may have served
 	}
 	if text := saved.Section(idleSection, boot); text != nil {
 		if err := a.totals.Restore(text); err != nil {
@@ -302,6 +313,9 @@ func (a *Agent) newReporter(restored []health.DeviceState) *kube.Reporter {
 func (a *Agent) idlePods() kube.IdlePods {
 	return node.IdlePods(a.nodeConfig.Load().Idle, a.snapshots.Load(), a.plugin.Holders(), a.totals.IdleTimes())
 }
+
+// facts returns what is known of who has the devices.
+func (a *Agent) facts() offer.Facts { return a.plugin.Facts(a.plugin.Holders()) }
 
 // lastAllocation returns when what a container holds was last given out; the zero time if that is unknown.
 func (a *Agent) lastAllocation(h podresources.Holder) time.Time {

@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
 // webServer returns the server of the agent's pages.
@@ -27,7 +28,10 @@ func (a *Agent) webServer() *web.Server {
 func (a *Agent) operatorServer() *operator.Server {
 	return &operator.Server{
 		Config: &a.healthConfig, Snapshots: &a.snapshots, Monitor: a.monitor, MPS: a.mps, Processes: a.processes.Latest().Load,
-		Holders: a.plugin.Holders, RefreshHolders: a.plugin.AskHolders, AwaitSaved: a.stateFile.WaitWritten,
+		Ask: func(ctx context.Context, timeout time.Duration) offer.Facts {
+			return a.plugin.Facts(a.plugin.AskHolders(ctx, timeout))
+		},
+		AwaitSaved:    a.stateFile.WaitWritten,
 		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Slices: a.dra.Slices, Labels: a.node.Labels, Log: a.log.Named("operator"),
 	}
 }

@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
 const (
@@ -20,25 +20,28 @@ const (
 // holderCheck tells the monitor whether a pod may hold a device. An uncertain answer is yes, because a GPU that a pod uses
 // must not be reset. It is for one goroutine.
 type holderCheck struct {
-	holders   func() podresources.Holders
+	facts     func() offer.Facts
 	refresh   func()    // asks the kubelet soon: a pending pod takes a free GPU within seconds
 	since     time.Time // since when the kubelet has reported holders without a gap; zero if it does not
 	lastCheck time.Time
 }
 
 func (c *holderCheck) mayBeHeld(id health.DeviceID) bool {
-	now, holders := time.Now(), c.holders()
+	facts := c.facts()
+	facts.Holders.Admin = nil // a monitor does not use the GPU
+	now := facts.Now
 	if now.Sub(c.lastCheck) > maxCheckGap {
 		c.since = time.Time{}
 	}
 	c.lastCheck = now
 	c.refresh()
-	if holders.Unknown(now) != "" {
+	answer := facts.Decide(&offer.Request{Purpose: offer.Take, Device: &health.Device{ID: id}, MustKnow: true})
+	if facts.Unknown() != "" {
 		c.since = time.Time{}
 		return true
 	}
 	if c.since.IsZero() {
 		c.since = now
 	}
-	return now.Sub(c.since) < holdersSettleTime || len(holders.By[id]) > 0
+	return now.Sub(c.since) < holdersSettleTime || !answer.Allows(offer.Take)
 }

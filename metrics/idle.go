@@ -271,7 +271,7 @@ func (t IdleTimes) Of(device health.DeviceID, h podresources.Holder) (i IdleTime
 
 // IdleTimes returns the current idle times. They are empty while the source is not up or the holders are unknown.
 func (t *Totals) IdleTimes() IdleTimes {
-	if s := t.Snapshots.Load(); s == nil || s.Source.Status != health.SourceUp || t.Holders().Unknown(t.now()) != "" {
+	if s := t.Snapshots.Load(); s == nil || s.Source.Status != health.SourceUp || t.Holders().Stale(t.now()) != "" {
 		return nil
 	}
 	t.mu.RLock()

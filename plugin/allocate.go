@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
 // The reasons of refused allocations, which are the keys of ResourceStatus.AllocationErrors.
@@ -141,17 +142,9 @@ func (a allocation) grants(r Resource, ids []string) ([]grant, error) {
 		switch d := r.Devices[i]; {
 		case requested[i]:
 			return refuse(reasonOther, codes.InvalidArgument, "device %s is requested twice for one container; request each device once", id)
-		case d.mpsNotReady():
-			return refuse(reasonMPSNotReady, codes.FailedPrecondition,
-				"the MPS daemon of device %s is not ready: %s; a new pod will get another device", id, d.share.unready)
-		case !d.usable():
-			return refuse(reasonUnhealthyDevice, codes.FailedPrecondition,
-				"device %s is unhealthy: %s; a new pod will get another device", id, d.unusableReason())
-		case d.withheld != "":
-			return refuse(reasonWithheldDevice, codes.FailedPrecondition,
-				"device %s is not offered to new pods: %s; a new pod will get another device", id, d.withheld)
-		case d.releasing:
-			return refuse(reasonWithheldDevice, codes.FailedPrecondition, "device %s is not offered to new pods: %s", id, releasingReason)
+		case !d.may.give.Allows(offer.Give):
+			reason, text := refused(d.may.give)
+			return refuse(reason, codes.FailedPrecondition, text, id, d.may.give.Reason())
 		case d.share != nil && d.share.single && len(ids) > 1:
 			return refuse(reasonTooManyReplicas, codes.InvalidArgument, "device %s is shared, and %s", id, d.share.singleReason(len(ids)))
 		}
@@ -169,6 +162,20 @@ func (a allocation) grants(r Resource, ids []string) ([]grant, error) {
 		return nil, severalDevices(r, grants, len(ids))
 	}
 	return grants, nil
+}
+
+// refused returns the reason of a refusal, and its text with verbs for the ID and the answer's reason.
+func refused(a offer.Answer) (reason, text string) {
+	const another = "; a new pod will get another device"
+	switch a.Code() {
+	case offer.Unhealthy, offer.Detached:
+		return reasonUnhealthyDevice, "device %s is unhealthy: %s" + another
+	case offer.NotReady:
+		return reasonMPSNotReady, "the MPS daemon of device %s is not ready: %s" + another
+	case offer.Releasing, offer.NotServing:
+		return reasonWithheldDevice, "device %s is not offered to new pods: %s"
+	}
+	return reasonWithheldDevice, "device %s is not offered to new pods: %s" + another
 }
 
 // tooManyContainers is the text of a call with more than maxContainers.
@@ -250,24 +257,6 @@ func (c *Config) runtimeID(d Device) string {
 		return strconv.Itoa(device.Index) + ":" + strconv.Itoa(device.MIGIndex)
 	}
 	return strconv.Itoa(device.Index)
-}
-
-// unusableReason returns the reason and cause of the worst finding, or why its share cannot be used.
-func (d Device) unusableReason() string {
-	if d.State.Verdict.State != health.Unhealthy && d.share != nil {
-		return d.share.unready
-	}
-	if len(d.State.Verdict.Findings) == 0 {
-		return "no finding"
-	}
-	f := d.State.Verdict.Findings[0]
-	switch {
-	case f.Reason == "":
-		return f.Cause
-	case f.Cause == "":
-		return f.Reason
-	}
-	return f.Reason + " (" + f.Cause + ")"
 }
 
 func abbreviatedIDs(devices []Device) string {

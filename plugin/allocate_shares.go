@@ -23,15 +23,6 @@ func (d Device) alone() bool {
 	return d.share != nil && (d.share.kind == SharingMPS || d.share.kind == SharingMemory)
 }
 
-// mpsNotReady reports whether the MPS daemon is what keeps containers from the device.
-func (d Device) mpsNotReady() bool {
-	if d.share == nil || d.share.unready == "" {
-		return false
-	}
-	v := &d.State.Verdict
-	return v.State != health.Unhealthy || d.State.MPS != nil && len(v.Findings) > 0 && v.Findings[0].Cause == d.State.MPS.Cause
-}
-
 // singleReason is the text of a request for several units of a device of which a container may request one.
 func (s *share) singleReason(requested int) string {
 	noun, several := "replica", ", because more replicas give no larger share of a GPU; request 1, or set %s to false"

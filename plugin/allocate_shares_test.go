@@ -213,7 +213,7 @@ func TestAllocateShares(t *testing.T) {
 		r := findResource(newLayout(in).resources, c.resource)
 		ids := idsOf(r, c.ids)
 		if c.held != nil {
-			in.holders = holding(c.resource, idsOf(r, c.held))
+			in.facts = factsOf(holding(c.resource, idsOf(r, c.held)))
 			r = findResource(newLayout(in).resources, c.resource)
 		}
 		resp, err := testAllocation(c.cfg, machine()).allocate(t.Context(), r, request(ids))

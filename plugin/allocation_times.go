@@ -6,6 +6,9 @@ import (
 	"time"
 
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // allocationTimes has the time of the last allocation of each device ID.
@@ -36,4 +39,49 @@ func (a *allocationTimes) last(id string) time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.at[id]
+}
+
+// recentAllocations are the IDs that Allocate has given, or is about to give, and that the kubelet may not list yet. They matter only to a
+// layout that lacks these IDs. A refused ID is forgotten like a given one.
+type recentAllocations struct {
+	settle time.Duration // from an allocation until the kubelet lists it
+	maxAge time.Duration // of an allocation that the kubelet cannot confirm, because it does not answer
+
+	mu sync.Mutex // guards at
+	at map[podresources.Holder]time.Time
+}
+
+// add adds the requested IDs that the resource has. Call it before the layout is read that decides about them: a later layout withholds
+// them, and an earlier one is that layout.
+func (a *recentAllocations) add(r Resource, req *pluginapi.AllocateRequest, now time.Time) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.at == nil {
+		a.at = make(map[podresources.Holder]time.Time)
+	}
+	for _, c := range req.GetContainerRequests() {
+		for _, id := range c.GetDevicesIds() {
+			if r.index(id) >= 0 {
+				a.at[podresources.Holder{Resource: r.Name, DeviceID: id}] = now
+			}
+		}
+	}
+}
+
+// holders returns the allocations that an answer of the kubelet may lack, by device, and forgets the others.
+func (a *recentAllocations) holders(answer *podresources.Holders) (by map[health.DeviceID][]podresources.Holder) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for h, at := range a.at {
+		if listed := !answer.Settling && answer.At.After(at.Add(a.settle)); listed || answer.Asked.After(at.Add(a.maxAge)) {
+			delete(a.at, h)
+			continue
+		}
+		if by == nil {
+			by = make(map[health.DeviceID][]podresources.Holder)
+		}
+		device := deviceOf(h.DeviceID)
+		by[device] = append(by[device], h)
+	}
+	return by
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -27,7 +28,7 @@ type Handover struct {
 // SetDRA sets where the plugin finds whether dynamic resource allocation has released the devices. Call it before Run. Without it, it has.
 func (p *Plugin) SetDRA(released *health.Latest[Handover]) {
 	p.dra = released
-	p.setOffer(offerNothing)
+	p.setTurn(turn{notServing: draUnknown})
 }
 
 // SetLock sets the lock that the plugin must hold to serve. Call it before Run. Without it, there is one agent on the node.
@@ -37,21 +38,21 @@ func (p *Plugin) SetLock(l *nodelock.Lock) { p.lock = l }
 // allocated and the kubelet lists none.
 func (p *Plugin) Released() *health.Latest[Handover] { return &p.released }
 
-// SetClaims sets how the devices of claims are found in the kubelet's pod resources. Call it before Run. Without it, claims have none.
-func (p *Plugin) SetClaims(resolve podresources.ClaimResolver) { p.claims = resolve }
+// SetClaims sets how the devices of claims are found in the kubelet's pod resources, and the prepared claims. Call it before Run. Without it,
+// claims have no devices.
+func (p *Plugin) SetClaims(resolve podresources.ClaimResolver, prepared *health.Latest[offer.Claims]) {
+	p.claims, p.layouts.claims = resolve, prepared
+}
 
-// offer is which devices of the layout new pods may get.
-type offer uint8
-
-const (
-	offerAll      offer = iota
-	offerWithheld       // none; the devices of running pods stay healthy
-	offerNothing        // there is no layout
-)
+// turn is whether the plugin has its turn to serve the devices.
+type turn struct {
+	notServing string // why it does not serve, so that there is no layout; empty if it does
+	releasing  string // why new pods get nothing, while the devices of running pods stay healthy; empty if they do
+}
 
 // release is what the plugin knows while plugin.api is dra, for the decision of what to do next.
 type release struct {
-	holders     podresources.Holders
+	facts       offer.Facts
 	allocatable *podresources.Allocatable // nil before the first answer
 	isDevice    podresources.Resolver
 
@@ -69,19 +70,16 @@ type releaseStep struct {
 // next decides the next step. An answer of the kubelet counts only if it was asked some time after the last allocation could have been
 // made: the kubelet records one after the plugin's answer. No timeout replaces an answer.
 func (r *release) next() releaseStep {
-	h, a := &r.holders, r.allocatable
+	a := r.allocatable
 	counts := func(at time.Time) bool { return at.After(r.since.Add(r.settle)) }
-	switch {
-	case h.Err != "" || h.By == nil:
-		return releaseStep{r.serves, "the kubelet does not list the pods that hold devices: " + cmp.Or(h.Err, "it has not been asked yet")}
-	case h.Settling:
-		return releaseStep{r.serves, "the kubelet may not have read all its pods yet"}
+	if unknown := r.facts.Unknown(); unknown != "" {
+		return releaseStep{r.serves, unknown}
 	}
-	if pods, served := pluginPods(h.By); len(pods) > 0 {
+	if pods, served := pluginPods(&r.facts); len(pods) > 0 {
 		return releaseStep{r.serves || served, "waiting for the end of the pods with devices of a device plugin: " + podNames(pods)}
 	}
 	switch {
-	case !counts(h.At):
+	case !counts(r.facts.Holders.At):
 		return releaseStep{r.serves, "about to ask the kubelet which pods hold devices"}
 	case r.serves:
 		return releaseStep{false, "about to send the kubelet an empty device list"}
@@ -106,14 +104,10 @@ func (r *release) next() releaseStep {
 
 // pluginPods returns the pods that hold devices of a device plugin, ours or another, and whether one of them holds an ID of the form that
 // ours has.
-func pluginPods(by map[health.DeviceID][]podresources.Holder) (pods []Pod, served bool) {
-	for device, holders := range by {
-		for _, h := range holders {
-			if !h.ByClaim() {
-				pods = append(pods, Pod{h.Namespace, h.Pod})
-				served = served || deviceOf(h.DeviceID) == device
-			}
-		}
+func pluginPods(facts *offer.Facts) (pods []Pod, served bool) {
+	for device, h := range facts.HeldByPlugins() {
+		pods = append(pods, Pod{h.Namespace, h.Pod})
+		served = served || deviceOf(h.DeviceID) == device
 	}
 	return uniquePods(pods), served
 }
@@ -128,24 +122,32 @@ func (p *Plugin) handOver() (serve bool, reason string) {
 		p.setReleased(Handover{Reason: "plugin.enabled is false"})
 		return false, ""
 	}
+	if p.exclusive || cfg.ServesDRA() {
+		p.claimingSince = time.Time{}
+	}
 	if lock, _ := p.lock.Request(cfg.KubeletDir); !lock.Held {
 		p.exclusive, p.releasingSince = false, time.Time{}
 		p.setReleased(Handover{Reason: lock.Reason})
-		p.setOffer(offerNothing)
+		p.setTurn(turn{notServing: lock.Reason})
 		return false, lock.Reason
 	}
 	if !cfg.ServesDRA() {
 		p.releasingSince = time.Time{}
 		p.setReleased(Handover{Reason: "plugin.api is " + APIDevicePlugin})
+		if !snap.Polled() && !p.exclusive { // no holder resolves yet
+			p.claimingSince = time.Time{}
+			p.setTurn(turn{notServing: holdersUnknown})
+			return serves, ""
+		}
 		reason := p.claimDevices()
 		switch {
 		case reason == "":
-			p.setOffer(offerAll)
+			p.setTurn(turn{})
 			return true, ""
 		case serves:
-			p.setOffer(offerWithheld)
+			p.setTurn(turn{releasing: releasingReason})
 		default:
-			p.setOffer(offerNothing)
+			p.setTurn(turn{notServing: reason})
 		}
 		return serves, reason
 	}
@@ -161,13 +163,13 @@ func (p *Plugin) handOver() (serve bool, reason string) {
 		p.releasingSince, p.releasingServes = time.Now(), serves
 	}
 	step := (&release{
-		holders: p.Holders(), allocatable: p.pods.Allocatable.Load(), isDevice: newResolver(*cfg, snap),
+		facts: p.Facts(p.Holders()), allocatable: p.pods.Allocatable.Load(), isDevice: newResolver(*cfg, snap),
 		serves: serves, since: p.releasingSince, settle: p.timing.settle,
 	}).next()
 	if step.serve {
-		p.setOffer(offerWithheld)
+		p.setTurn(turn{releasing: releasingReason})
 	} else {
-		p.setOffer(offerNothing)
+		p.setTurn(turn{notServing: cmp.Or(step.reason, "plugin.api is "+APIDRA)})
 	}
 	if step.reason == "" {
 		p.exclusive = false
@@ -178,23 +180,39 @@ func (p *Plugin) handOver() (serve bool, reason string) {
 	return step.serve, ""
 }
 
-// draUnknown is why the plugin must not offer devices while dynamic resource allocation starts.
-const draUnknown = "about to learn whether dynamic resource allocation still serves the devices"
+// Why the plugin does not offer devices while it starts.
+const (
+	draUnknown     = "about to learn whether dynamic resource allocation still serves the devices"
+	holdersUnknown = "about to learn which pods hold devices"
+)
 
 // claimDevices returns why the plugin must not offer devices to pods; empty if it may. It may from the moment when dynamic resource
-// allocation had released the devices until the plugin releases them.
+// allocation had released the devices, and the kubelet had said which pods hold them, until the plugin releases them.
 func (p *Plugin) claimDevices() (reason string) {
-	if p.dra == nil || p.exclusive {
+	if p.exclusive {
 		return ""
 	}
-	switch dra := p.dra.Load(); {
-	case dra == nil:
-		return draUnknown
-	case !dra.Released:
-		return dra.Reason
+	if p.dra != nil {
+		switch dra := p.dra.Load(); {
+		case dra == nil:
+			return draUnknown
+		case !dra.Released:
+			return dra.Reason
+		}
 	}
-	p.exclusive = true
-	return ""
+	if p.claimingSince.IsZero() {
+		p.claimingSince = time.Now()
+		p.pods.QueryWithin(0)
+	}
+	h, now := p.Holders(), time.Now()
+	switch {
+	case h.At.After(p.claimingSince) && h.Unknown(now) == "":
+		p.exclusive = true
+		return ""
+	case h.Absent, !h.FailingSince.IsZero() && now.Sub(h.FailingSince) > p.timing.pods.Settle():
+		return "" // a kubelet that does not tell must not cost the node its devices; another kubelet is asked again
+	}
+	return holdersUnknown
 }
 
 // hasDRAReleased reports whether dynamic resource allocation has released the devices.
@@ -206,9 +224,9 @@ func (p *Plugin) hasDRAReleased() bool {
 	return dra != nil && dra.Released
 }
 
-func (p *Plugin) setOffer(o offer) {
-	if last := p.offer.Load(); *cmp.Or(last, new(offer)) != o {
-		p.offer.Store(&o)
+func (p *Plugin) setTurn(t turn) {
+	if last := p.turn.Load(); *cmp.Or(last, new(turn)) != t {
+		p.turn.Store(&t)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -55,7 +56,7 @@ func TestRelease(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r := release{
-				holders: c.holders, allocatable: c.allocatable, serves: c.serves, since: since, settle: 2 * time.Second,
+				facts: offer.Facts{Holders: c.holders}, allocatable: c.allocatable, serves: c.serves, since: since, settle: 2 * time.Second,
 				isDevice: func(_, id string) (health.DeviceID, bool) { return health.DeviceID(id), strings.HasPrefix(id, "GPU-") },
 			}
 			got := r.next()

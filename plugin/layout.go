@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -31,25 +32,25 @@ type Device struct {
 	ID    string              // the kubelet's: the UUID, for a unit of a shared device followed as share.idPrefix describes
 	State *health.DeviceState // the device behind it, never nil; immutable, because it is part of a snapshot
 
-	share    *share // how the device is shared, the same for all its units; nil if it is not
-	withheld string // why a working device is not offered to new pods; empty if it is offered
-	// It stays healthy for the pod that holds it, and no other gets it after that one.
-	releasing bool
+	share *share   // how the device is shared, the same for all its units; nil if it is not
+	may   *answers // the same for all its units
+	held  bool     // a container holds this ID
 }
 
-// Healthy reports whether the kubelet may allocate the device. Only health.Unhealthy prevents that: a
-// node does not stop because the state of a GPU is unknown.
-func (d Device) Healthy() bool { return d.usable() && d.withheld == "" }
+// Healthy reports whether the kubelet lists the device as healthy: it may allocate it, or a container has it that keeps it. Only
+// health.Unhealthy prevents that: a node does not stop because the state of a GPU is unknown.
+func (d Device) Healthy() bool {
+	return d.may.offer.Allows(offer.Offer) || d.held && d.may.offer.Keeps()
+}
 
 // usable reports whether the device itself is fit for containers, withheld or not.
 func (d Device) usable() bool {
-	return d.State.Verdict.State != health.Unhealthy && (d.share == nil || d.share.unready == "")
+	code := d.may.offer.Code()
+	return code != offer.Unhealthy && code != offer.NotReady
 }
 
 // starting reports whether the device is not usable only because its share is not ready yet.
-func (d Device) starting() bool {
-	return d.State.Verdict.State != health.Unhealthy && d.share != nil && d.share.unready != "" && !d.share.faulty
-}
+func (d Device) starting() bool { return d.may.offer.Code() == offer.NotReady && !d.share.faulty }
 
 // Layout returns the resources of a snapshot, sorted. It returns none if there are no devices to offer or the plugin is
 // disabled.
@@ -59,11 +60,10 @@ func Layout(cfg Config, snap *health.Snapshot) []Resource {
 
 // layoutInput is everything that a layout depends on.
 type layoutInput struct {
-	cfg     *Config                                   // nil before the first
-	snap    *health.Snapshot                          // nil before the first
-	holders map[health.DeviceID][]podresources.Holder // nil if unknown
-	before  uniformLayout                             // of the previous layout
-	offer   offer
+	cfg    *Config          // nil before the first
+	snap   *health.Snapshot // nil before the first
+	facts  offer.Facts
+	before uniformLayout // of the previous layout
 
 	capabilities *memlimits.Capabilities // nil before the node is examined
 	examined     bool                    // the node is examined at all
@@ -139,7 +139,7 @@ func (c *candidate) device() *health.Device { return &c.state.Device }
 func newLayout(in layoutInput) layout {
 	cfg, snap := in.cfg, in.snap
 	l := layout{cfg: cfg, snap: snap}
-	if cfg == nil || !cfg.Enabled || !snap.Polled() || in.offer == offerNothing {
+	if cfg == nil || !cfg.Enabled || !snap.Polled() || in.facts.NotServing != "" {
 		return l
 	}
 	selected, n := cfg.selectCandidates(snap)
@@ -159,10 +159,10 @@ func newLayout(in layoutInput) layout {
 	for _, text := range l.misfits.texts() {
 		l.err = strings.TrimPrefix(l.err+"; "+text, "; ")
 	}
-	l.withhold(in)
-	if in.holders != nil {
-		l.countFree(in.holders)
-		l.countUnschedulable(in.holders)
+	l.decide(in)
+	if by := in.facts.Holders.By; by != nil {
+		l.countFree(by)
+		l.countUnschedulable(by)
 	}
 	return l
 }
@@ -380,25 +380,42 @@ func sameMessage(a, b []*pluginapi.Device) bool {
 	})
 }
 
-// layoutCache builds the layout of the newest configuration, snapshot and holders once for all readers: every stream and
-// call, the audit and the manager. It passes the state of the previous layout to the next, so that newLayout is pure.
+// layoutCache builds the layout of the newest inputs once for all readers: every stream and call, the audit and the manager. It passes the
+// state of the previous layout to the next, so that newLayout is pure. The fields up to mu are set before the first call.
 type layoutCache struct {
-	cfg       *health.Latest[Config]
-	snapshots *health.Latest[health.Snapshot]
-	holders   *health.Latest[podresources.Holders]
-	// capabilities is nil if nothing examines the node. It is set before the first call.
-	capabilities *health.Latest[memlimits.Capabilities]
-	// offer is nil if all devices are offered. It is set before the first call.
-	offer *health.Latest[offer]
+	cfg          *health.Latest[Config]
+	snapshots    *health.Latest[health.Snapshot]
+	holders      *health.Latest[podresources.Holders]
+	capabilities *health.Latest[memlimits.Capabilities] // nil: nothing examines the node
+	turn         *health.Latest[turn]                   // nil: this process serves
+	claims       *health.Latest[offer.Claims]           // nil: there are none
+	recent       *recentAllocations
 
-	mu               sync.Mutex // guards the fields below
-	last             *layout
-	lastCapabilities *memlimits.Capabilities // of last
-	lastOffer        *offer                  // of last
+	mu        sync.Mutex // guards the fields below
+	last      *layout
+	lastInput cacheInput // of last
+}
+
+// cacheInput is what a layout is built of.
+type cacheInput struct {
+	cfg          *Config
+	snap         *health.Snapshot
+	holders      *podresources.Holders
+	capabilities *memlimits.Capabilities
+	turn         *turn
+	claims       *offer.Claims
 }
 
 func newLayoutCache(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders *health.Latest[podresources.Holders]) *layoutCache {
-	return &layoutCache{cfg: cfg, snapshots: snapshots, holders: holders, last: &layout{}}
+	return &layoutCache{cfg: cfg, snapshots: snapshots, holders: holders, last: &layout{}, recent: &recentAllocations{}}
+}
+
+// load returns the newest value; nil if there is none, or nothing to load from.
+func load[T any](from *health.Latest[T]) *T {
+	if from == nil {
+		return nil
+	}
+	return from.Load()
 }
 
 // current returns the newest layout. It is empty until there are a configuration and a snapshot.
@@ -406,43 +423,43 @@ func (l *layoutCache) current() *layout {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	// Loaded under the mutex, so that no older layout replaces a newer one.
-	cfg, snap, holders := l.cfg.Load(), l.snapshots.Load(), l.holders.Load()
-	var capabilities *memlimits.Capabilities
-	if l.capabilities != nil {
-		capabilities = l.capabilities.Load()
+	now := cacheInput{l.cfg.Load(), l.snapshots.Load(), l.holders.Load(), load(l.capabilities), load(l.turn), load(l.claims)}
+	if now == l.lastInput {
+		return l.last
 	}
-	var offer *offer
-	if l.offer != nil {
-		offer = l.offer.Load()
+	in := layoutInput{cfg: now.cfg, snap: now.snap, before: l.last.uniform, capabilities: now.capabilities, examined: l.capabilities != nil}
+	if now.holders != nil {
+		in.facts.Holders = *now.holders
+		in.facts.Recent = l.recent.holders(now.holders)
 	}
-	if cfg != l.last.cfg || snap != l.last.snap || holders != l.last.holders || capabilities != l.lastCapabilities || offer != l.lastOffer {
-		in := layoutInput{cfg: cfg, snap: snap, before: l.last.uniform, capabilities: capabilities, examined: l.capabilities != nil}
-		if holders != nil {
-			in.holders = holders.By
-		}
-		if offer != nil {
-			in.offer = *offer
-		}
-		next := newLayout(in)
-		next.holders = holders
-		l.last, l.lastCapabilities, l.lastOffer = &next, capabilities, offer
+	if now.turn != nil {
+		in.facts.NotServing, in.facts.Releasing = now.turn.notServing, now.turn.releasing
 	}
+	if now.claims != nil {
+		in.facts.Claims = *now.claims
+	}
+	if now.snap != nil {
+		in.facts.Detached = offer.DetachedReason(now.snap.Source.Detachment)
+	}
+	next := newLayout(in)
+	next.holders = now.holders
+	l.last, l.lastInput = &next, now
 	return l.last
 }
 
 // changes are channels that close when an input of the layout changes.
-type changes struct{ cfg, snap, holders, capabilities, offer <-chan struct{} }
+type changes struct{ cfg, snap, holders, capabilities, turn, claims <-chan struct{} }
 
 // watch must precede current, so that no change is missed.
-func (l *layoutCache) watch() (c changes) {
-	_, c.cfg = l.cfg.Watch()
-	_, c.snap = l.snapshots.Watch()
-	_, c.holders = l.holders.Watch()
-	if l.capabilities != nil {
-		_, c.capabilities = l.capabilities.Watch()
+func (l *layoutCache) watch() changes {
+	return changes{changeOf(l.cfg), changeOf(l.snapshots), changeOf(l.holders), changeOf(l.capabilities), changeOf(l.turn), changeOf(l.claims)}
+}
+
+// changeOf returns a channel that closes when a newer value is stored; nil if there is nothing to load from.
+func changeOf[T any](of *health.Latest[T]) <-chan struct{} {
+	if of == nil {
+		return nil
 	}
-	if l.offer != nil {
-		_, c.offer = l.offer.Watch()
-	}
-	return c
+	_, changed := of.Watch()
+	return changed
 }

@@ -28,6 +28,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -46,8 +47,9 @@ type Plugin struct {
 	dra         *health.Latest[Handover]   // nil without dynamic resource allocation
 	claims      podresources.ClaimResolver // nil without dynamic resource allocation
 	released    health.Latest[Handover]
-	offer       health.Latest[offer]
+	turn        health.Latest[turn]
 	limitHooks  *cdi.LimitHooks
+	note        func(context.Context) error // nil, and after its call
 
 	// These belong to Run.
 	cdi             *cdi.Writer
@@ -56,6 +58,7 @@ type Plugin struct {
 	loggedWarnings  []string
 	loggedUnmatched []unmatchedSelectors
 	exclusive       bool      // dynamic resource allocation had released the devices, and may not serve until the plugin has
+	claimingSince   time.Time // since when the plugin may claim the devices; zero if it has, or may not
 	releasingSince  time.Time // see release.since; zero while plugin.api is not dra
 	releasingServes bool      // release.serves at releasingSince
 
@@ -123,7 +126,8 @@ func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snaps
 	p.pods = p.newPodResources()
 	p.pods.KubeletLost = p.kubeletLost
 	p.layouts = newLayoutCache(cfg, snapshots, &p.pods.Holders)
-	p.layouts.offer = &p.offer
+	p.layouts.turn = &p.turn
+	p.layouts.recent.settle, p.layouts.recent.maxAge = t.settle, t.pods.MaxAge
 	return p
 }
 
@@ -212,7 +216,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 			}
 			if notOffered != "" {
 				reason = notOffered
-				starting = starting || notOffered == draUnknown
+				starting = starting || notOffered == draUnknown || notOffered == holdersUnknown
 			}
 			if !serve {
 				desired = nil
@@ -230,7 +234,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 		case <-changed.snap:
 		case <-changed.holders:
 		case <-changed.capabilities:
-		case <-changed.offer:
+		case <-changed.turn:
+		case <-changed.claims:
 		case <-draChanged:
 		case <-lockChanged:
 		case <-generated:
@@ -328,6 +333,7 @@ func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, wi
 		p.kubeletViews[r.target] = r.registrar.view()
 	}
 	if missing := slices.DeleteFunc(slices.Clone(desired), func(t target) bool { return contains(running, t) }); len(missing) > 0 {
+		p.noteServing(ctx)
 		p.removeStaleSockets(ctx, cfg)
 		for _, t := range missing {
 			running = append(running, p.start(ctx, t, cfg))
@@ -340,6 +346,25 @@ func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, wi
 	if len(stopped) > 0 {
 		p.stoppedAt = time.Now()
 	}
+}
+
+// SetNote sets what notes durably, before the first registration, that a device plugin serves in this boot. Call it before Run.
+func (p *Plugin) SetNote(note func(context.Context) error) { p.note = note }
+
+// noteTimeout limits the wait for a disk.
+const noteTimeout = 2 * time.Second
+
+// noteServing notes once that the plugin serves. A disk that fails does not keep the devices from pods.
+func (p *Plugin) noteServing(ctx context.Context) {
+	if p.note == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, noteTimeout)
+	defer cancel()
+	if err := p.note(ctx); err != nil {
+		p.log.Warn("cannot note that the device plugin serves; without the kubelet's pod resources, dynamic resource allocation could give held devices to claims", zap.Error(err))
+	}
+	p.note = nil
 }
 
 // removeStaleSockets removes the sockets that an earlier agent left behind. It runs before the registrars, which each
@@ -403,13 +428,27 @@ func (p *Plugin) Status() Status {
 // may be called from any goroutine.
 func (p *Plugin) LastAllocation(deviceID string) time.Time { return p.allocations.last(deviceID) }
 
-// AskHolders schedules an early query of the kubelet's pod resources. It may be called from any goroutine and never
+// Facts returns what a decision about a device depends on, with the holders of an answer of the kubelet. It may be called from any goroutine.
+func (p *Plugin) Facts(h podresources.Holders) offer.Facts {
+	f := offer.Facts{Now: time.Now(), Holders: h, Recent: p.layouts.recent.holders(&h)}
+	if claims := load(p.layouts.claims); claims != nil {
+		f.Claims = *claims
+	}
+	return f
+}
+
+// RefreshHolders schedules an early query of the kubelet's pod resources. It may be called from any goroutine and never
 // waits.
-func (p *Plugin) AskHolders() { p.pods.QueryWithin(p.timing.pods.QuickRefresh) }
+func (p *Plugin) RefreshHolders() { p.pods.QueryWithin(p.timing.pods.QuickRefresh) }
 
 // Holders returns the containers that hold each device, as of the last pod-resources response. It may be called from any
 // goroutine and never waits.
 func (p *Plugin) Holders() podresources.Holders { return *p.pods.Holders.Load() }
+
+// AskHolders asks the kubelet now which containers hold devices; see podresources.Client.Ask.
+func (p *Plugin) AskHolders(ctx context.Context, timeout time.Duration) podresources.Holders {
+	return p.pods.Ask(ctx, timeout)
+}
 
 // LatestHolders holds what Holders returns.
 func (p *Plugin) LatestHolders() *health.Latest[podresources.Holders] { return &p.pods.Holders }

@@ -92,7 +92,7 @@ func (p *Plugin) logHealthChanges(before, after []Resource) {
 			case d.usable() && was >= 0 && !old.Devices[was].usable():
 				healthy.add(r.Name, &d.State.Device, 1, "")
 			case !d.usable() && (was >= 0 && old.Devices[was].usable() || !d.starting() && (was < 0 || old.Devices[was].starting())):
-				unhealthy.add(r.Name, &d.State.Device, 1, d.unusableReason())
+				unhealthy.add(r.Name, &d.State.Device, 1, d.may.offer.Reason())
 			}
 		}
 		for _, d := range old.Devices {

@@ -98,7 +98,8 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 		case <-changed.snap:
 		case <-changed.holders:
 		case <-changed.capabilities:
-		case <-changed.offer:
+		case <-changed.turn:
+		case <-changed.claims:
 		}
 	}
 }
@@ -111,6 +112,7 @@ func (s *server) stop(withdraw bool) {
 
 // Allocate tells the kubelet what a container needs to use its devices; see allocation.
 func (s *server) Allocate(ctx context.Context, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
+	s.layouts.recent.add(s.resource(), req, time.Now())
 	now := s.layouts.current()
 	cfg := cmp.Or(now.cfg, &Config{})
 	a := allocation{cfg: cfg, host: cfg.Host(os.DirFS("/")), uuid: uuid.NewString}

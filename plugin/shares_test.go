@@ -206,14 +206,10 @@ func TestMPSWaitsForHolders(t *testing.T) {
 	} {
 		cfg := configured(c.change)
 		now := withMPS(snap, c.daemon)
-		l := newLayout(layoutInput{cfg: &cfg, snap: now, holders: holdersOf(now, cfg, gpu+" "+c.holder)})
+		l := newLayout(layoutInput{cfg: &cfg, snap: now, facts: factsOf(holdersOf(now, cfg, gpu+" "+c.holder))})
 		n := 0
-		for _, r := range l.resources {
-			for _, d := range r.Devices {
-				if d.withheld != "" {
-					n++
-				}
-			}
+		for _, w := range l.withheld {
+			n += w.ids
 		}
 		if specs := l.mpsSpecs(); n != c.withheld || len(specs) != c.specs {
 			t.Errorf("%s: %d withheld, daemons %+v; %+v", name, n, specs, l.withheld)
@@ -311,7 +307,7 @@ func TestRequiredEnforcementLost(t *testing.T) {
 	layoutOf := func(reason string) layout {
 		return newLayout(layoutInput{
 			cfg: &cfg, snap: snap, examined: true, capabilities: &memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": reason}},
-			holders: holdersOf(snap, cfg, memoryResource+" GPU-0::16384Mi::1"),
+			facts: factsOf(holdersOf(snap, cfg, memoryResource+" GPU-0::16384Mi::1")),
 		})
 	}
 	if l := layoutOf(""); l.resources[0].healthy() != 4 || l.withheld != nil {

@@ -64,7 +64,7 @@ func TestUnschedulable(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			cfg := configured(c.change)
 			resource := cmp.Or(c.resource, gpu)
-			l := newLayout(layoutInput{cfg: &cfg, snap: c.snap, holders: holdersOf(c.snap, cfg, c.holders...)})
+			l := newLayout(layoutInput{cfg: &cfg, snap: c.snap, facts: factsOf(holdersOf(c.snap, cfg, c.holders...))})
 			u := findResource(l.resources, resource).Unschedulable
 			if u == nil {
 				t.Fatal("unknown")
@@ -92,7 +92,7 @@ func TestUnschedulableCountsIDs(t *testing.T) {
 	holders := map[health.DeviceID][]podresources.Holder{
 		"GPU-0": {hold("GPU-0", "a"), hold("GPU-0", "b")}, "GPU-1": {hold("GPU-1", "a")}, "GPU-2": {hold("GPU-2", "a")},
 	}
-	u := newLayout(layoutInput{cfg: &cfg, snap: snap, holders: holders}).resources[0].Unschedulable
+	u := newLayout(layoutInput{cfg: &cfg, snap: snap, facts: factsOf(holders)}).resources[0].Unschedulable
 	if u.Devices != 2 || !slices.Equal(u.Pods, []Pod{{"ml", "train"}}) {
 		t.Errorf("%+v, want 2 devices and the pod once", *u)
 	}

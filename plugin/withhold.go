@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -65,94 +66,73 @@ func withheldTexts(all []withheldDevice) (texts []string) {
 	return texts
 }
 
-// withhold keeps new pods off devices that pods hold under IDs outside the layout. The kubelet identifies an allocation
-// by resource and ID alone, so after a change of sharing, of resource names or of the MIG strategy it considers the new
-// IDs of a held GPU free.
+// answers are whether a device may be offered and given. All units of a device have the same.
+type answers struct{ offer, give offer.Answer }
+
+// decide decides for each device whether it may be offered to new pods and given to one; see offer.Facts. The kubelet identifies an
+// allocation by resource and ID alone, so after a change of sharing, of resource names or of the MIG strategy it considers the new IDs of
+// a held GPU free.
 //
 // The IDs are listed as unhealthy, which is the only way to prevent their allocation: removing them would change the
 // node's capacity twice. IDs that pods hold stay healthy, because the kubelet shows their health in the pod's status and
-// does not restart a container whose device is unhealthy. While the node changes to another API, Allocate refuses them: when their pod
-// ends, a waiting pod gets them before the agent learns of it, and the change would never come.
+// does not restart a container whose device is unhealthy. Allocate refuses them: when their pod ends, a waiting pod gets them before the
+// agent learns of it.
 //
-// This is not a finding. A finding applies to a whole device, so it would mark a working GPU as broken on /metrics, in
+// A withheld device has no finding. A finding applies to a whole device, so it would mark a working GPU as broken on /metrics, in
 // the node's condition and in the IDs of its pods; it would also need the layout, which package health does not know.
 // Nothing is stored: the result follows from the layout and the last known holders, and ends with the holder. While the
 // holders are unknown, nothing is withheld for them.
-//
-// Units of memory are withheld in the same way while nothing enforces their limits and that is required, and everything while dynamic
-// resource allocation and the plugin hand the devices over.
-func (l *layout) withhold(in layoutInput) {
-	holders, snap := in.holders, in.snap
-	outside := make(map[health.DeviceID]podresources.Holder) // by device: a holder under an ID outside the layout
-	onParent := make(map[health.DeviceID]podresources.Holder)
-	for i := range snap.Devices {
-		d := &snap.Devices[i].Device
-		for _, h := range holders[d.ID] {
-			if findResource(l.resources, h.Resource).index(h.DeviceID) < 0 {
-				outside[d.ID] = h
-				if d.Parent != "" {
-					onParent[d.Parent] = h
-				}
-				break
-			}
-		}
-	}
+func (l *layout) decide(in layoutInput) {
+	facts, related := &in.facts, offer.RelatedTo(in.snap)
+	isOwn := func(h podresources.Holder) bool { return findResource(l.resources, h.Resource).index(h.DeviceID) >= 0 }
 	for _, r := range l.resources {
 		for units := range r.byDevice() {
-			state := units[0].State
+			state, s := units[0].State, units[0].share
 			d := &state.Device
-			h, held := outside[d.ID]
-			if !held && d.Parent != "" {
-				h, held = outside[d.Parent]
+			ask := offer.Request{API: offer.DevicePlugin, Purpose: offer.Offer, Device: d, Related: related[d.ID], Except: isOwn}
+			held := facts.Decide(&ask)
+			ask.Verdict = &state.Verdict
+			if s != nil {
+				ask.NotReady, ask.Blocked, ask.Pending = s.unready, s.blocked, s.pending
 			}
-			if !held {
-				h, held = onParent[d.ID]
+			if ask.NotReady != "" && state.MPS != nil { // the finding is the same fault
+				ask.Tolerates = func(f *health.Finding) bool { return f.Cause == state.MPS.Cause }
+			}
+			if state.MPS != nil && (s == nil || !s.mps) { // only its clients can use the GPU
+				ask.Reserved = cmp.Or(state.MPS.Reason, "its MPS daemon still runs")
+			}
+			may := &answers{offer: facts.Decide(&ask)}
+			ask.Purpose = offer.Give
+			may.give = facts.Decide(&ask)
+			for i := range units {
+				units[i].may = may
+			}
+			for _, h := range in.facts.Holders.By[d.ID] {
+				if i := r.index(h.DeviceID); i >= 0 && h.Resource == r.Name {
+					r.Devices[i].held = true
+				}
 			}
 			w := withheldDevice{resource: r.Name, device: d}
-			pending := false
-			switch s := units[0].share; {
-			case held:
-				w.pod = Pod{h.Namespace, h.Pod}
-				w.reason = heldReason(h)
+			switch answer := may.offer; {
+			case held.Code() == offer.Held: // also of a device that is not healthy or not ready
+				h, _ := held.Holder()
+				w.pod, w.reason = Pod{h.Namespace, h.Pod}, held.Reason()
 				if s != nil {
 					s.displaced = w.reason
 				}
-			case in.offer == offerWithheld:
-				w.reason, pending = releasingReason, true // Status has the reason, once for all devices
-			case state.MPS != nil && (s == nil || !s.mps): // only its clients can use the GPU
-				w.reason = cmp.Or(state.MPS.Reason, "its MPS daemon still runs")
-			case s != nil && s.blocked != "":
-				w.reason, pending = s.blocked, s.pending
+			case answer.Code() > offer.Held && !answer.Pending(): // what is pending takes a moment only
+				w.reason = answer.Reason()
 			default:
 				continue
 			}
-			for i := range units {
-				units[i].withheld = w.reason
-			}
-			for _, h := range holders[d.ID] {
-				if i := r.index(h.DeviceID); i >= 0 && h.Resource == r.Name {
-					r.Devices[i].withheld, r.Devices[i].releasing = "", in.offer == offerWithheld
-				}
-			}
 			for _, u := range units {
-				if u.withheld != "" {
+				if !u.held {
 					w.ids++
 				}
 			}
-			if !pending { // that takes a moment only
-				l.withheld = append(l.withheld, w)
-			}
+			l.withheld = append(l.withheld, w)
 		}
 	}
-}
-
-// heldReason returns why a device that a container holds outside the layout is withheld.
-func heldReason(h podresources.Holder) string {
-	holder := fmt.Sprintf("%s/%s (%s) holds it ", h.Namespace, h.Pod, h.Container)
-	if h.ByClaim() {
-		return holder + "by " + h.What()
-	}
-	return holder + "as " + h.What() + " since before the layout changed"
 }
 
 // releasingReason is why a device is withheld while the node changes from one API to the other.

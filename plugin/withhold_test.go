@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -63,11 +64,11 @@ func TestWithhold(t *testing.T) {
 		{"empty layout", func(c *Config) { c.Include = []string{"7"} }, snapshot(2), []string{"nvidia.com/gpu GPU-0::1"}, nil},
 	} {
 		cfg := configured(c.change)
-		l := newLayout(layoutInput{cfg: &cfg, snap: c.snap, holders: holdersOf(c.snap, cfg, c.holders...)})
+		l := newLayout(layoutInput{cfg: &cfg, snap: c.snap, facts: factsOf(holdersOf(c.snap, cfg, c.holders...))})
 		var got, listed, devices []string
 		for _, r := range l.resources {
 			for i, d := range r.Devices {
-				if d.withheld != "" {
+				if d.withheldFor() != "" {
 					got = append(got, d.ID)
 				}
 				if m := r.message()[i]; m.Health != pluginapi.Healthy {
@@ -95,7 +96,7 @@ func TestWithhold(t *testing.T) {
 // The texts of status and log have one entry for each GPU.
 func TestWithheldTextsAreByGPU(t *testing.T) {
 	cfg, snap := configured(func(c *Config) { c.MIGStrategy = MIGMixed }), partitioned("1g.10gb 1g.10gb 1g.10gb", "1g.10gb", "1g.10gb 2g.20gb")
-	l := newLayout(layoutInput{cfg: &cfg, snap: snap, holders: holdersOf(snap, cfg, "nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2")})
+	l := newLayout(layoutInput{cfg: &cfg, snap: snap, facts: factsOf(holdersOf(snap, cfg, "nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2"))})
 	var got []string
 	for _, text := range withheldTexts(l.withheld) {
 		which, _, _ := strings.Cut(text, " not offered")
@@ -118,7 +119,7 @@ func TestWithheldMIGDevicesNameAllPods(t *testing.T) {
 		c.MIGStrategy = MIGMixed
 		c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: migResource, Replicas: 2}}
 	})
-	l := newLayout(layoutInput{cfg: &cfg, snap: snap, holders: holdersOf(snap, cfg, migResource+" MIG-0-0", migResource+" MIG-0-2", migResource+" MIG-0-2::1")})
+	l := newLayout(layoutInput{cfg: &cfg, snap: snap, facts: factsOf(holdersOf(snap, cfg, migResource+" MIG-0-0", migResource+" MIG-0-2", migResource+" MIG-0-2::1"))})
 	texts := withheldTexts(l.withheld)
 	if len(texts) != 1 || !strings.Contains(texts[0], "2 MIG devices of GPU 0") || !strings.Contains(texts[0], "ml/pod-0 and ml/pod-1") {
 		t.Errorf("%q", texts)
@@ -131,7 +132,7 @@ func TestWithheldMIGDevicesNameAllPods(t *testing.T) {
 // A device that is unhealthy and withheld is refused as unhealthy.
 func TestAllocateRefusesWithheldDevice(t *testing.T) {
 	cfg, snap := configured(sharedBy(2)), with(snapshot(2), 0, health.Unhealthy)
-	l := newLayout(layoutInput{cfg: &cfg, snap: snap, holders: holdersOf(snap, cfg, "nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-1")})
+	l := newLayout(layoutInput{cfg: &cfg, snap: snap, facts: factsOf(holdersOf(snap, cfg, "nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-1"))})
 	for id, want := range map[string]string{"GPU-0::1": reasonUnhealthyDevice, "GPU-1::0": reasonWithheldDevice} {
 		_, err := testAllocation(cfg, nil).allocate(t.Context(), findResource(l.resources, gpu), request([]string{id}))
 		if r, ok := errors.AsType[*refusal](err); !ok || r.reason != want || r.device != id || status.Code(err) != codes.FailedPrecondition {
@@ -243,7 +244,7 @@ func TestWithholdNeedsHolders(t *testing.T) {
 // While the node changes to another API, the device of a running pod stays healthy, and no waiting pod gets it when that one ends.
 func TestReleasedDeviceIsHealthyForItsPodOnly(t *testing.T) {
 	cfg, snap := DefaultConfig(), snapshot(2)
-	l := newLayout(layoutInput{cfg: &cfg, snap: snap, offer: offerWithheld, holders: holdersOf(snap, cfg, "nvidia.com/gpu GPU-1")})
+	l := newLayout(layoutInput{cfg: &cfg, snap: snap, facts: offer.Facts{Releasing: releasingReason, Holders: podresources.Holders{By: holdersOf(snap, cfg, "nvidia.com/gpu GPU-1")}}})
 	r := findResource(l.resources, gpu)
 	for i, healthy := range []bool{false, true} {
 		if got := r.Devices[i].Healthy(); got != healthy {
@@ -262,11 +263,11 @@ func TestWithholdClaimed(t *testing.T) {
 	for name, change := range map[string]func(*Config){"whole": func(*Config) {}, "shared": sharedBy(2)} {
 		cfg := configured(change)
 		claimed := podresources.Holder{Namespace: "ml", Pod: "train", DeviceID: "gpu-0", Claim: podresources.ClaimRef{Name: "c", Driver: "gpu.nvidia.com"}}
-		r := newLayout(layoutInput{cfg: &cfg, snap: snap, holders: map[health.DeviceID][]podresources.Holder{"GPU-0": {claimed}}}).resources[0]
+		r := newLayout(layoutInput{cfg: &cfg, snap: snap, facts: factsOf(map[health.DeviceID][]podresources.Holder{"GPU-0": {claimed}})}).resources[0]
 		for _, d := range r.Devices {
 			first := d.State.Device.ID == "GPU-0"
-			if d.Healthy() == first || first && !strings.Contains(d.withheld, "claim c") {
-				t.Errorf("%s: %s healthy %v, %q", name, d.State.Device.ID, d.Healthy(), d.withheld)
+			if d.Healthy() == first || first && !strings.Contains(d.withheldFor(), "claim c") {
+				t.Errorf("%s: %s healthy %v, %q", name, d.State.Device.ID, d.Healthy(), d.withheldFor())
 			}
 			if s := d.share; s != nil && (s.largest > 0) == first {
 				t.Errorf("%s: %s serves %d", name, d.State.Device.ID, s.largest)
@@ -276,4 +277,17 @@ func TestWithholdClaimed(t *testing.T) {
 			t.Errorf("%s: %+v", name, r.Unschedulable)
 		}
 	}
+}
+
+// factsOf returns facts with these holders.
+func factsOf(by map[health.DeviceID][]podresources.Holder) offer.Facts {
+	return offer.Facts{Holders: podresources.Holders{By: by}}
+}
+
+// withheldFor returns why an ID is not offered although its device works; empty if it is.
+func (d Device) withheldFor() string {
+	if !d.usable() || d.Healthy() {
+		return ""
+	}
+	return d.may.offer.Reason()
 }

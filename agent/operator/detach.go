@@ -13,7 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
 // DetachRequest asks the agent to release the GPU driver.
@@ -124,7 +124,7 @@ func (s *Server) withhold(ctx context.Context, d DetachRequest, t time.Duration)
 	snapshot := s.Snapshots.Load()
 	checkHolders := !d.Force && snapshot != nil && len(snapshot.Devices) > 0 && snapshot.Source.Status != health.SourceDetached
 	if checkHolders {
-		if err := checkNotHeld(snapshot, s.currentHolders(ctx), time.Now()); err != nil {
+		if err := checkNotHeld(snapshot, s.currentFacts(ctx)); err != nil {
 			return nil, err
 		}
 	}
@@ -134,7 +134,7 @@ func (s *Server) withhold(ctx context.Context, d DetachRequest, t time.Duration)
 	}
 	select {
 	case <-time.After(allocationDelay):
-		err = checkNotHeld(s.Snapshots.Load(), s.currentHolders(ctx), time.Now())
+		err = checkNotHeld(s.Snapshots.Load(), s.currentFacts(ctx))
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
@@ -158,43 +158,42 @@ func (s *Server) awaitSaved(ctx context.Context) {
 	}
 }
 
-// currentHolders returns the holders of a pod-resources response that is newer than the call. An older response may lack
-// a pod that got a GPU since.
-func (s *Server) currentHolders(ctx context.Context) podresources.Holders {
-	now := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	s.RefreshHolders()
-	for {
-		h := s.Holders()
-		if h.Err != "" || h.At.After(now) {
-			return h
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			h.Err = fmt.Sprintf("no response of the kubelet within %v", holdersTimeout)
-			return h
-		}
+// currentFacts returns what is known of an answer of the kubelet that is newer than the call. An older answer may lack a pod that got a GPU since.
+func (s *Server) currentFacts(ctx context.Context) offer.Facts {
+	began := time.Now()
+	f := s.Ask(ctx, holdersTimeout)
+	if f.Holders.Err == "" && f.Holders.At.Before(began) {
+		f.Holders.Err = fmt.Sprintf("no response of the kubelet within %v", holdersTimeout)
 	}
+	return f
 }
 
 // checkNotHeld returns errHeld with the holders of devices, errHoldersUnknown if they are not known, and nil if no pod
 // holds a device.
-func checkNotHeld(s *health.Snapshot, h podresources.Holders, now time.Time) error {
+func checkNotHeld(s *health.Snapshot, facts offer.Facts) error {
 	if s == nil || len(s.Devices) == 0 {
 		return nil
 	}
-	if reason := h.Unknown(now); reason != "" {
-		return fmt.Errorf("%w: %s; pass --force to detach anyway", errHoldersUnknown, reason)
+	reasons := make(map[health.DeviceID]string) // why it cannot be taken
+	for i := range s.Devices {
+		d := &s.Devices[i].Device
+		answer := facts.Decide(&offer.Request{Purpose: offer.Take, Device: d, MustKnow: true})
+		switch {
+		case answer.Code() == offer.Unknown:
+			return fmt.Errorf("%w: %s; pass --force to detach anyway", errHoldersUnknown, answer.Reason())
+		case !answer.Allows(offer.Take):
+			reasons[d.ID] = answer.Reason()
+		}
 	}
 	var held []string
-	for _, d := range status.Devices(s.Devices, h, s.Source.Kind) {
+	for _, d := range status.Devices(s.Devices, facts.Holders, s.Source.Kind) {
 		for _, d := range append([]status.Device{d}, d.MIG...) {
-			if all := slices.Concat(d.Holders, d.AdminHolders); len(all) > 0 { // a monitor also has the driver's files open
-				held = append(held, fmt.Sprintf("%s (%s) is held by %s", d.Name(), d.UUID, strings.Join(status.HolderNames(all, maxHolders), ", ")))
+			reason, isHeld := reasons[d.UUID]
+			if all := slices.Concat(d.Holders, d.AdminHolders); len(all) > 0 { // all that the kubelet lists, not one
+				reason = "it is held by " + strings.Join(status.HolderNames(all, maxHolders), ", ")
+			}
+			if isHeld {
+				held = append(held, fmt.Sprintf("%s (%s): %s", d.Name(), d.UUID, reason))
 			}
 		}
 	}

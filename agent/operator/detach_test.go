@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -8,39 +9,37 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-func TestCurrentHolders(t *testing.T) {
+// An answer from before the call does not count.
+func TestCurrentFacts(t *testing.T) {
 	for name, c := range map[string]struct {
-		next    podresources.Holders // the kubelet's next response
+		answer  podresources.Holders
 		in      time.Duration
 		current bool
 	}{
-		"response":      {podresources.Holders{}, 800 * time.Millisecond, true},
-		"late response": {podresources.Holders{}, 6 * time.Second, true},
-		"no response":   {podresources.Holders{}, time.Hour, false},
-		"error":         {podresources.Holders{Err: "Unimplemented"}, time.Second, false},
+		"answer":      {podresources.Holders{}, 800 * time.Millisecond, true},
+		"late answer": {podresources.Holders{}, 6 * time.Second, true},
+		"no answer":   {podresources.Holders{}, time.Hour, false},
+		"error":       {podresources.Holders{Err: "Unimplemented"}, time.Second, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begin := time.Now()
-				refreshes := 0
-				server := Server{RefreshHolders: func() { refreshes++ }}
-				server.Holders = func() podresources.Holders {
-					if time.Since(begin) < c.in {
-						return podresources.Holders{At: begin.Add(-time.Second)}
+				server := Server{Ask: func(_ context.Context, timeout time.Duration) offer.Facts {
+					<-time.After(min(c.in, timeout))
+					if c.in > timeout {
+						return offer.Facts{Holders: podresources.Holders{At: begin.Add(-time.Second)}}
 					}
-					h := c.next
-					h.At = begin.Add(c.in)
-					return h
-				}
-				h := server.currentHolders(t.Context())
-				if took := time.Since(begin); refreshes != 1 || took > holdersTimeout {
-					t.Errorf("%d refreshes in %v", refreshes, took)
-				}
-				if (h.Err == "") != c.current || c.current && !h.At.After(begin) {
-					t.Errorf("%+v", h)
+					h := c.answer
+					h.At = time.Now()
+					return offer.Facts{Holders: h}
+				}}
+				f := server.currentFacts(t.Context())
+				if (f.Holders.Err == "") != c.current || time.Since(begin) > holdersTimeout {
+					t.Errorf("%+v after %v", f.Holders, time.Since(begin))
 				}
 			})
 		})
@@ -65,17 +64,15 @@ func TestWithhold(t *testing.T) {
 			server := startServer(t)
 			before := server.Snapshots.Load().Devices
 			var refreshes []bool
-			server.RefreshHolders = func() {
+			server.Ask = func(context.Context, time.Duration) offer.Facts {
 				refreshes = append(refreshes, !slices.ContainsFunc(server.Snapshots.Load().Devices, func(d health.DeviceState) bool {
 					return d.Verdict.State != health.Unhealthy || d.Verdict.Cause() != health.CauseReleased
 				}))
-			}
-			server.Holders = func() podresources.Holders {
 				h := podresources.Holders{At: time.Now(), By: map[health.DeviceID][]podresources.Holder{}}
 				if len(refreshes) >= c.heldFrom {
 					h.By[before[2].Device.ID] = []podresources.Holder{{Namespace: "lab", Pod: "train"}}
 				}
-				return h
+				return offer.Facts{Now: h.At, Holders: h}
 			}
 			w, err := server.withhold(t.Context(), DetachRequest{}, time.Hour)
 			if !errors.Is(err, c.want) || !slices.Equal(refreshes, c.refreshes) {

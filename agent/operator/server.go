@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -21,7 +22,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
 // request is a line on the operator's socket. Exactly one field is set.
@@ -42,13 +43,12 @@ type Server struct {
 	MPS       MPS
 	Processes func() *processes.Snapshot // nil while they are not measured
 
-	Holders        func() podresources.Holders
-	RefreshHolders func()                                        // makes the plugin ask the kubelet soon
-	AwaitSaved     func(context.Context, *health.Snapshot) error // waits until the state file has a snapshot
-	EngineAddress  func() string                                 // of the host engine, "" without one
-	Slices         func(context.Context) (dra.PublishedSlices, error)
-	Labels         func(context.Context) (node.Labels, error)
-	Log            *zap.Logger
+	Ask           func(context.Context, time.Duration) offer.Facts // asks the kubelet, or returns its last answer after a timeout
+	AwaitSaved    func(context.Context, *health.Snapshot) error    // waits until the state file has a snapshot
+	EngineAddress func() string                                    // of the host engine, "" without one
+	Slices        func(context.Context) (dra.PublishedSlices, error)
+	Labels        func(context.Context) (node.Labels, error)
+	Log           *zap.Logger
 }
 
 // Run serves the socket at health.socket until ctx ends.

@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -52,11 +53,12 @@ func TestCheckNotHeld(t *testing.T) {
 		"not held":           {node, free, nil, nil},
 		"not asked":          {node, podresources.Holders{Err: "not asked"}, errHoldersUnknown, []string{"not asked", "--force"}},
 		"kubelet down":       {node, podresources.Holders{At: agenttest.Now(), By: free.By, Err: "no kubelet"}, errHoldersUnknown, []string{"no kubelet", "--force"}},
+		"settling":           {node, podresources.Holders{At: agenttest.Now(), By: free.By, Settling: true}, errHoldersUnknown, []string{"all its pods", "--force"}},
 		"old response":       {node, podresources.Holders{At: agenttest.Ago(time.Minute), By: free.By}, errHoldersUnknown, []string{"1m0s", "--force"}},
-		"GPU and MIG device": {node, held, errHeld, []string{"GPU 0 (GPU-0) is held by training/llm-0 (torch) ×2, web/chat-1 (vllm); ", "MIG device 2:1 1g.10gb (MIG-2-8) is held by nb/ada (main); ", "--force"}},
+		"GPU and MIG device": {node, held, errHeld, []string{"GPU 0 (GPU-0): it is held by training/llm-0 (torch) ×2, web/chat-1 (vllm); ", "MIG device 2:1 1g.10gb (MIG-2-8): it is held by nb/ada (main); ", "--force"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := checkNotHeld(c.snapshot, c.holders, agenttest.Now())
+			err := checkNotHeld(c.snapshot, offer.Facts{Now: agenttest.Now(), Holders: c.holders})
 			if !errors.Is(err, c.want) {
 				t.Fatalf("%v, want %v", err, c.want)
 			}
@@ -74,8 +76,9 @@ func newServer(c health.Config, log *zap.Logger) *Server {
 	s := &Server{Config: new(health.Latest[health.Config]), Snapshots: new(health.Latest[health.Snapshot]), Log: log}
 	s.Config.Store(&c)
 	s.Monitor = monitor.New(s.Config, new(health.Latest[monitor.Source]), s.Snapshots, log)
-	s.Holders = func() podresources.Holders { return podresources.Holders{Err: "no kubelet"} }
-	s.RefreshHolders = func() {}
+	s.Ask = func(context.Context, time.Duration) offer.Facts {
+		return offer.Facts{Now: time.Now(), Holders: podresources.Holders{Err: "no kubelet"}}
+	}
 	s.AwaitSaved = func(context.Context, *health.Snapshot) error { return nil }
 	s.EngineAddress = func() string { return "" }
 	s.MPS, s.Processes = &fakeMPS{}, func() *processes.Snapshot { return nil }

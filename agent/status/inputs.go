@@ -171,6 +171,9 @@ const (
 
 func kubeletStatus(lock nodelock.State, p plugin.Status, h podresources.Holders) Kubelet {
 	k := Kubelet{Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []Resource{}, Plugin: pluginOn, Warnings: []string{}}
+	if h.Settling {
+		k.HoldersError = h.Unknown(h.At)
+	}
 	if p.Off {
 		k.Plugin = pluginOff
 	}

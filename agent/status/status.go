@@ -91,7 +91,7 @@ type Kubelet struct {
 	// WaitsFor is another agent that serves the node, while this one waits for its end. Its keys are empty if it does not answer.
 	WaitsFor     *nodelock.Holder `json:"waitsFor,omitempty"`
 	AuditError   string           `json:"auditError,omitempty"`   // why the audit fails
-	HoldersError string           `json:"holdersError,omitempty"` // why the holders are out of date
+	HoldersError string           `json:"holdersError,omitempty"` // why the holders are unknown or out of date
 	Holders      time.Time        `json:"holders,omitzero"`       // the time of the last pod-resources response
 	Resources    []Resource       `json:"resources"`
 	Warnings     []string         `json:"warnings"` // working devices that pods cannot get, with the reason, and a kubelet that needs a restart

@@ -2,6 +2,7 @@ package statefile
 
 import (
 	"encoding/json"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -306,6 +307,64 @@ func TestSections(t *testing.T) {
 		h.start(t)
 		h.store(snapshotOf(t, "sim"))
 		want("next boot", map[string]string{"idle": "", "other": ""})
+		h.stop()
+	})
+}
+
+// A section is lacking only if the file of this boot is known, and waiting for one ends with its write, or with an error.
+func TestLacksSection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		start := func(path, boot string) (*harness, *health.Latest[[]byte]) {
+			h, text := newHarness(path), new(health.Latest[[]byte])
+			h.bootID = boot
+			h.AddSection("note", text)
+			_, err := h.Load(path)
+			must(t, err)
+			if h.LacksSection("note") {
+				t.Error("lacking before the file is known")
+			}
+			h.start(t)
+			h.store(snapshotOf(t, "sim"))
+			return h, text
+		}
+		h, text := start(path, "boot")
+		if !h.LacksSection("note") {
+			t.Error("not lacking")
+		}
+		text.Store(new([]byte("true")))
+		must(t, h.WaitSection(t.Context(), "note"))
+		if s, err := load(path); err != nil || string(s.Section("note", "boot")) != "true" || h.LacksSection("note") {
+			t.Errorf("%+v, %v", s, err)
+		}
+		h.stop()
+		for _, c := range []struct {
+			boot  string
+			lacks bool
+		}{{"boot", false}, {"next boot", true}, {"", false}} {
+			h, _ := start(path, c.boot)
+			if h.LacksSection("note") != c.lacks {
+				t.Errorf("%q: lacking %v", c.boot, !c.lacks)
+			}
+			h.stop()
+		}
+
+		h, text = start("", "boot")
+		text.Store(new([]byte("true")))
+		must(t, h.WaitSection(t.Context(), "note"))
+		if h.LacksSection("note") {
+			t.Error("lacking without a file")
+		}
+		h.stop()
+
+		dir := filepath.Join(t.TempDir(), "dir")
+		h, text = start(filepath.Join(dir, "state.json"), "boot")
+		must(t, os.RemoveAll(dir))
+		must(t, os.WriteFile(dir, nil, 0o600))
+		text.Store(new([]byte("true")))
+		if err := h.WaitSection(t.Context(), "note"); err == nil || h.LacksSection("note") {
+			t.Errorf("%v", err)
+		}
 		h.stop()
 	})
 }

@@ -2,6 +2,7 @@
 package statefile
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -70,8 +71,9 @@ type File struct {
 
 // result is the outcome of the latest attempt to save a snapshot.
 type result struct {
-	seq uint64
-	err error
+	seq      uint64
+	sections map[string]json.RawMessage // of the file; nil if there is none
+	err      error
 }
 
 // Status is the state of the state file.
@@ -294,9 +296,25 @@ func (f *File) save(path string, s *health.Snapshot, last bool) (wait time.Durat
 // WaitWritten returns nil when the file holds a snapshot or a later one. It returns an error if the file cannot be written
 // or ctx ends.
 func (f *File) WaitWritten(ctx context.Context, s *health.Snapshot) error {
+	return f.wait(ctx, func(r *result) bool { return r.seq >= s.Seq })
+}
+
+// WaitSection is WaitWritten for the newest text of a section. Without a file it does not wait.
+func (f *File) WaitSection(ctx context.Context, name string) error {
+	text := f.sections[name].Load()
+	return f.wait(ctx, func(r *result) bool { return f.config.Load().StateFile == "" || bytes.Equal(r.sections[name], *text) })
+}
+
+// LacksSection reports whether the file is known to lack a section of this boot.
+func (f *File) LacksSection(name string) bool {
+	r := f.result.Load()
+	return f.bootID != "" && f.config.Load().StateFile != "" && r != nil && r.err == nil && r.sections[name] == nil
+}
+
+func (f *File) wait(ctx context.Context, written func(*result) bool) error {
 	for {
 		r, changed := f.result.Watch()
-		if r != nil && (r.seq >= s.Seq || r.err != nil) {
+		if r != nil && (r.err != nil || written(r)) {
 			return r.err
 		}
 		select {
@@ -451,6 +469,9 @@ func (f *File) end() {
 // storeResult publishes the outcome of an attempt to save a snapshot.
 func (f *File) storeResult(s *health.Snapshot, err error) {
 	r := result{err: err}
+	if f.path != "" {
+		r.sections = f.saved.Sections
+	}
 	if s != nil {
 		r.seq = s.Seq
 	}

@@ -8,12 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
 // checkpointVersion is raised only for a change that an earlier release would misread.
@@ -79,19 +79,23 @@ func (c checkpoint) encode() ([]byte, error) {
 	return json.Marshal(c)
 }
 
-// with returns a copy with these claims added or, if they are nil, removed.
-func (c checkpoint) with(changes map[types.UID]*Claim) checkpoint {
+// add returns a copy with a claim that is permitted.
+func (c checkpoint) add(claim *Claim, g offer.Grant) checkpoint {
+	if !g.Allows(string(claim.UID)) {
+		panic("a claim without permission")
+	}
 	c.Claims = maps.Clone(c.Claims)
 	if c.Claims == nil {
 		c.Claims = make(map[types.UID]Claim)
 	}
-	for uid, claim := range changes {
-		if claim == nil {
-			delete(c.Claims, uid)
-		} else {
-			c.Claims[uid] = *claim
-		}
-	}
+	c.Claims[claim.UID] = *claim
+	return c
+}
+
+// without returns a copy without a claim.
+func (c checkpoint) without(uid types.UID) checkpoint {
+	c.Claims = maps.Clone(c.Claims)
+	delete(c.Claims, uid)
 	return c
 }
 
@@ -114,72 +118,23 @@ func (c checkpoint) remember(names map[health.DeviceID]string, published map[str
 	return c
 }
 
-// sharesGPU reports whether two devices are one, or a GPU and a part of it.
-func (d *ClaimDevice) sharesGPU(o *ClaimDevice) bool {
-	return d.Device == o.Device || d.Parent == o.Device || o.Parent == d.Device
-}
-
-// conflict is why a claim keeps another one from a device.
-type conflict struct {
-	claim  Claim
-	held   ClaimDevice // of claim
-	device string      // the name of the other one's device
-	// Of a device that both share: what all shares would have, and may have. 0 if one of the claims has the device, its GPU or a part of it.
-	memory, offered uint64
-}
-
-// conflicts returns what keeps a claim from its devices, at most one conflict for each other claim, in order. offered has the memory that all
-// shares of a device may have. The error is that the claim cannot have its devices whatever others have.
-func (c checkpoint) conflicts(claim *Claim, offered map[health.DeviceID]uint64) (found []conflict, err error) {
-	others := slices.Sorted(maps.Keys(c.Claims))
-	for i := range claim.Devices {
-		d := &claim.Devices[i]
-		if d.Admin {
-			continue
-		}
-		memory, limit := d.Memory, offered[d.Device]
-		for j := range claim.Devices {
-			o := &claim.Devices[j]
-			switch {
-			case i == j || o.Admin || !d.sharesGPU(o):
-			case !d.shares(o):
-				return nil, fmt.Errorf("expected devices of several GPUs, or shares, found %s and %s of one GPU", d.Name, o.Name)
-			default:
-				memory += o.Memory
-			}
-		}
-		if d.Memory > 0 && memory > limit {
-			return nil, fmt.Errorf("device %s: expected at most %d MiB of memory, found %d MiB", d.Name, limit>>20, memory>>20)
-		}
-		var sharers []conflict
-		for _, uid := range others {
-			other := c.Claims[uid]
-			for j := range other.Devices {
-				o := &other.Devices[j]
-				switch {
-				case uid == claim.UID || o.Admin || !d.sharesGPU(o):
-				case !d.shares(o):
-					found = append(found, conflict{claim: other, held: *o, device: d.Name})
-				default:
-					memory += o.Memory
-					sharers = append(sharers, conflict{claim: other, held: *o, device: d.Name, offered: limit})
-				}
-			}
-		}
-		if d.Memory > 0 && memory > limit {
-			for _, s := range sharers {
-				s.memory = memory
-				found = append(found, s)
-			}
-		}
+// offerClaim returns what a claim of a driver has, for decisions.
+func (c *Claim) offerClaim(driver string) offer.Claim {
+	o := offer.Claim{UID: string(c.UID), Namespace: c.Namespace, Name: c.Name, Driver: driver}
+	for i := range c.Devices {
+		d := &c.Devices[i]
+		o.Parts = append(o.Parts, offer.Part{Name: d.Name, Device: d.Device, Parent: d.Parent, Admin: d.Admin, Memory: d.Memory, MPS: d.MPS})
 	}
-	slices.SortStableFunc(found, func(a, b conflict) int { return strings.Compare(string(a.claim.UID), string(b.claim.UID)) })
-	return slices.CompactFunc(found, func(a, b conflict) bool { return a.claim.UID == b.claim.UID }), nil
+	return o
 }
 
-// shares reports whether containers can have both: they are shares of the memory of one device, by MPS or not.
-func (d *ClaimDevice) shares(o *ClaimDevice) bool {
-	return d.Memory > 0 && o.Memory > 0 && d.Device == o.Device && d.MPS == o.MPS
+// offerClaims returns what all claims of a driver have.
+func (c *checkpoint) offerClaims(driver string) offer.Claims {
+	all := offer.Claims{Lost: c.Lost}
+	for _, uid := range slices.Sorted(maps.Keys(c.Claims)) {
+		all.List = append(all.List, new(c.Claims[uid]).offerClaim(driver))
+	}
+	return all
 }
 
 // readCheckpoint reads a file. If there is none, the error is fs.ErrNotExist; a *corruptError means that it can never be read.

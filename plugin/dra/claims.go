@@ -28,6 +28,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
 // Claim is a prepared ResourceClaim.
@@ -105,15 +106,21 @@ func errNotOpen() error { return refuse(reasonNotReady, "the driver has not read
 
 // claimTiming holds the limits and intervals of a preparer.
 type claimTiming struct {
-	api   time.Duration // for a call of the API server
-	mps   time.Duration // until an MPS daemon is ready; the kubelet gives a call 45 s
-	base  time.Duration // until the first check of the devices' CDI spec
-	sweep time.Duration // between sweeps
-	lost  time.Duration // how long a lost checkpoint counts at least: a kubelet that starts with the agent lists its pods one by one
+	api       time.Duration // for a call of the API server
+	mps       time.Duration // until an MPS daemon is ready; the kubelet gives a call 45 s
+	base      time.Duration // until the first check of the devices' CDI spec
+	sweep     time.Duration // between sweeps
+	stale     time.Duration // from when a claim is known not to exist any more until it is removed without the kubelet
+	unprepare time.Duration // until the kubelet unprepares such a claim, in a call for another one
+	lost      time.Duration // how long a lost checkpoint counts at least: a kubelet that starts with the agent lists its pods one by one
 }
 
 func defaultClaimTiming() claimTiming {
-	return claimTiming{api: 5 * time.Second, mps: 20 * time.Second, base: 5 * time.Second, sweep: 10 * time.Minute, lost: time.Minute}
+	return claimTiming{
+		api: 5 * time.Second, mps: 20 * time.Second, base: 5 * time.Second, sweep: 10 * time.Minute, lost: time.Minute,
+		// A kubelet that was down while the pod was deleted unprepares the claim in its reconcile loop, each minute (kubernetes v1.36.3).
+		stale: 90 * time.Second, unprepare: 10 * time.Second,
+	}
 }
 
 // disk is what a preparer writes.
@@ -128,6 +135,7 @@ type disk struct {
 type preparer struct {
 	options      *Options
 	published    *health.Latest[Claims]
+	prepared     health.Latest[offer.Claims]            // the same
 	capabilities *health.Latest[memlimits.Capabilities] // nil: nothing examines what the node can enforce
 	writer       *cdi.Writer                            // of the devices' spec; it belongs to run
 	timing       claimTiming
@@ -145,6 +153,7 @@ type preparer struct {
 	pooled   time.Time  // since when there is a pool; zero before
 	queue    []*change
 	busy     map[types.UID]chan struct{} // claims of running calls; closed at their end
+	stale    map[types.UID]time.Time     // prepared claims that do not exist any more, since when that is known
 	errors   map[string]uint64
 	prepares Durations
 	undos    Durations
@@ -164,6 +173,7 @@ type claimState struct {
 	unwritten bool // the file still has claims that are removed
 	opened    time.Time
 	warning   string // what was lost
+	doubled   string // doubledWarning
 }
 
 func newPreparer(o *Options, claims *health.Latest[Claims]) *preparer {
@@ -176,7 +186,7 @@ func newPreparer(o *Options, claims *health.Latest[Claims]) *preparer {
 			},
 			writeSpec: cdi.WriteClaimSpec, removeSpec: cdi.RemoveClaimSpec,
 		},
-		writing: make(chan struct{}, 1), busy: make(map[types.UID]chan struct{}), errors: make(map[string]uint64),
+		writing: make(chan struct{}, 1), busy: make(map[types.UID]chan struct{}), stale: make(map[types.UID]time.Time), errors: make(map[string]uint64),
 		prepares: Durations{Counts: make([]uint64, len(DurationBounds())+1)}, undos: Durations{Counts: make([]uint64, len(DurationBounds())+1)},
 	}
 }
@@ -213,6 +223,7 @@ func (p *preparer) open(dir string) error {
 		return fmt.Errorf("cannot read the checkpoint: %w", err)
 	}
 	s.BootID = p.options.BootID
+	p.heal(&s.checkpoint, dir)
 	if err := errors.Join(statefile.RemoveTemporaries(path), cdi.RemoveTemporaries(p.cdiDir())); err != nil {
 		p.options.Log.Warn("cannot remove the temporary files of an earlier process", zap.Error(err))
 	}
@@ -244,8 +255,44 @@ func (p *preparer) refresh(ctx context.Context) error {
 	next := *s
 	next.checkpoint = c
 	next.Lost = c.Lost || s.Lost
+	p.heal(&next.checkpoint, s.dir)
 	p.store(&next)
 	return nil
+}
+
+// heal removes claims without a CDI spec that exclude each other, or one that has a spec: no container has their devices. The file has them
+// until its next write.
+func (p *preparer) heal(c *checkpoint, dir string) {
+	claims := c.offerClaims(filepath.Base(dir))
+	var removed []types.UID
+	for i := range claims.List {
+		claim := c.Claims[types.UID(claims.List[i].UID)]
+		excluded := slices.ContainsFunc(claims.List, func(o offer.Claim) bool { return o.Excludes(&claims.List[i]) })
+		if excluded && !claim.hasSpec() {
+			removed = append(removed, claim.UID)
+			p.options.Log.Warn("claim is removed: it was not prepared, and another one has its devices", zap.String("claim", claim.String()),
+				zap.String("uid", string(claim.UID)), zap.Strings("devices", claim.deviceNames()))
+		}
+	}
+	for _, uid := range removed {
+		*c = c.without(uid)
+	}
+}
+
+// doubledWarning describes claims that have a device although they exclude each other; empty if there are none.
+func (s *claimState) doubledWarning() string {
+	facts := offer.Facts{Claims: s.offerClaims(filepath.Base(s.dir))}
+	doubled := facts.Doubled()
+	var names []string
+	for _, c := range facts.Claims.List {
+		if slices.ContainsFunc(c.Parts, func(p offer.Part) bool { return doubled[p.Device] }) {
+			names = append(names, c.String())
+		}
+	}
+	if names == nil {
+		return ""
+	}
+	return fmt.Sprintf("claims %s have one device, which is not offered to others; end the pods of all but one", strings.Join(names, " and "))
 }
 
 // cdiDir returns the directory of new CDI specs.
@@ -258,8 +305,13 @@ func (p *preparer) cdiDir() string {
 
 // store replaces the state. The caller fills p.writing.
 func (p *preparer) store(s *claimState) {
+	s.doubled = s.doubledWarning()
 	p.state.Store(s)
 	p.published.Store(&Claims{ByUID: s.Claims})
+	p.prepared.Store(new(s.offerClaims(filepath.Base(s.dir))))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.stale, func(uid types.UID, _ time.Time) bool { return s.Claims[uid].UID == "" })
 }
 
 // change is a change of the checkpoint that waits for its write.
@@ -281,7 +333,7 @@ func (p *preparer) change(ctx context.Context, apply func(checkpoint) (next chec
 func (p *preparer) removeClaim(ctx context.Context, uid types.UID) error {
 	return p.enqueue(ctx, &change{removes: true, done: make(chan error, 1), apply: func(c checkpoint) (checkpoint, bool, error) {
 		_, exists := c.Claims[uid]
-		return c.with(map[types.UID]*Claim{uid: nil}), exists, nil
+		return c.without(uid), exists, nil
 	}})
 }
 
@@ -325,7 +377,9 @@ func (p *preparer) commit() {
 			c.done <- err
 			continue
 		}
-		next.checkpoint = changed
+		if differs {
+			next.checkpoint = changed
+		}
 		if c.removes {
 			removed.checkpoint, _, _ = c.apply(removed.checkpoint)
 			removed.unwritten = true
@@ -420,11 +474,12 @@ func (p *preparer) client(c kubernetes.Interface) { p.api.Store(&c) }
 // releasing sets whether new claims are refused, because the driver releases the devices.
 func (p *preparer) releasing(on bool) { p.refuses.Store(on) }
 
-func (p *preparer) refuseReleasing() error {
+// notServing returns why no new claim is prepared, empty if claims are.
+func (p *preparer) notServing() string {
 	if !p.refuses.Load() {
-		return nil
+		return ""
 	}
-	return refuse(reasonReleasing, "plugin.enabled, plugin.api, plugin.kubeletDir or plugin.dra.driverName changed: the driver releases the devices and prepares no new claim")
+	return "plugin.enabled, plugin.api, plugin.kubeletDir or plugin.dra.driverName changed: the driver releases the devices and prepares no new claim"
 }
 
 // status adds what the preparer has done.
@@ -438,6 +493,9 @@ func (p *preparer) status(s *Status) {
 	if state := p.state.Load(); state != nil && state.Lost {
 		warnings = append(warnings, cmp.Or(state.warning, "a checkpoint was lost")+
 			"; devices that pods hold by lost claims are refused until these pods have ended")
+	}
+	if state := p.state.Load(); state != nil && state.doubled != "" {
+		warnings = append(warnings, state.doubled)
 	}
 	if base := p.base.Load(); base != nil && base.err != nil && !errors.Is(base.err, cdi.ErrPending) {
 		warnings = append(warnings, base.text())
@@ -615,10 +673,11 @@ func (p *preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	if in == nil || in.cfg == nil || in.pool == nil || !in.snap.Polled() {
 		return nil, refuse(reasonNotReady, "the driver is starting; it does not have the devices yet")
 	}
-	if err := p.refuseReleasing(); err != nil {
+	facts, err := p.factsFor(ctx, in, claim, results, exists)
+	if err != nil {
 		return nil, err
 	}
-	plan, err := p.newPlan(ctx, in, claim, results)
+	plan, err := p.newPlan(ctx, in, facts, claim, results)
 	if err != nil || len(results) == 0 {
 		return &Claim{}, err
 	}
@@ -628,7 +687,7 @@ func (p *preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	if err := p.awaitMPS(ctx, &plan.claim); err != nil {
 		return nil, err // the claim remains reserved, so that its daemon continues to start
 	}
-	if err := p.disk.writeSpec(plan.claim.CDIDir, string(claim.UID), plan.specs); err != nil {
+	if err := p.disk.writeSpec(plan.claim.CDIDir, string(claim.UID), plan.mergedSpecs()); err != nil {
 		err = refuse(reasonCDI, "cannot write the claim's CDI spec: %v", err)
 		if !exists {
 			err = errors.Join(err, p.unprepare(context.WithoutCancel(ctx), claim.UID))
@@ -656,21 +715,23 @@ func (c *Claim) hasSpec() bool {
 	return err == nil
 }
 
-// reserve stores a claim in the checkpoint, if no other claim has its devices.
+// reserve stores a claim in the checkpoint, if no other claim and no container has its devices.
 func (p *preparer) reserve(ctx context.Context, plan *plan) error {
 	for {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		var conflicts []conflict
-		err := p.change(ctx, func(c checkpoint) (_ checkpoint, changed bool, err error) {
-			if err := p.refuseReleasing(); err != nil { // since the first check: release must see this claim, or refuse it
-				return c, false, err
+		var conflicts []offer.Conflict
+		err := p.change(ctx, func(c checkpoint) (next checkpoint, changed bool, err error) {
+			facts := plan.facts
+			facts.NotServing = p.notServing() // since the first check: release must see this claim, or refuse it
+			facts.Claims = c.offerClaims(plan.driver)
+			grant, found, err := facts.Grant(new(plan.claim.offerClaim(plan.driver)), plan.requests, plan.offered)
+			conflicts = found
+			if err != nil || len(found) > 0 {
+				return c, false, refusalOf(err)
 			}
-			if conflicts, err = c.conflicts(&plan.claim, plan.offered); err != nil {
-				return c, false, refuse(reasonConfiguration, "%v", err)
-			}
-			return c.with(map[types.UID]*Claim{plan.claim.UID: &plan.claim}), len(conflicts) == 0, nil
+			return c.add(&plan.claim, grant), true, nil
 		})
 		if err != nil || len(conflicts) == 0 {
 			return err
@@ -678,7 +739,7 @@ func (p *preparer) reserve(ctx context.Context, plan *plan) error {
 		removed := false
 		var memory error // a claim that shares the memory exists; another one may not
 		for i := range conflicts {
-			err := p.removeStale(ctx, &conflicts[i])
+			err := p.removeStale(ctx, &conflicts[i], &plan.facts.Holders)
 			switch r, _ := errors.AsType[*claimRefusal](err); {
 			case err == nil:
 				removed = true

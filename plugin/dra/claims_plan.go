@@ -19,6 +19,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // The environment of containers with devices of claims.
@@ -30,36 +32,62 @@ const (
 
 // plan is what a claim gets.
 type plan struct {
-	claim   Claim
-	specs   []cdi.ClaimDevice
-	offered map[health.DeviceID]uint64 // the memory that all shares of a device may have
+	claim  Claim
+	driver string
+	specs  []cdi.ClaimDevice
+
+	// For offer.Facts.Grant.
+	facts    offer.Facts // without claims
+	requests []offer.Request
+	offered  map[health.DeviceID]uint64 // the memory that all shares of a device may have
 }
 
 // newPlan returns what a claim gets, or why it gets nothing. It asks nobody but, once after a start, what checks the CDI spec of the devices.
-func (p *preparer) newPlan(ctx context.Context, in *claimInput, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult) (*plan, error) {
+func (p *preparer) newPlan(
+	ctx context.Context, in *claimInput, facts *offer.Facts, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult,
+) (*plan, error) {
 	pl := &plan{
-		claim:   Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name, Prepared: time.Now().UTC(), CDIDir: in.cfg.CDI.Dir},
-		offered: make(map[health.DeviceID]uint64),
+		claim:  Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name, Prepared: time.Now().UTC(), CDIDir: in.cfg.CDI.Dir},
+		driver: in.cfg.DRA.DriverName, facts: *facts, offered: make(map[health.DeviceID]uint64),
 	}
-	base, cancel := context.WithTimeout(ctx, p.timing.base)
-	defer cancel()
+	states := make([]*health.DeviceState, len(results))
+	related := offer.RelatedTo(in.snap)
 	for i := range results {
-		if err := p.addDevice(base, in, pl, claim, &results[i]); err != nil {
+		state, err := p.find(in, &results[i])
+		if err != nil {
+			return nil, err
+		}
+		states[i] = state
+		pl.addDevice(in, claim, &results[i], state, related)
+		if err := p.addShare(in, pl, claim, &results[i], state); err != nil {
 			return nil, err
 		}
 	}
 	if err := pl.checkShares(); err != nil {
 		return nil, err
 	}
-	return pl, p.checkLost(ctx, in, &pl.claim)
+	if _, _, err := facts.Grant(new(pl.claim.offerClaim(pl.driver)), pl.requests, pl.offered); err != nil { // reserve looks for conflicts
+		return nil, refusalOf(err)
+	}
+	base, cancel := context.WithTimeout(ctx, p.timing.base)
+	defer cancel()
+	for i, state := range states {
+		if err := p.addCDI(base, in, pl, i, state); err != nil {
+			return nil, err
+		}
+	}
+	return pl, nil
 }
 
-// addDevice adds the device of a result. It waits for the first check of the devices' CDI spec until ctx ends.
-func (p *preparer) addDevice(ctx context.Context, in *claimInput, pl *plan, claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult) error {
-	state, err := p.find(in, r)
-	if err != nil {
-		return err
-	}
+// planned returns the device that was added last, what is asked for it, and its CDI spec.
+func (pl *plan) planned() (*ClaimDevice, *offer.Request, *cdi.ClaimDevice) {
+	return &pl.claim.Devices[len(pl.claim.Devices)-1], &pl.requests[len(pl.requests)-1], &pl.specs[len(pl.specs)-1]
+}
+
+// addDevice adds the device of a result.
+func (pl *plan) addDevice(
+	in *claimInput, claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult, state *health.DeviceState, related map[health.DeviceID][]health.DeviceID,
+) {
 	device := &state.Device
 	d := ClaimDevice{
 		Request: resourceclaim.BaseRequestRef(r.Request), Pool: r.Pool, Name: r.Device, Device: device.ID, Parent: device.Parent,
@@ -69,37 +97,110 @@ func (p *preparer) addDevice(ctx context.Context, in *claimInput, pl *plan, clai
 	if d.ShareID != "" {
 		name += "-" + string(d.ShareID)
 	}
-	spec := cdi.ClaimDevice{Name: name, Env: map[string]string{
+	pl.claim.Devices = append(pl.claim.Devices, d)
+	pl.specs = append(pl.specs, cdi.ClaimDevice{Name: name, Env: map[string]string{
 		envDevice + strings.ToUpper(strings.ReplaceAll(d.Name, "-", "_")): string(device.ID), envVisibleDevices: noVisibleDevices,
-	}}
-	if in.snap.Source.Detachment.InForce() {
-		return refuse(reasonDetached, "device %s: the driver is detached from %s until %s; gpu-node-agent attach ends it", d.Name, device.Name(),
-			in.snap.Source.Detachment.Until.UTC().Format(time.RFC3339))
-	}
-	if !d.Admin {
-		if err := p.check(in, state, r); err != nil {
-			return err
-		}
-		if err := p.addShare(in, pl, claim, r, state, &d, &spec); err != nil {
-			return err
-		}
-	}
-	d.CDI = []string{cdi.ClaimDeviceName(name)}
+	}})
+	pl.requests = append(pl.requests, offer.Request{
+		Device: device, Related: related[device.ID], Verdict: &state.Verdict, Admin: d.Admin,
+		Tolerates: func(f *health.Finding) bool { return tolerates(r, f.Cause, in.cfg.DRA.EvictOn) },
+	})
+}
+
+// addCDI sets the CDI names of a device. It waits for the first check of the devices' CDI spec until ctx ends.
+func (p *preparer) addCDI(ctx context.Context, in *claimInput, pl *plan, n int, state *health.DeviceState) error {
+	d := &pl.claim.Devices[n]
+	d.CDI = []string{cdi.ClaimDeviceName(pl.specs[n].Name)}
 	if !p.options.Simulated() && state.Sample.Presence != health.Missing { // no spec has a missing one
-		base, err := p.baseName(ctx, in, device)
+		base, err := p.baseName(ctx, in, &state.Device)
 		if err != nil {
 			return refuse(reasonCDI, "device %s: %v", d.Name, err)
 		}
 		d.CDI = append(d.CDI, base)
 	}
-	pl.claim.Devices = append(pl.claim.Devices, d)
-	if i := slices.IndexFunc(pl.specs, func(s cdi.ClaimDevice) bool { return s.Name == name }); i >= 0 { // by another request, as admin
-		maps.Copy(pl.specs[i].Env, spec.Env)
-		pl.specs[i].Mounts = append(pl.specs[i].Mounts, spec.Mounts...)
-	} else {
-		pl.specs = append(pl.specs, spec)
-	}
 	return nil
+}
+
+// mergedSpecs returns the CDI devices, one for each name: an admin may have a device by several requests.
+func (pl *plan) mergedSpecs() (specs []cdi.ClaimDevice) {
+	for _, s := range pl.specs {
+		if i := slices.IndexFunc(specs, func(other cdi.ClaimDevice) bool { return other.Name == s.Name }); i >= 0 {
+			maps.Copy(specs[i].Env, s.Env)
+			specs[i].Mounts = append(specs[i].Mounts, s.Mounts...)
+		} else {
+			specs = append(specs, s)
+		}
+	}
+	return specs
+}
+
+// factsFor returns what the decision about a claim depends on. What the checkpoint has, and claims with adminAccess only, are given whatever
+// containers hold.
+func (p *preparer) factsFor(
+	ctx context.Context, in *claimInput, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult, exists bool,
+) (*offer.Facts, error) {
+	f := &offer.Facts{
+		Now: time.Now(), NotServing: p.notServing(), Detached: offer.DetachedReason(in.snap.Source.Detachment),
+		Holders: podresources.Holders{At: time.Now(), By: map[health.DeviceID][]podresources.Holder{}},
+	}
+	state := p.state.Load()
+	f.Claims = state.offerClaims(in.cfg.DRA.DriverName)
+	if f.NotServing != "" || exists || !slices.ContainsFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool { return !isAdmin(&r) }) {
+		return f, nil
+	}
+	f.Holders, f.NoPlugin = p.askHolders(ctx), p.options.NoPlugin()
+	f.Now = time.Now()
+	if f.Unknown() != "" || !state.Lost {
+		return f, nil
+	}
+	return f, p.exemptAdmins(ctx, in, f, claim, results)
+}
+
+// denialReasons are the reasons of refused claims by the code of the answer.
+func denialReason(c offer.Code) string {
+	switch c {
+	case offer.NotServing, offer.Releasing:
+		return reasonReleasing
+	case offer.Detached:
+		return reasonDetached
+	case offer.MIGMode:
+		return reasonMIGMode
+	case offer.Unhealthy:
+		return reasonUnhealthyDevice
+	case offer.NotReady, offer.Reserved:
+		return reasonMPSNotReady
+	case offer.Unknown:
+		return reasonNotReady
+	case offer.Held:
+		return reasonInUse
+	case offer.Blocked:
+		return reasonMemoryNotEnforced
+	}
+	return reasonOther
+}
+
+// refusalOf returns the refusal of a claim for an error of offer.Facts.Grant.
+func refusalOf(err error) error {
+	if err == nil {
+		return nil
+	}
+	denial, ok := errors.AsType[*offer.Denial](err)
+	if !ok {
+		return refuse(reasonConfiguration, "%v", err)
+	}
+	reason, text := denialReason(denial.Answer.Code()), denial.Error()
+	switch denial.Answer.Code() {
+	case offer.NotServing:
+		text = denial.Answer.Reason()
+	case offer.Unknown:
+		text += "; the kubelet tries again"
+	case offer.Unhealthy:
+		text = fmt.Sprintf("device %s: %s is unhealthy: %s", denial.Part.Name, denial.Device.Name(), denial.Answer.Reason())
+		if f := denial.Answer.Finding(); f != nil && f.Action.Advice() != "" {
+			text += "; " + f.Action.Advice()
+		}
+	}
+	return refuse(reason, "%s", text)
 }
 
 // find returns the device of a result. A device that was published, and is not for now, is found as well: its claim may be older.
@@ -130,28 +231,6 @@ func orNone(list string) string {
 	return list
 }
 
-// check returns why no container may get a device.
-func (p *preparer) check(in *claimInput, state *health.DeviceState, r *resourceapi.DeviceRequestAllocationResult) error {
-	d := &state.Device
-	if d.Kind == health.KindGPU && d.MIGMode {
-		return refuse(reasonMIGMode, "device %s: %s is in MIG mode; request its MIG devices", r.Device, d.Name())
-	}
-	if state.Verdict.State != health.Unhealthy {
-		return nil
-	}
-	for _, f := range state.Verdict.Findings {
-		if f.State != health.Unhealthy || tolerates(r, f.Cause, in.cfg.DRA.EvictOn) {
-			continue
-		}
-		text := fmt.Sprintf("device %s: %s is unhealthy: %s (%s)", r.Device, d.Name(), f.Reason, f.Cause)
-		if advice := f.Action.Advice(); advice != "" {
-			text += "; " + advice
-		}
-		return refuse(reasonUnhealthyDevice, "%s", text)
-	}
-	return nil
-}
-
 // tolerates reports whether the claim tolerates the taint of an Unhealthy finding.
 func tolerates(r *resourceapi.DeviceRequestAllocationResult, cause string, evictOn []string) bool {
 	taint := resourceapi.DeviceTaint{Key: TaintKey(cause), Effect: resourceapi.DeviceTaintEffectNoSchedule}
@@ -163,9 +242,13 @@ func tolerates(r *resourceapi.DeviceRequestAllocationResult, cause string, evict
 
 // addShare adds what a container needs to use a share, or to use a device by MPS.
 func (p *preparer) addShare(
-	in *claimInput, pl *plan, claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult, state *health.DeviceState, d *ClaimDevice, spec *cdi.ClaimDevice,
+	in *claimInput, pl *plan, claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult, state *health.DeviceState,
 ) error {
 	device := &state.Device
+	d, ask, spec := pl.planned()
+	if d.Admin {
+		return nil
+	}
 	config, err := configFor(claim.Status.Allocation.Devices.Config, in.cfg.DRA.DriverName, r, device.Kind)
 	if err != nil {
 		return refuse(reasonConfiguration, "%v", err)
@@ -177,9 +260,7 @@ func (p *preparer) addShare(
 		}
 		m := p.sharedMemory(in, device)
 		pl.offered[device.ID] = m.Offered
-		if m.Blocked != "" {
-			return refuse(reasonMemoryNotEnforced, "device %s: %s", d.Name, m.Blocked)
-		}
+		ask.Blocked = m.Blocked
 		maps.Copy(spec.Env, plugin.MemoryEnv(d.Memory, device.Memory, m.Enforcement))
 		if m.Enforcement == memlimits.MPS {
 			d.MPS, d.Threads = true, 100
@@ -188,14 +269,14 @@ func (p *preparer) addShare(
 	}
 	if config == nil || config.Sharing == nil || config.Sharing.Strategy != strategyMPS {
 		if !d.MPS && state.MPS != nil {
-			return refuse(reasonMPSNotReady, "device %s: its MPS daemon still runs, and only MPS clients can use %s", d.Name, device.Name())
+			ask.Reserved = "its MPS daemon still runs, and only MPS clients can use " + device.Name()
 		}
 		return nil
 	}
 	if shared {
 		return refuse(reasonConfiguration, "device %s: expected a whole device for sharing.strategy %s, found a share of its memory", d.Name, strategyMPS)
 	}
-	for _, other := range pl.claim.Devices {
+	for _, other := range pl.claim.Devices[:len(pl.claim.Devices)-1] {
 		if other.Request == d.Request && other.MPS {
 			return refuse(reasonConfiguration, "request %s: sharing.strategy %s: expected one device, found %s and %s; use a request for each",
 				d.Request, strategyMPS, other.Name, d.Name)

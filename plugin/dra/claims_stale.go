@@ -3,6 +3,7 @@ package dra
 import (
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -19,6 +20,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -45,32 +47,76 @@ func (p *preparer) getClaim(ctx context.Context, namespace, name string) (*resou
 	return claim, nil
 }
 
-// removeStale removes a claim that keeps another one from a device, if it does not exist any more or is not allocated to that device. After a pod is deleted by force, the kubelet prepares the claim of a new pod before it ends that of the old one. The error is a
-// refusal of the other claim.
-func (p *preparer) removeStale(ctx context.Context, found *conflict) error {
-	c := &found.claim
+// removeStale waits until a claim that keeps another one from a device is unprepared, if it does not exist any more or is not allocated to that
+// device: its container may still run. After a pod is deleted by force, the kubelet may prepare the claim of a new pod before it ends that of the
+// old one. A claim that the kubelet does not unprepare is removed after a time, if no pod holds it. The error is a refusal of the other claim.
+func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict, holders *podresources.Holders) error {
+	c, exists := p.state.Load().Claims[types.UID(found.Claim.UID)]
+	if !exists {
+		return nil // the caller looks again
+	}
+	allocated := func(claim *resourceapi.ResourceClaim) bool {
+		return slices.ContainsFunc(c.Devices, func(d ClaimDevice) bool { return d.Name == found.Part.Name && d.allocatedTo(claim) })
+	}
 	claim, err := p.getClaim(ctx, c.Namespace, c.Name)
 	switch {
 	case err != nil:
-		return refuse(reasonAPIServer, "device %s is prepared for claim %s, and the API server cannot be asked whether that claim still exists: %v", found.device, c, err)
-	case claim == nil || claim.UID != c.UID || !found.held.allocatedTo(claim):
-	case found.memory > 0:
+		return refuse(reasonAPIServer, "device %s is prepared for claim %s, and the API server cannot be asked whether that claim still exists: %v", found.Device, &c, err)
+	case claim == nil || claim.UID != c.UID || !allocated(claim):
+	case found.Memory > 0:
 		return refuse(reasonMemory, "device %s: expected at most %d MiB of memory for all claims, found %d MiB, with that of claim %s of %s",
-			found.device, found.offered>>20, found.memory>>20, c, p.users(c, claim))
+			found.Device, found.Offered>>20, found.Memory>>20, &c, p.users(&c, claim))
 	default:
-		return refuse(reasonInUse, "device %s is prepared for claim %s of %s", found.device, c, p.users(c, claim))
+		return refuse(reasonInUse, "device %s is prepared for claim %s of %s", found.Device, &c, p.users(&c, claim))
 	}
-	end, err := p.begin(ctx, c.UID)
-	if err != nil {
-		return err
+	wait, cancel := context.WithTimeout(ctx, p.timing.unprepare)
+	defer cancel()
+	for {
+		claims, changed := p.published.Watch()
+		if now, exists := claims.ByUID[c.UID]; !exists || !now.Prepared.Equal(c.Prepared) {
+			return nil // the caller looks again
+		}
+		if p.staleFor(&c) >= p.timing.stale && !claimsHeld(holders)[c.String()] {
+			return p.removeUnused(ctx, &c)
+		}
+		select {
+		case <-changed:
+		case <-wait.Done():
+			return refuse(reasonInUse, "device %s is prepared for claim %s, which does not exist any more or has other devices, and which the kubelet "+
+				"has not unprepared yet; the kubelet tries again", found.Device, &c)
+		}
 	}
-	defer end()
-	if now, exists := p.state.Load().Claims[c.UID]; !exists || !now.Prepared.Equal(c.Prepared) {
-		return nil // the caller looks again
+}
+
+// staleFor notes that a prepared claim does not exist any more, or has other devices, and returns how long that is known.
+func (p *preparer) staleFor(c *Claim) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	since, known := p.stale[c.UID]
+	if !known {
+		since, p.stale[c.UID] = now, now
 	}
-	p.options.Log.Warn("claim is removed: it does not exist any more, or has other devices", zap.String("claim", c.String()), zap.String("uid", string(c.UID)),
-		zap.String("device", found.device))
-	return p.unprepare(ctx, c.UID)
+	return now.Sub(since)
+}
+
+func (p *preparer) hasStale() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.stale) > 0
+}
+
+// claimsHeld returns the namespaces and names of the claims by which containers hold devices.
+func claimsHeld(h *podresources.Holders) map[string]bool {
+	held := make(map[string]bool)
+	for _, by := range []map[health.DeviceID][]podresources.Holder{h.By, h.Admin} {
+		for _, list := range by {
+			for _, h := range list {
+				held[h.Namespace+"/"+h.Claim.Name] = true
+			}
+		}
+	}
+	return held
 }
 
 // allocatedTo reports whether a claim of the API server has a device for which it was prepared.
@@ -88,7 +134,7 @@ func (p *preparer) users(c *Claim, claim *resourceapi.ResourceClaim) string {
 			pods = append(pods, c.Namespace+"/"+r.Name)
 		}
 	}
-	for _, holders := range p.options.Holders().By {
+	for _, holders := range p.options.Holders.Load().By {
 		for _, h := range holders {
 			if pod := h.Namespace + "/" + h.Pod; h.Claim.Name == c.Name && h.Namespace == c.Namespace && !slices.Contains(pods, pod) {
 				pods = append(pods, pod)
@@ -102,58 +148,55 @@ func (p *preparer) users(c *Claim, claim *resourceapi.ResourceClaim) string {
 	return "pod " + cdi.Abbreviate(pods)
 }
 
-// checkLost refuses devices that containers hold by claims of a checkpoint that was lost.
-func (p *preparer) checkLost(ctx context.Context, in *claimInput, c *Claim) error {
-	s := p.state.Load()
-	if !s.Lost {
-		return nil
+// holdersTimeout limits the wait for the kubelet's answer: it waits for the call.
+const holdersTimeout = 2 * time.Second
+
+// askHolders returns which containers hold devices, as of an answer to a question since the call began, or else the last answer. They are
+// unknown if it is from before the driver had its devices: devices of claims have names since then.
+func (p *preparer) askHolders(ctx context.Context) podresources.Holders {
+	h := p.options.Ask(ctx, holdersTimeout)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if h.Err == "" && (p.pooled.IsZero() || h.At.Before(p.pooled)) {
+		h.Err = "the kubelet has not been asked since the driver has its devices"
 	}
-	holders := p.options.Holders()
-	if unknown := p.unknownHolders(&holders); unknown != "" {
-		return refuse(reasonNotReady, "the checkpoint was lost, and it is unknown which pods hold devices: %s", unknown)
-	}
-	for i := range c.Devices {
-		d := &c.Devices[i]
-		if d.Admin {
+	return h
+}
+
+// exemptAdmins removes the holders of a claim's devices that have adminAccess, which is unknown after the checkpoint was lost.
+func (p *preparer) exemptAdmins(
+	ctx context.Context, in *claimInput, f *offer.Facts, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult,
+) error {
+	driver, state := in.cfg.DRA.DriverName, p.state.Load()
+	related := offer.RelatedTo(in.snap)
+	f.Holders.By = maps.Clone(f.Holders.By)
+	for i := range results {
+		if isAdmin(&results[i]) {
 			continue
 		}
-		for j := range in.snap.Devices {
-			o := &in.snap.Devices[j].Device
-			if !d.sharesGPU(&ClaimDevice{Device: o.ID, Parent: o.Parent}) {
-				continue
+		d, err := p.find(in, &results[i])
+		if err != nil {
+			return err
+		}
+		for _, id := range append([]health.DeviceID{d.Device.ID}, related[d.Device.ID]...) {
+			var held []podresources.Holder
+			for _, h := range f.Holders.By[id] {
+				if state.lacks(h, driver) && (h.Namespace != claim.Namespace || h.Claim.Name != claim.Name) {
+					other, err := p.getClaim(ctx, h.Namespace, h.Claim.Name)
+					if err != nil {
+						return refuse(reasonAPIServer, "device %s: the checkpoint was lost, and the API server cannot be asked about claim %s/%s of pod %s: %v",
+							results[i].Device, h.Namespace, h.Claim.Name, h.Pod, err)
+					}
+					if other != nil && onlyAdmin(other, driver, h.DeviceID) {
+						continue
+					}
+				}
+				held = append(held, h)
 			}
-			for _, h := range holders.By[o.ID] {
-				if !s.lacks(h, in.cfg.DRA.DriverName) || h.Namespace == c.Namespace && h.Claim.Name == c.Name {
-					continue
-				}
-				claim, err := p.getClaim(ctx, h.Namespace, h.Claim.Name)
-				if err != nil {
-					return refuse(reasonAPIServer, "device %s: the checkpoint was lost, and the API server cannot be asked about claim %s/%s of pod %s: %v",
-						d.Name, h.Namespace, h.Claim.Name, h.Pod, err)
-				}
-				if claim == nil || !onlyAdmin(claim, in.cfg.DRA.DriverName, h.DeviceID) {
-					return refuse(reasonInUse, "device %s: pod %s/%s holds it by claim %s", d.Name, h.Namespace, h.Pod, h.Claim.Name)
-				}
-			}
+			f.Holders.By[id] = held
 		}
 	}
 	return nil
-}
-
-// unknownHolders returns why it is not known which containers hold devices by claims that are not prepared; empty if it is.
-func (p *preparer) unknownHolders(h *podresources.Holders) string {
-	if unknown := h.Unknown(time.Now()); unknown != "" {
-		return unknown
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	switch {
-	case h.Settling:
-		return "the kubelet may not have read all its pods yet"
-	case p.pooled.IsZero() || !h.At.After(p.pooled): // devices of claims have names since then
-		return "the kubelet has not been asked since the driver has its devices"
-	}
-	return ""
 }
 
 // lacks reports whether a container holds a device of the driver by a claim that is not prepared.
@@ -207,6 +250,9 @@ func (p *preparer) run(ctx context.Context) {
 			if s := p.state.Load(); s != nil && s.Lost {
 				next = min(next, p.timing.lost)
 			}
+			if p.hasStale() {
+				next = min(next, p.timing.stale)
+			}
 			timer.Reset(next)
 		}
 	}
@@ -218,21 +264,18 @@ func (p *preparer) sweep(ctx context.Context) {
 	if in == nil || in.cfg == nil {
 		return
 	}
-	holders := p.options.Holders()
+	holders := p.askHolders(ctx)
 	if holders.Unknown(time.Now()) != "" {
 		return
 	}
-	held := make(map[string]bool)
+	held := claimsHeld(&holders)
 	lacks := false
 	for _, by := range []map[health.DeviceID][]podresources.Holder{holders.By, holders.Admin} {
 		for _, list := range by {
-			for _, h := range list {
-				held[h.Namespace+"/"+h.Claim.Name] = true
-				lacks = lacks || s.lacks(h, in.cfg.DRA.DriverName)
-			}
+			lacks = lacks || slices.ContainsFunc(list, func(h podresources.Holder) bool { return s.lacks(h, in.cfg.DRA.DriverName) })
 		}
 	}
-	if s.Lost && !lacks && p.unknownHolders(&holders) == "" && time.Since(s.opened) > p.timing.lost {
+	if s.Lost && !lacks && time.Since(s.opened) > p.timing.lost {
 		err := p.change(ctx, func(c checkpoint) (checkpoint, bool, error) {
 			changed := c.Lost
 			c.Lost = false
@@ -253,14 +296,17 @@ func (p *preparer) sweep(ctx context.Context) {
 		if claim != nil && claim.UID == uid && slices.ContainsFunc(c.Devices, func(d ClaimDevice) bool { return d.allocatedTo(claim) }) {
 			continue
 		}
-		if err := p.removeSwept(ctx, &c); err != nil {
+		if p.staleFor(&c) < p.timing.stale {
+			continue
+		}
+		if err := p.removeUnused(ctx, &c); err != nil {
 			p.options.Log.Warn("cannot remove a claim that does not exist any more", zap.String("claim", c.String()), zap.Error(err))
 		}
 	}
 	p.sweepSpecs(ctx, in.cfg.CDI.Dir)
 }
 
-func (p *preparer) removeSwept(ctx context.Context, c *Claim) error {
+func (p *preparer) removeUnused(ctx context.Context, c *Claim) error {
 	end, err := p.begin(ctx, c.UID)
 	if err != nil {
 		return err

@@ -57,6 +57,9 @@ type claimNode struct {
 	holders podresources.Holders
 	noMPS   bool // no MPS daemon becomes ready
 
+	noPlugin bool
+	stale    time.Duration // claimTiming.stale
+
 	options Options
 	claims  *health.Latest[Claims]
 	snaps   health.Latest[health.Snapshot]
@@ -156,17 +159,21 @@ func (n *claimNode) start() {
 	n.options = Options{
 		Config: &n.config, Snapshots: &n.snaps, Node: testNode, BootID: n.boot, MPS: n.mps, Log: zap.NewNop(),
 		Simulated: func() bool { return true },
-		Holders: func() podresources.Holders {
+		Holders:   &health.Latest[podresources.Holders]{}, NoPlugin: func() bool { return n.noPlugin },
+		Ask: func(context.Context, time.Duration) podresources.Holders {
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			h := n.holders
 			if h.By != nil {
 				h.At = time.Now()
 			}
+			n.options.Holders.Store(&h)
 			return h
 		},
 	}
+	n.options.Holders.Store(&podresources.Holders{})
 	p := newPreparer(&n.options, n.claims)
+	p.timing.stale = n.stale
 	inner := p.disk
 	p.disk = disk{
 		writeFile: func(path string, text []byte) error {

@@ -26,13 +26,14 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Domain qualifies the taints and attributes that are not NVIDIA's.
 const Domain = "gpu-node-agent"
 
-// Options configure a Driver. All fields but Lock and Faster are required.
+// Options configure a Driver. All fields but Lock and Faster are required to run it.
 type Options struct {
 	Config    *health.Latest[plugin.Config]
 	Snapshots *health.Latest[health.Snapshot]
@@ -40,7 +41,10 @@ type Options struct {
 	BootID    string                               // identifies the boot; "" if unknown
 	Connect   func() (kubernetes.Interface, error) // opens a client of the API server, without a request
 	Released  *health.Latest[plugin.Handover]      // whether the device plugin has released the devices
-	Holders   func() podresources.Holders
+	Holders   *health.Latest[podresources.Holders] // never empty
+	// Ask asks the kubelet now and returns its answer, or the last one after a timeout; see podresources.Client.
+	Ask       func(context.Context, time.Duration) podresources.Holders
+	NoPlugin  func() bool                 // no device plugin of ours has served in this boot
 	MPS       *health.Latest[mps.Desired] // which MPS daemons run; the driver stores it while it serves
 	Simulated func() bool                 // the devices are not real: a container needs no device nodes
 	Lock      *nodelock.Lock              // that the driver must hold to serve; nil: there is one agent on the node
@@ -75,7 +79,7 @@ func New(o Options) *Driver {
 	}
 	d.preparer = newPreparer(&d.Options, &d.claims)
 	t, claims := &d.timing, &d.preparer.timing
-	for _, interval := range []*time.Duration{&t.poll, &t.retryMin, &t.retryMax, &t.properties, &t.resend, &t.streamLost, &claims.sweep, &claims.lost} {
+	for _, interval := range []*time.Duration{&t.poll, &t.retryMin, &t.retryMax, &t.properties, &t.resend, &t.streamLost, &claims.sweep, &claims.lost, &claims.stale} {
 		*interval /= time.Duration(max(1, o.Faster))
 	}
 	return d
@@ -281,6 +285,9 @@ func (d *Driver) setWaiting(enabled bool, reason string) {
 
 // Claims holds the prepared claims.
 func (d *Driver) Claims() *health.Latest[Claims] { return &d.claims }
+
+// Prepared holds the prepared claims, for decisions.
+func (d *Driver) Prepared() *health.Latest[offer.Claims] { return &d.preparer.prepared }
 
 // names are the devices by their names in the pool of an instance, also those that are no longer published. They are immutable.
 type names struct {

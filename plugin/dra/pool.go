@@ -10,6 +10,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
 // Pool is what a node publishes. It is immutable once published.
@@ -35,6 +36,10 @@ type PoolInput struct {
 	// What can limit the memory of containers: nil before the node is examined, and Examined false if nothing examines it.
 	Capabilities *memlimits.Capabilities
 	Examined     bool
+	// Whether devices may be offered, and what the API server has of those of which this is unknown: the taints by the name of the device. Such a
+	// device is not added, and its taints are not cleared. nil: no container has a device.
+	Offers map[health.DeviceID]offer.Answer
+	Before map[string][]resourceapi.DeviceTaint
 	// What the API server has. Without taints, unhealthy devices are not published; without shares, the memory of GPUs is not shared.
 	NoTaints, NoShares bool
 }
@@ -75,7 +80,7 @@ func BuildPool(in PoolInput) Pool {
 		selected = selected[n:]
 	}
 	pool.add(slice)
-	pool.Warnings = append(warnings, b.warnings.texts()...)
+	pool.Warnings = slices.Concat(warnings, b.warnings.texts(), b.withheld)
 	return pool
 }
 
@@ -95,6 +100,7 @@ type builder struct {
 	names    map[health.DeviceID]string
 	placed   int // devices of the slice in work, published or not
 	warnings warnings
+	withheld []string
 
 	strings    map[string]*string // values that devices share
 	quantities map[uint64]resourceapi.DeviceCapacity
@@ -116,6 +122,13 @@ func newBuilder(in *PoolInput, selected []plugin.SelectedDevice) *builder {
 func (b *builder) build(s *plugin.SelectedDevice) (device resourceapi.Device, ok bool) {
 	d := &s.State.Device
 	taints := b.taints(s)
+	if answer := b.Offers[d.ID]; b.Offers != nil && answer.Code() == offer.Unknown {
+		before, published := b.Before[b.names[d.ID]]
+		if !published {
+			return device, false
+		}
+		taints = addTaints(taints, before)
+	}
 	switch {
 	case !b.NoTaints:
 	case slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }):

@@ -8,11 +8,12 @@ import (
 )
 
 // Same reports whether two inputs give the same pool, so that it need not be built again: most polls change nothing that is published.
-// It compares configurations and properties by their addresses.
+// It compares configurations and properties by their addresses. What the API server had before is read once.
 func (in *PoolInput) Same(other *PoolInput) bool {
 	if in.Config != other.Config || in.Capabilities != other.Capabilities || in.Examined != other.Examined ||
 		in.NoTaints != other.NoTaints || in.NoShares != other.NoShares || in.Snapshot.Polled() != other.Snapshot.Polled() ||
-		!maps.Equal(in.Properties, other.Properties) || !maps.Equal(in.Names, other.Names) || !maps.Equal(in.PCIeRoots, other.PCIeRoots) {
+		!maps.Equal(in.Properties, other.Properties) || !maps.Equal(in.Names, other.Names) || !maps.Equal(in.PCIeRoots, other.PCIeRoots) ||
+		(in.Offers == nil) != (other.Offers == nil) || !maps.Equal(in.Offers, other.Offers) || (in.Before == nil) != (other.Before == nil) {
 		return false
 	}
 	if in.Snapshot == other.Snapshot || !in.Snapshot.Polled() {

@@ -38,16 +38,16 @@ type publisher struct {
 	refused chan struct{} // a device was refused: offer the others
 
 	mu        sync.Mutex // guards all below
-	applied   *offer     // what the controller has
-	started   *offer     // what the controller writes now
+	applied   *givenPool // what the controller has
+	started   *givenPool // what the controller writes now
 	synced    *Pool      // what the API server has
 	published time.Time  // when it last was what is desired
 	failures  failures
 	refusals  map[string]refusedDevice // by name of the device
 }
 
-// offer is a pool that the controller got. The controller takes what the API server has stored of it for what is desired.
-type offer struct {
+// givenPool is a pool that the controller got. The controller takes what the API server has stored of it for what is desired.
+type givenPool struct {
 	pool    *Pool
 	dropped bool // the API server has stored it without some fields
 }
@@ -219,7 +219,7 @@ func (p *publisher) run(ctx context.Context) error {
 		if offered, ok := p.offer(pool); ok {
 			p.change(func() {
 				controller.Update(offered)
-				p.applied = &offer{pool: pool}
+				p.applied = &givenPool{pool: pool}
 			})
 			queue.open()
 		}

@@ -722,7 +722,7 @@ func TestSliceQueueWaitsForFirstUpdate(t *testing.T) {
 			t.Errorf("Get returned %s before the first update", pool)
 		default:
 		}
-		g.change(func() { g.applied = &offer{pool: &Pool{}} })
+		g.change(func() { g.applied = &givenPool{pool: &Pool{}} })
 		q.open()
 		if pool := <-pools; pool != publishNode {
 			t.Errorf("Get returned %q", pool)

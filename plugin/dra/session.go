@@ -35,6 +35,8 @@ type session struct {
 	loggedWarn []string          // Pool.Warnings that are logged
 	storing    *storing          // the write of the checkpoint that publishing requires; nil if there is none
 
+	holders sessionHolders
+
 	mu       sync.Mutex // guards the fields below
 	err      string     // why the devices are not published
 	warnings []string
@@ -81,7 +83,13 @@ func (d *Driver) setSession(s *session) {
 // run follows the configuration, the snapshots and the claims. It returns when ctx ends or the devices are released.
 func (s *session) run(ctx context.Context) {
 	s.Log.Info("serving claims", zap.String("driver", s.driver), zap.String("pool", s.Node))
-	serving := true
+	var asking sync.WaitGroup
+	defer asking.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	s.holders.known = make(chan struct{})
+	asking.Go(func() { s.learnHolders(ctx) })
+	serving, known := true, s.holders.known
 	for {
 		cfg, cfgChanged := s.Config.Watch()
 		snap, snapChanged := s.Snapshots.Watch()
@@ -89,6 +97,8 @@ func (s *session) run(ctx context.Context) {
 		_, propertiesChanged := s.properties.latest.Watch()
 		lacks, lacksChanged := s.publisher.features()
 		other, otherChanged := s.sockets.other.Watch()
+		_, holdersChanged := s.Holders.Watch()
+		_, beforeChanged := s.holders.before.Watch()
 		var capabilitiesChanged, publishedChanged <-chan struct{}
 		if s.capabilities != nil {
 			_, capabilitiesChanged = s.capabilities.Watch()
@@ -141,6 +151,10 @@ func (s *session) run(ctx context.Context) {
 		case <-otherChanged:
 		case <-capabilitiesChanged:
 		case <-publishedChanged:
+		case <-holdersChanged:
+		case <-beforeChanged:
+		case <-known:
+			known = nil
 		case <-retry:
 		case <-stored:
 		case <-s.withdrawn:
@@ -166,6 +180,15 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	if in.Examined {
 		in.Capabilities = s.capabilities.Load()
 	}
+	unknown := ""
+	if in.Offers, unknown = s.offers(snap); unknown != "" {
+		before := s.holders.before.Load()
+		if before == nil { // nothing is added, and nothing there is changed
+			s.preparer.update(cfg, snap, s.pool.Load())
+			return nil
+		}
+		in.Before = before.taints
+	}
 	if s.publishes && in.Same(&s.input) {
 		s.preparer.update(cfg, snap, s.pool.Load())
 		return nil
@@ -183,7 +206,7 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 		}
 		return err
 	}
-	s.setError("", pool.Warnings)
+	s.setError(unknown, pool.Warnings)
 	s.publisher.update(pool)
 	s.startPublishing(ctx)
 	s.input, s.publishes = in, true
@@ -351,7 +374,7 @@ const maxNamedClaims = 5
 func (s *session) describeClaims(claims map[types.UID]Claim) string {
 	type key struct{ namespace, name string }
 	pods := make(map[key][]string)
-	for _, holders := range s.Holders().By {
+	for _, holders := range s.Holders.Load().By {
 		for _, h := range holders {
 			if h.Claim.Driver == s.driver {
 				k := key{h.Namespace, h.Claim.Name}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -25,10 +26,20 @@ type sessionRig struct {
 	config    health.Latest[plugin.Config]
 	snapshots health.Latest[health.Snapshot]
 	write     func() error // replaces the write of the checkpoint, until it returns nil
+	holders   health.Latest[podresources.Holders]
+	noPlugin  bool
 }
 
 func newSessionRig(t *testing.T) *sessionRig {
-	g := &sessionRig{publishRig: newPublishRig(t, apiservertest.New(t, publishNode))}
+	g := prepareSession(t, apiservertest.New(t, publishNode))
+	g.begin()
+	return g
+}
+
+// prepareSession returns a session of a new process that does not run yet.
+func prepareSession(t *testing.T, api *apiservertest.Server) *sessionRig {
+	g := &sessionRig{publishRig: newPublishRig(t, api)}
+	g.hold(podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}})
 	cfg := plugin.DefaultConfig()
 	cfg.API, cfg.KubeletDir, cfg.CDI.Dir = plugin.APIDRA, t.TempDir(), t.TempDir()
 	if err := os.Mkdir(filepath.Join(cfg.KubeletDir, "plugins_registry"), 0o700); err != nil {
@@ -37,7 +48,7 @@ func newSessionRig(t *testing.T) *sessionRig {
 	g.config.Store(&cfg)
 	d := New(Options{
 		Config: &g.config, Snapshots: &g.snapshots, Node: publishNode, Connect: g.api.Client, Released: &health.Latest[plugin.Handover]{},
-		Holders: func() podresources.Holders { return podresources.Holders{} }, Simulated: func() bool { return true }, Log: zap.NewNop(),
+		Holders: &g.holders, Ask: g.ask, NoPlugin: func() bool { return g.noPlugin }, Simulated: func() bool { return true }, Log: zap.NewNop(),
 		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
 	})
 	write := d.preparer.disk.writeFile
@@ -56,19 +67,35 @@ func newSessionRig(t *testing.T) *sessionRig {
 	s := &session{Driver: d, instance: i, properties: newProperties(d), sockets: newSockets(d, i, zap.NewNop()), publisher: g.publisher}
 	g.session = s
 	s.sockets.other.Store(new(""))
-	ctx, cancel := context.WithCancel(t.Context())
+	return g
+}
+
+// begin runs the session until end.
+func (g *sessionRig) begin() {
+	ctx, cancel := context.WithCancel(g.t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		s.run(ctx)
-		s.stopPublishing()
+		g.session.run(ctx)
+		g.session.stopPublishing()
 	}()
-	t.Cleanup(func() {
+	g.end = sync.OnceFunc(func() {
 		cancel()
 		<-done
 	})
-	return g
+	g.t.Cleanup(g.end)
 }
+
+// ask is the kubelet's answer.
+func (g *sessionRig) ask(context.Context, time.Duration) podresources.Holders {
+	h := *g.holders.Load()
+	h.At = time.Now()
+	g.holders.Store(&h)
+	return h
+}
+
+// hold stores the answer of the kubelet.
+func (g *sessionRig) hold(h podresources.Holders) { g.holders.Store(&h) }
 
 // poll publishes a snapshot in which the devices are as test changes them.
 func (g *sessionRig) poll(change func([]health.DeviceState) []health.DeviceState) {
@@ -117,4 +144,82 @@ func TestSessionPublishesTaintsWithoutDisk(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A device that a container holds by a device plugin is tainted, and a warning says why, until the container has ended.
+func TestSessionWithholdsDevicesOfPlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newSessionRig(t)
+		g.hold(podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-1": {pluginHolder("GPU-1::0")}}})
+		same := func(d []health.DeviceState) []health.DeviceState { return d }
+		g.poll(same)
+		g.wantDevices("gpu-0", "gpu-1!gpu-node-agent/withheld", "gpu-2")
+		var s Status
+		if g.session.report(&s); !strings.Contains(s.Warning, "ml/train (main) holds it as GPU-1::0 of nvidia.com/gpu") {
+			t.Errorf("warning %q, error %q", s.Warning, s.Err)
+		}
+		g.hold(podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-1": {claimHolder(claim("a"), "gpu-1")}}})
+		g.advance(5 * time.Second)
+		g.wantDevices("gpu-0", "gpu-1", "gpu-2")
+		if g.session.report(&s); s.Warning != "" {
+			t.Errorf("warning %q", s.Warning)
+		}
+	})
+}
+
+// Until the kubelet has said which containers hold devices, a session adds no device and clears no taint, but it adds taints. What was answered
+// before its start does not count.
+func TestSessionBeforeHoldersAreKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := apiservertest.New(t, publishNode)
+		first := prepareSession(t, api)
+		first.begin()
+		first.poll(func(d []health.DeviceState) []health.DeviceState { return breakGPU0(d)[:2] })
+		first.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1")
+		first.end()
+
+		g := prepareSession(t, api)
+		g.hold(podresources.Holders{At: time.Now(), Settling: true, By: map[health.DeviceID][]podresources.Holder{}})
+		g.writes()
+		g.begin()
+		g.poll(func(d []health.DeviceState) []health.DeviceState { return d }) // with gpu-2, and GPU 0 is healthy
+		g.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1")
+		g.wantWrites("update resourceslices 200") // the attribute state
+		var s Status
+		if g.session.report(&s); !strings.Contains(s.Err, "may not have read all its pods") {
+			t.Errorf("error %q", s.Err)
+		}
+		g.poll(func(d []health.DeviceState) []health.DeviceState {
+			d[1].Verdict = breakGPU0(testDevices())[0].Verdict
+			return d
+		})
+		g.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1!gpu-node-agent/xid-79")
+		g.hold(podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-2": {pluginHolder("GPU-2")}}})
+		g.poll(func(d []health.DeviceState) []health.DeviceState { return d })
+		g.wantDevices("gpu-0", "gpu-1", "gpu-2!gpu-node-agent/withheld")
+		if g.session.report(&s); strings.Contains(s.Err, "unknown") {
+			t.Errorf("error %q", s.Err)
+		}
+	})
+}
+
+// A restart with settled holders changes nothing on the API server. A device plugin that has not served since the boot holds nothing, so then
+// nothing waits for the kubelet.
+func TestSessionRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := apiservertest.New(t, publishNode)
+		first := prepareSession(t, api)
+		first.hold(podresources.Holders{Err: "denied"})
+		first.noPlugin = true
+		first.begin()
+		first.poll(breakGPU0)
+		first.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1", "gpu-2")
+		first.end()
+		second := prepareSession(t, api)
+		second.writes()
+		second.begin()
+		second.poll(breakGPU0)
+		second.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1", "gpu-2")
+		second.wantWrites()
+	})
 }

@@ -14,11 +14,13 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
 // The taints that are no finding's. Their time is taintEpoch.
 const (
 	TaintMIGMode      = Domain + "/mig-mode"      // a GPU in MIG mode: only its MIG devices can be allocated
+	TaintWithheld     = Domain + "/withheld"      // a container has the device, its GPU or a part of it otherwise than by a claim of the driver
 	TaintMemoryLimits = Domain + "/memory-limits" // nothing enforces the limits of shares yet, see plugin.sharing.memory.requireEnforcement
 )
 
@@ -59,6 +61,10 @@ func (b *builder) taints(s *plugin.SelectedDevice) []resourceapi.DeviceTaint {
 			b.warnings.add(&s.State.Device, "no claim gets a share: %s", s.Memory.Blocked)
 		}
 	}
+	if answer := b.Offers[s.State.Device.ID]; answer.Code() == offer.Held {
+		add(TaintWithheld, resourceapi.DeviceTaintEffectNoSchedule, taintEpoch())
+		b.withheld = append(b.withheld, fmt.Sprintf("%s is not offered to new claims: %s", s.State.Device.Name(), answer.Reason()))
+	}
 	for i := range s.State.Verdict.Findings {
 		f := &s.State.Verdict.Findings[i]
 		effect := resourceapi.DeviceTaintEffectNone
@@ -71,10 +77,29 @@ func (b *builder) taints(s *plugin.SelectedDevice) []resourceapi.DeviceTaint {
 		}
 		add(TaintKey(f.Cause), effect, taintTime(f.Since))
 	}
+	return worstTaints(all)
+}
+
+// worstTaints returns as many of the worst taints as a device can have, by key.
+func worstTaints(all []resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
 	slices.SortStableFunc(all, func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(severity(y.Effect), severity(x.Effect)) })
 	all = all[:min(len(all), resourceapi.DeviceTaintsMaxLength)]
 	slices.SortFunc(all, func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(x.Key, y.Key) })
 	return all
+}
+
+// addTaints adds the taints of before whose key is not among taints, or there with a weaker effect.
+func addTaints(taints, before []resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
+	for _, old := range before {
+		i := slices.IndexFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Key == old.Key })
+		switch {
+		case i < 0:
+			taints = append(taints, old)
+		case severity(old.Effect) > severity(taints[i].Effect):
+			taints[i] = old
+		}
+	}
+	return worstTaints(taints)
 }
 
 // taintTime returns when a taint was added, in whole seconds as the API server stores it.

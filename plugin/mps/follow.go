@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -208,11 +209,11 @@ func (r *run) add(spec Spec, now time.Time) *device {
 
 // step does what is due, and publishes.
 func (r *run) step(ctx context.Context) {
-	now, holders := time.Now(), r.Holders()
+	now, facts := time.Now(), r.facts()
 	for id, d := range r.devices {
 		r.update(d, now)
-		r.release(id, d, holders)
-		r.restartStuck(ctx, d, holders)
+		r.release(id, d, &facts)
+		r.restartStuck(ctx, d, &facts)
 	}
 	r.writeFile(now)
 	if r.reload && len(r.devices) > 0 {
@@ -273,10 +274,20 @@ func readPIDFile(dir string) int {
 	return max(0, number([]byte(strings.TrimSpace(string(text)))))
 }
 
-// holdsShares reports whether a container holds a share of the device, or may hold one. A claim of a device that a daemon serves is one.
-func (d *device) holdsShares(h podresources.Holders) bool {
-	return h.Unknown(d.now) != "" || slices.ContainsFunc(h.By[d.spec.Device], func(c podresources.Holder) bool {
-		return c.ByClaim() || strings.Contains(c.DeviceID, "::")
+// facts returns who has the devices. A monitor, with adminAccess, is no client of their daemons.
+func (r *run) facts() offer.Facts {
+	f := r.Facts()
+	f.Holders.Admin = nil
+	return f
+}
+
+// take returns whether the daemon may be taken from a device: no container holds a share of it, and that is known. A claim of a device that
+// a daemon serves is one.
+func (d *device) take(f *offer.Facts) offer.Answer {
+	return f.Decide(&offer.Request{
+		Purpose: offer.Take, Device: &health.Device{ID: d.spec.Device}, MustKnow: true,
+		Except:      func(h podresources.Holder) bool { return !h.ByClaim() && !strings.Contains(h.DeviceID, "::") },
+		ExceptClaim: func(_ *offer.Claim, p *offer.Part) bool { return !p.MPS },
 	})
 }
 
@@ -288,9 +299,9 @@ func (d *device) hasClients() bool {
 func (d *device) unexaminable() bool { return d.noAnswer >= hungAfter || d.noDaemon >= missingAfter }
 
 // inUse reports whether somebody uses the daemon of a device that leaves, or may use it.
-func (d *device) inUse(h podresources.Holders) bool {
+func (d *device) inUse(f *offer.Facts) bool {
 	switch {
-	case d.holdsShares(h) || h.At.Sub(d.leaving) < holdersSettle:
+	case !d.take(f).Allows(offer.Take) || f.Holders.At.Sub(d.leaving) < holdersSettle:
 		return true
 	case d.pid == 0:
 		return false
@@ -301,11 +312,11 @@ func (d *device) inUse(h podresources.Holders) bool {
 }
 
 // release lets mps-daemon stop the daemon of a device that leaves, once nobody uses it, and forgets the device when it has ended.
-func (r *run) release(id health.DeviceID, d *device, h podresources.Holders) {
+func (r *run) release(id health.DeviceID, d *device, f *offer.Facts) {
 	switch {
 	case d.leaving.IsZero() || !r.asked:
 	case !d.released:
-		if d.released = !d.inUse(h); d.released {
+		if d.released = !d.inUse(f); d.released {
 			r.Log.Info("stopping the MPS daemon of a device that is no longer shared: nobody uses it", zap.String("device", string(id)))
 		}
 	case r.supervisor == nil && !r.reload && d.status == nil, r.supervisor != nil && (d.pid == 0 || d.noDaemon > 0):
@@ -317,7 +328,7 @@ func (r *run) release(id health.DeviceID, d *device, h podresources.Holders) {
 }
 
 // restartStuck has mps-daemon restart a daemon that cannot recover, once nobody uses it.
-func (r *run) restartStuck(ctx context.Context, d *device, h podresources.Holders) {
+func (r *run) restartStuck(ctx context.Context, d *device, f *offer.Facts) {
 	missing := d.last != nil && d.last.pid == d.pid && d.last.files != nil
 	if !d.leaving.IsZero() || d.pid == 0 || r.supervisor != nil || !d.unexaminable() && !missing {
 		d.stuckSince = time.Time{}
@@ -326,7 +337,7 @@ func (r *run) restartStuck(ctx context.Context, d *device, h podresources.Holder
 	if d.stuckSince.IsZero() {
 		d.stuckSince = d.now
 	}
-	used := d.holdsShares(h) || d.outsiders || missing && d.hasClients()
+	used := !d.take(f).Allows(offer.Take) || d.outsiders || missing && d.hasClients()
 	if used || d.now.Sub(d.stuckSince) < restartAfter || !d.restarted.IsZero() && d.now.Sub(d.restarted) < restartInterval {
 		return
 	}
@@ -499,9 +510,8 @@ func (r *run) applyExamination(x result) {
 		d.last, d.noAnswer, d.refused, d.noDaemon = &x.x, 0, 0, 0
 		if !d.hasClients() {
 			d.outsiders = false
-		} else if h := r.Holders(); h.Unknown(now) == "" {
-			d.now = now
-			d.outsiders = !d.holdsShares(h)
+		} else if f := r.facts(); f.Unknown() == "" {
+			d.outsiders = d.take(&f).Allows(offer.Take)
 		}
 	case errors.Is(err, errNoAnswer):
 		d.noAnswer, retry = d.noAnswer+1, examineRetry

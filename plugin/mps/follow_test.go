@@ -368,8 +368,13 @@ func TestFollowerLeaving(t *testing.T) {
 		if h.daemon(gpuA).pid == 0 {
 			t.Error("ended while a client was connected")
 		}
-		h.change(func() { h.stubborn = true })
+		h.change(func() { h.stubborn, h.settling = true, true })
 		h.serve(gpuA, 7, fakeServer{status: serverActive})
+		advance(time.Minute)
+		if d, err := readDesired(h.root); err != nil || len(d.Daemons) != 2 {
+			t.Errorf("released before the kubelet has read its pods: %+v, %v", d, err)
+		}
+		h.change(func() { h.settling = false })
 		advance(time.Minute)
 		if d, err := readDesired(h.root); err != nil || len(d.Daemons) != 1 {
 			t.Errorf("%+v, %v", d, err)

@@ -16,7 +16,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
 const (
@@ -39,7 +39,7 @@ type Options struct {
 	Desired   *health.Latest[Desired] // empty until the devices are known: then no daemon is started or stopped
 	Root      func() Root             // of the configuration in force; for Stop, which must not wait until the devices are known
 	Simulated func() bool             // the GPUs are simulated: mps-daemon need not share /dev/shm
-	Holders   func() podresources.Holders
+	Facts     func() offer.Facts
 	Log       *zap.Logger
 }
 

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -32,6 +33,7 @@ type fakeNode struct {
 	nextPID     int
 	holders     map[health.DeviceID][]podresources.Holder
 	holdersErr  string
+	settling    bool // the kubelet may not have read all its pods
 	restarts    []health.DeviceID
 	oldReleases bool // the daemons do not know how to report the memory limit
 }
@@ -234,14 +236,14 @@ func (n *fakeNode) control(ctx context.Context, _ string, _ Root, id health.Devi
 	return "", fmt.Errorf("%w: unknown command", errRefused)
 }
 
-func (n *fakeNode) getHolders() podresources.Holders {
+func (n *fakeNode) facts() offer.Facts {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	by := make(map[health.DeviceID][]podresources.Holder)
 	for id, h := range n.holders {
 		by[id] = slices.Clone(h)
 	}
-	return podresources.Holders{At: time.Now(), Err: n.holdersErr, By: by}
+	return offer.Facts{Now: time.Now(), Holders: podresources.Holders{At: time.Now(), Err: n.holdersErr, By: by, Settling: n.settling}}
 }
 
 // hold has a container hold a device by one of its IDs; none ends it.
@@ -291,7 +293,7 @@ func (h *followerTest) newAgent() {
 	}
 	h.f = NewFollower(Options{
 		Desired: &h.desired, Root: func() Root { return h.root }, Simulated: func() bool { return false },
-		Holders: h.getHolders, Log: zap.NewNop(),
+		Facts: h.facts, Log: zap.NewNop(),
 	})
 	h.f.control, h.f.call = h.control, h.call
 	h.run()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/mpstest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -22,8 +23,8 @@ func (n *node) follow(desired *health.Latest[Desired]) (f *Follower, stop func()
 	n.t.Helper()
 	f = NewFollower(Options{
 		Desired: desired, Root: func() Root { return n.root }, Simulated: func() bool { return true },
-		Holders: func() podresources.Holders {
-			return podresources.Holders{At: time.Now(), By: map[health.DeviceID][]podresources.Holder{}}
+		Facts: func() offer.Facts {
+			return offer.Facts{Now: time.Now(), Holders: podresources.Holders{At: time.Now(), By: map[health.DeviceID][]podresources.Holder{}}}
 		},
 		Log: zaptest.NewLogger(n.t, zaptest.Level(zap.WarnLevel)).Named("follower"),
 	})

@@ -40,12 +40,25 @@ type Timing struct {
 	LogAfter     time.Duration // how long an error lasts until it is logged: longer than a kubelet restart
 }
 
+// Settle returns how long a new kubelet may be reading its pods.
+func (t Timing) Settle() time.Duration { return 5 * t.QuickRefresh }
+
+// settle returns how long the kubelet behind a socket may still be reading its pods. The time of the socket tells how old the kubelet is. A
+// wall clock that was set back since makes it look new.
+func (t Timing) settle(socket fs.FileInfo) time.Duration {
+	if age := time.Since(socket.ModTime()); age >= 0 {
+		return max(0, t.Settle()-age)
+	}
+	return t.Settle()
+}
+
 // Client queries the kubelet over one connection and publishes the answers. No caller waits for the kubelet.
 type Client struct {
 	Holders     health.Latest[Holders] // never empty
 	Allocatable health.Latest[Allocatable]
 	KubeletLost func() bool // reports whether the loss of the kubelet is logged elsewhere
 
+	wake     chan struct{} // of capacity 1: a query is due now
 	timing   Timing
 	settings func() *Settings // nil before there is a configuration
 	resolver func() Resolvers // for the newest snapshot
@@ -67,7 +80,7 @@ type Client struct {
 
 // New returns a Client that follows the settings.
 func New(settings func() *Settings, resolver func() Resolvers, t Timing, log *zap.Logger) *Client {
-	c := &Client{timing: t, settings: settings, resolver: resolver, log: log, KubeletLost: func() bool { return false }}
+	c := &Client{wake: make(chan struct{}, 1), timing: t, settings: settings, resolver: resolver, log: log, KubeletLost: func() bool { return false }}
 	c.Holders.Store(&Holders{Err: "the kubelet has not been asked yet", Pending: true})
 	return c
 }
@@ -78,6 +91,32 @@ func (c *Client) QueryWithin(d time.Duration) {
 	defer c.mu.Unlock()
 	if at := time.Now().Add(d); at.Before(c.nextQuery) {
 		c.nextQuery = at
+	}
+	if d <= 0 {
+		select {
+		case c.wake <- struct{}{}:
+		default: // it is awake
+		}
+	}
+}
+
+// Ask asks the kubelet now and returns its answer, or after timeout, or if it cannot be asked, the last one. Callers that wait together share
+// an answer. An answer of a query that began before the call does not count.
+func (c *Client) Ask(ctx context.Context, timeout time.Duration) Holders {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	c.QueryWithin(0)
+	for {
+		h, changed := c.Holders.Watch()
+		if h.Asked.After(began) {
+			return *h
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return *c.Holders.Load()
+		}
 	}
 }
 
@@ -109,6 +148,7 @@ func (c *Client) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		case <-c.wake:
 		}
 	}
 }
@@ -164,7 +204,10 @@ func (c *Client) checkSocket(path string) {
 	if info == nil {
 		return
 	}
-	c.settledAt = time.Now().Add(5 * c.timing.QuickRefresh)
+	c.settledAt = time.Now().Add(c.timing.settle(info))
+	next := *c.Holders.Load()
+	next.FailingSince = time.Time{}
+	c.Holders.Store(&next)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.nextQuery, c.quickUntil = time.Time{}, c.settledAt.Add(c.timing.QuickRefresh)
@@ -183,6 +226,9 @@ func (c *Client) query(ctx context.Context, allocatable bool) (
 ) {
 	if c.socket == nil {
 		err := fmt.Errorf("%s does not exist", c.path)
+		if _, statErr := os.Stat(filepath.Dir(c.path)); errors.Is(statErr, fs.ErrNotExist) {
+			err = &absentError{err}
+		}
 		return nil, nil, err, err
 	}
 	if c.conn == nil {
@@ -204,6 +250,9 @@ func (c *Client) query(ctx context.Context, allocatable bool) (
 	return pods, devices, podsErr, devicesErr
 }
 
+// absentError is the error without the directory of the socket, which every kubelet with this API makes.
+type absentError struct{ error }
+
 func (c *Client) callError(call string, err error) error {
 	if err == nil {
 		return nil
@@ -217,7 +266,11 @@ func (c *Client) storeHolders(asked time.Time, pods *podsapi.ListPodResourcesRes
 	last := c.Holders.Load()
 	if err != nil {
 		next := *last
-		next.Err, next.Pending = err.Error(), false
+		next.Err, next.Pending, next.Asked = err.Error(), false, asked
+		if next.FailingSince.IsZero() {
+			next.FailingSince = asked
+		}
+		_, next.Absent = errors.AsType[*absentError](err)
 		if asked.Sub(last.At) > c.timing.MaxAge {
 			next.By, next.Admin = nil, nil
 		}

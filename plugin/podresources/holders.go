@@ -51,15 +51,27 @@ type Holders struct {
 	// they are not in By.
 	Admin map[health.DeviceID][]Holder
 
-	Pending  bool // the kubelet has not been asked yet
-	Settling bool // the kubelet may be new and may not have read all pods yet
+	Asked        time.Time // the last time, with or without an answer
+	FailingSince time.Time // since when this kubelet does not answer; zero if it does
+	Absent       bool      // no kubelet here has the API
+	Pending      bool      // the kubelet has not been asked yet
+	Settling     bool      // the kubelet is new and may not have read all pods yet
 }
 
 // MaxHoldersAge limits the age of the last answer. The client asks the kubelet every two seconds.
 const MaxHoldersAge = 30 * time.Second
 
-// Unknown returns why the holders are unknown at a time, "" if they are known.
+// Unknown returns why the holders are unknown at a time, "" if they are known. They are unknown while a new kubelet reads its pods: its first
+// answers lack some.
 func (h Holders) Unknown(now time.Time) string {
+	if stale := h.Stale(now); stale != "" || !h.Settling {
+		return stale
+	}
+	return "the kubelet may not have read all its pods yet"
+}
+
+// Stale returns why there is no recent answer of the kubelet, "" if there is one. That is for views: a decision asks Unknown.
+func (h Holders) Stale(now time.Time) string {
 	switch age := now.Sub(h.At); {
 	case h.Err != "":
 		return h.Err
@@ -87,7 +99,7 @@ type Resolvers struct {
 
 // NewHolders groups the containers of an answer by device. It omits what does not resolve.
 func NewHolders(at time.Time, resp *podsapi.ListPodResourcesResponse, resolve Resolvers) Holders {
-	h := Holders{At: at, By: make(map[health.DeviceID][]Holder), Admin: make(map[health.DeviceID][]Holder)}
+	h := Holders{At: at, Asked: at, By: make(map[health.DeviceID][]Holder), Admin: make(map[health.DeviceID][]Holder)}
 	for _, pod := range resp.GetPodResources() {
 		for _, c := range pod.GetContainers() {
 			holder := Holder{Namespace: pod.GetNamespace(), Pod: pod.GetName(), Container: c.GetName()}

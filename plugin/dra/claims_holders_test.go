@@ -1,0 +1,215 @@
+package dra
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+// hold sets which containers hold devices; nil: unknown.
+func (n *claimNode) hold(by map[health.DeviceID][]podresources.Holder) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.holders = podresources.Holders{By: by}
+}
+
+func pluginHolder(id string) podresources.Holder {
+	return podresources.Holder{Namespace: "ml", Pod: "train", Container: "main", Resource: "nvidia.com/gpu", DeviceID: id}
+}
+
+func claimHolder(c *resourceapi.ResourceClaim, device string) podresources.Holder {
+	return podresources.Holder{
+		Namespace: c.Namespace, Pod: "pod-" + c.Name, Container: "c", DeviceID: device,
+		Claim: podresources.ClaimRef{Name: c.Name, Driver: plugin.DefaultDRADriver, Pool: testNode},
+	}
+}
+
+// A container that holds a device by a device plugin keeps it, its GPU and its parts from claims, except from those with adminAccess and those
+// that were prepared before.
+func TestPrepareDeviceOfPlugin(t *testing.T) {
+	n := newClaimNode(t)
+	before := claim("before", result("gpu-0"))
+	n.must(before)
+	n.hold(map[health.DeviceID][]podresources.Holder{
+		"GPU-0": {pluginHolder("GPU-0")}, "GPU-1": {pluginHolder("GPU-1::1")}, "MIG-0": {pluginHolder("MIG-0")},
+	})
+	n.must(before)
+	n.refused(claim("a", result("gpu-1")), reasonInUse, "ml/train", "GPU-1::1 of nvidia.com/gpu")
+	n.refused(claim("b", result("gpu-2"), result("gpu-1")), reasonInUse, "gpu-1", "ml/train")
+	n.refused(claim("c", result(mig0)), reasonInUse, "ml/train")
+	n.must(claim("d", result("gpu-1", asAdmin)))
+	n.must(claim("e", result("gpu-2")))
+	n.must(claim("f", result("gpu-3-mig-1g10gb-19-1")))
+	n.hold(map[health.DeviceID][]podresources.Holder{})
+	n.must(claim("a", result("gpu-1")))
+}
+
+// While it is unknown which containers hold devices, no new claim is prepared, unless no device plugin has served since the boot.
+func TestPrepareUnknownHolders(t *testing.T) {
+	n := newClaimNode(t)
+	before := claim("before", result("gpu-0"))
+	n.must(before)
+	n.hold(nil)
+	n.must(before)
+	n.refused(claim("a", result("gpu-1")), reasonNotReady, "unknown which pods", "tries again")
+	n.must(claim("admin", result("gpu-1", asAdmin)))
+	n.mu.Lock()
+	n.holders = podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}, Settling: true}
+	n.mu.Unlock()
+	n.refused(claim("a", result("gpu-1")), reasonNotReady, "may not have read all its pods")
+	n.noPlugin = true
+	a := claim("a", result("gpu-1"))
+	n.create(a)
+	n.must(a)
+	n.refused(claim("b", result("gpu-1")), reasonInUse)
+}
+
+// An answer to a question from before the driver had its devices does not tell which claims hold them.
+func TestPrepareOldAnswer(t *testing.T) {
+	n := newClaimNode(t)
+	n.options.Ask = func(context.Context, time.Duration) podresources.Holders {
+		return podresources.Holders{At: n.prepare.pooled.Add(-time.Second), By: map[health.DeviceID][]podresources.Holder{}}
+	}
+	n.refused(claim("a", result("gpu-1")), reasonNotReady)
+}
+
+// A claim that is refused is not kept, also if the checkpoint is written for another reason: here to remove a claim that a full disk kept.
+func TestPrepareRefusedAfterFullDisk(t *testing.T) {
+	n := newClaimNode(t)
+	owner, gone := claim("owner", result("gpu-0")), claim("gone", result("gpu-1"))
+	n.create(owner)
+	n.must(owner)
+	n.must(gone)
+	n.faults.setFull(true)
+	if err := n.unprepare(gone); err != nil {
+		t.Fatal(err)
+	}
+	n.faults.setFull(false)
+	n.refused(withConfig(claim("other", result("gpu-0")), "FromClaim", gpuConfigMPS), reasonInUse, "default/owner")
+	if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-owner"}) {
+		t.Errorf("prepared: %v", got)
+	}
+	n.restart("boot-1")
+	if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-owner"}) {
+		t.Errorf("after a restart: %v", got)
+	}
+	n.wantNoMPS()
+}
+
+// Two claims of a checkpoint that exclude each other: one without a CDI spec was never prepared and goes. If both are prepared, both stay.
+func TestHealCheckpoint(t *testing.T) {
+	for name, c := range map[string]struct {
+		noSpec  []string
+		want    []types.UID
+		warning bool
+	}{
+		"both prepared": {nil, []types.UID{"uid-a", "uid-b", "uid-c"}, true},
+		"one prepared":  {[]string{"b", "c"}, []types.UID{"uid-a", "uid-c"}, false},
+		"none prepared": {[]string{"a", "b"}, []types.UID{"uid-c"}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newClaimNode(t)
+			a, b, other := claim("a", result("gpu-0")), claim("b", result("gpu-1")), claim("c", result("gpu-2"))
+			for _, c := range []*resourceapi.ResourceClaim{a, b, other} {
+				n.create(c)
+				n.must(c)
+			}
+			path := filepath.Join(n.pluginDir(), checkpointName)
+			file, err := readCheckpoint(n.pluginDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			broken := file.Claims["uid-b"]
+			broken.Devices = file.Claims["uid-a"].Devices
+			file.Claims["uid-b"] = broken
+			text, err := json.Marshal(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range c.noSpec {
+				if err := n.prepare.disk.removeSpec(n.cfg.CDI.Dir, "uid-"+name); err != nil {
+					t.Fatal(err)
+				}
+			}
+			n.restart("boot-1")
+			var got []types.UID
+			for uid := range n.prepare.state.Load().Claims {
+				got = append(got, uid)
+			}
+			if slices.Sort(got); !slices.Equal(got, c.want) {
+				t.Errorf("claims %v, want %v", got, c.want)
+			}
+			var s Status
+			if n.prepare.status(&s); strings.Contains(s.Warning, "default/a") != c.warning {
+				t.Errorf("warning %q", s.Warning)
+			}
+			n.refused(claim("new", result("gpu-2")), reasonInUse)
+			if err := n.unprepare(other); err != nil { // any write
+				t.Fatal(err)
+			}
+			want := slices.DeleteFunc(c.want, func(uid types.UID) bool { return uid == "uid-c" })
+			if got := n.prepared(); !slices.Equal(got, want) {
+				t.Errorf("file has %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// The container of a claim that was deleted by force may still run, until the kubelet unprepares the claim.
+func TestPrepareAwaitsUnprepare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newClaimNode(t)
+		defer n.stop()
+		n.prepare.timing.stale = defaultClaimTiming().stale
+		old, next := claim("old", result("gpu-0")), claim("next", result("gpu-0"))
+		n.must(old)
+		n.refused(next, reasonInUse, "default/old", "not unprepared yet")
+		var wait sync.WaitGroup
+		wait.Go(func() {
+			time.Sleep(3 * time.Second) //nolint:forbidigo // synctest's time
+			if err := n.unprepare(old); err != nil {
+				t.Error(err)
+			}
+		})
+		begin := time.Now()
+		n.must(next)
+		if took := time.Since(begin); took != 3*time.Second {
+			t.Errorf("took %v", took)
+		}
+		wait.Wait()
+	})
+}
+
+// A claim that does not exist any more, and that the kubelet does not unprepare, is removed after a time, unless a pod holds it.
+func TestPrepareAfterStaleClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newClaimNode(t)
+		defer n.stop()
+		n.prepare.timing.stale = defaultClaimTiming().stale
+		old, next := claim("old", result("gpu-0")), claim("next", result("gpu-0"))
+		n.must(old)
+		n.refused(next, reasonInUse, "default/old")
+		time.Sleep(n.prepare.timing.stale) //nolint:forbidigo // synctest's time
+		n.hold(map[health.DeviceID][]podresources.Holder{"GPU-0": {claimHolder(old, "gpu-0")}})
+		n.refused(next, reasonInUse, "default/old")
+		n.hold(map[health.DeviceID][]podresources.Holder{})
+		n.must(next)
+	})
+}

@@ -1,0 +1,101 @@
+package dra
+
+import (
+	"context"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
+)
+
+// sessionHolders is what a session knows of the containers that hold devices. Device plugins may have given devices to containers since the
+// slices on the API server were written: by another agent, or by one that could not see the checkpoint.
+type sessionHolders struct {
+	known  chan struct{} // closed when the kubelet has said, since the devices are known, which containers hold them
+	before health.Latest[publishedBefore]
+}
+
+// publishedBefore are the taints of the devices on the API server, by name. They are read only if the kubelet does not say at once who holds
+// devices.
+type publishedBefore struct {
+	taints map[string][]resourceapi.DeviceTaint
+}
+
+// learnHolders asks the kubelet which containers hold devices until it says so, or ctx ends.
+func (s *session) learnHolders(ctx context.Context) {
+	for snap, changed := s.Snapshots.Watch(); !snap.Polled(); snap, changed = s.Snapshots.Watch() { // before, no holder resolves
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		}
+	}
+	since := time.Now()
+	for ctx.Err() == nil {
+		if h := s.Ask(ctx, holdersTimeout); !h.At.Before(since) && h.Unknown(time.Now()) == "" {
+			close(s.holders.known)
+			return
+		}
+		if s.holders.before.Load() == nil {
+			s.readPublished(ctx)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(s.timing.poll):
+		}
+	}
+}
+
+// readPublished reads what the API server has. Without an answer nothing can be published anyway.
+func (s *session) readPublished(ctx context.Context) {
+	client, err := s.Connect()
+	if err != nil {
+		return // the publisher reports it
+	}
+	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
+	defer cancel()
+	list, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: sliceSelector(s.driver, s.Node)})
+	if err != nil {
+		return
+	}
+	b := &publishedBefore{taints: make(map[string][]resourceapi.DeviceTaint)}
+	for i := range list.Items {
+		for _, d := range list.Items[i].Spec.Devices {
+			b.taints[d.Name] = d.Taints
+		}
+	}
+	s.holders.before.Store(b)
+}
+
+// offers returns for each device of a snapshot whether it may be offered, and why that is unknown for some; empty if it is known. The health of
+// a device and the claims of this driver do not matter: the scheduler knows them by taints and allocations.
+func (s *session) offers(snap *health.Snapshot) (answers map[health.DeviceID]offer.Answer, unknown string) {
+	known := false
+	select {
+	case <-s.holders.known:
+		known = true
+	default:
+	}
+	facts := offer.Facts{Now: time.Now(), Holders: *s.Holders.Load(), Claims: *s.preparer.prepared.Load(), NoPlugin: s.NoPlugin()}
+	if !known && facts.Unknown() == "" {
+		facts.Holders.Err = "the kubelet has not been asked since the start"
+	}
+	doubled, related := facts.Doubled(), offer.RelatedTo(snap)
+	answers = make(map[health.DeviceID]offer.Answer, len(snap.Devices))
+	for i := range snap.Devices {
+		d := &snap.Devices[i].Device
+		answers[d.ID] = facts.Decide(&offer.Request{
+			Purpose: offer.Offer, API: offer.DRA, Device: d, Related: related[d.ID], MustKnow: !known,
+			Except:      func(h podresources.Holder) bool { return h.ByClaim() && h.Claim.Driver == s.driver },
+			ExceptClaim: func(_ *offer.Claim, p *offer.Part) bool { return !doubled[p.Device] },
+		})
+		if answers[d.ID].Code() == offer.Unknown {
+			unknown = answers[d.ID].Reason()
+		}
+	}
+	return answers, unknown
+}

@@ -28,7 +28,6 @@ type holderCheck struct {
 
 func (c *holderCheck) mayBeHeld(id health.DeviceID) bool {
 	facts := c.facts()
-	facts.Holders.Admin = nil // a monitor does not use the GPU
 	now := facts.Now
 	if now.Sub(c.lastCheck) > maxCheckGap {
 		c.since = time.Time{}

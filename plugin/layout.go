@@ -160,7 +160,7 @@ func newLayout(in layoutInput) layout {
 		l.err = strings.TrimPrefix(l.err+"; "+text, "; ")
 	}
 	l.decide(in)
-	if by := in.facts.Holders.By; by != nil {
+	if by := in.facts.Holders.By; by != nil { //nolint:forbidigo // only counts
 		l.countFree(by)
 		l.countUnschedulable(by)
 	}

@@ -221,7 +221,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 			if !serve {
 				desired = nil
 			}
-			if serve || !cfg.ServesDRA() && p.hasDRAReleased() { // otherwise dynamic resource allocation stores it
+			if serve || notOffered == "" && !cfg.ServesDRA() && p.hasDRAReleased() { // otherwise dynamic resource allocation stores it
 				p.storeMPS(now)
 			}
 			p.reconcile(ctx, desired, *cfg, holds) // an empty list would take the devices from an agent that serves now

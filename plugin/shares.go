@@ -51,14 +51,11 @@ type share struct {
 	largest int // the largest request of a container that the device can serve now; -1 if the holders are unknown
 }
 
-// waiting returns why a resource of such units should not be registered yet; empty if it can be. asked reports whether the kubelet was
-// asked who holds the device: until then, containers may hold its memory in units of another size.
-func (s *share) waiting(d *health.Device, asked bool) (reason string, starting bool) {
+// waiting returns why a resource of such units should not be registered yet; empty if it can be.
+func (s *share) waiting(d *health.Device) (reason string, starting bool) {
 	switch {
 	case s == nil:
 		return "", false
-	case !asked && s.kind == SharingMemory:
-		return fmt.Sprintf("%s: the kubelet has not been asked who holds it", d.Name()), true
 	case s.unready != "" && s.displaced != "":
 		return fmt.Sprintf("waiting for %s: %s", d.Name(), s.displaced), true
 	case s.unready != "":
@@ -163,8 +160,7 @@ func (p *Plugin) MPS() *health.Latest[mps.Desired] { return &p.mps }
 // who holds them: after a start with another configuration, a container may still hold a device without MPS. For the same reason
 // nothing changes while a kubelet that has answered before does not.
 func (p *Plugin) storeMPS(now *layout) {
-	if now.cfg == nil || now.cfg.Enabled && (!now.snap.Polled() || now.holders == nil || now.holders.Pending ||
-		now.holders.By == nil && !now.holders.At.IsZero()) {
+	if now.cfg == nil || now.cfg.Enabled && (!now.snap.Polled() || now.holders == nil || now.holders.Pending || now.holders.Forgotten()) {
 		return
 	}
 	c := &now.cfg.Sharing.MPS
@@ -200,7 +196,6 @@ func (l *layout) mpsSpecs() (specs []mps.Spec) {
 // If starting, none of the reasons is a fault.
 func (l *layout) waiting(running func(resource string) bool) (resources []string, reason string, starting bool) {
 	starting = true
-	asked := l.holders == nil || !l.holders.Pending
 	var reasons []string
 	for _, r := range l.resources {
 		if running(r.Name) {
@@ -209,7 +204,7 @@ func (l *layout) waiting(running func(resource string) bool) (resources []string
 		first, n, usable := "", 0, false
 		faulty := false
 		for units := range r.byDevice() {
-			text, soon := units[0].share.waiting(&units[0].State.Device, asked)
+			text, soon := units[0].share.waiting(&units[0].State.Device)
 			if usable = text == ""; usable {
 				break
 			}

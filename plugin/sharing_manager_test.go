@@ -173,27 +173,3 @@ func TestLayoutFollowsCapabilities(t *testing.T) {
 		t.Error("no change reported")
 	}
 }
-
-// Units of memory are not offered before the kubelet was asked who holds them: a container may hold units of another size.
-func TestMemoryResourceWaitsForHolders(t *testing.T) {
-	var cfg health.Latest[Config]
-	var snaps health.Latest[health.Snapshot]
-	p := New(&cfg, &snaps, zap.NewNop())
-	snaps.Store(withReserved(1))
-	waiting := func(c Config) ([]string, bool) {
-		cfg.Store(&c)
-		resources, _, starting := p.layouts.current().waiting(func(string) bool { return false })
-		return resources, starting
-	}
-	memory := configured(memoryShared("1Gi"))
-	if resources, starting := waiting(memory); !slices.Equal(resources, []string{memoryResource}) || !starting {
-		t.Errorf("not asked yet: %v wait, starting: %v", resources, starting)
-	}
-	if resources, _ := waiting(configured(sharedBy(2))); resources != nil {
-		t.Errorf("not asked yet: %v wait", resources)
-	}
-	p.pods.Holders.Store(&podresources.Holders{Err: "no such file"})
-	if resources, _ := waiting(memory); resources != nil {
-		t.Errorf("asked: %v wait", resources)
-	}
-}

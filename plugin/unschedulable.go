@@ -61,7 +61,7 @@ func (p *Plugin) Unschedulable() (texts []string, known bool) {
 			texts = append(texts, u.String())
 		}
 	}
-	return texts, p.Holders().By != nil
+	return texts, p.Holders().By != nil //nolint:forbidigo // for a text
 }
 
 // countUnschedulable sets the lost capacity of each resource. A device that a pod holds under an ID outside the layout,

@@ -107,7 +107,7 @@ func (l *layout) decide(in layoutInput) {
 			for i := range units {
 				units[i].may = may
 			}
-			for _, h := range in.facts.Holders.By[d.ID] {
+			for _, h := range in.facts.Holders.By[d.ID] { //nolint:forbidigo // the answer says whether they keep it
 				if i := r.index(h.DeviceID); i >= 0 && h.Resource == r.Name {
 					r.Devices[i].held = true
 				}

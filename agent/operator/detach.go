@@ -177,7 +177,7 @@ func checkNotHeld(s *health.Snapshot, facts offer.Facts) error {
 	reasons := make(map[health.DeviceID]string) // why it cannot be taken
 	for i := range s.Devices {
 		d := &s.Devices[i].Device
-		answer := facts.Decide(&offer.Request{Purpose: offer.Take, Device: d, MustKnow: true})
+		answer := facts.Decide(&offer.Request{Purpose: offer.Take, Device: d, MustKnow: true, Monitors: true})
 		switch {
 		case answer.Code() == offer.Unknown:
 			return fmt.Errorf("%w: %s; pass --force to detach anyway", errHoldersUnknown, answer.Reason())

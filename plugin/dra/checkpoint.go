@@ -132,7 +132,7 @@ func (c *Claim) offerClaim(driver string) offer.Claim {
 func (c *checkpoint) offerClaims(driver string) offer.Claims {
 	all := offer.Claims{Lost: c.Lost}
 	for _, uid := range slices.Sorted(maps.Keys(c.Claims)) {
-		all.List = append(all.List, new(c.Claims[uid]).offerClaim(driver))
+		all.List = append(all.List, new(c.Claims[uid]).offerClaim(driver)) //nolint:forbidigo // makes it
 	}
 	return all
 }

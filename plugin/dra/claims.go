@@ -173,7 +173,7 @@ type claimState struct {
 	unwritten bool // the file still has claims that are removed
 	opened    time.Time
 	warning   string // what was lost
-	doubled   string // doubledWarning
+	doubled   string // claims that exclude each other; empty if there are none
 }
 
 func newPreparer(o *Options, claims *health.Latest[Claims]) *preparer {
@@ -264,35 +264,14 @@ func (p *preparer) refresh(ctx context.Context) error {
 // until its next write.
 func (p *preparer) heal(c *checkpoint, dir string) {
 	claims := c.offerClaims(filepath.Base(dir))
-	var removed []types.UID
-	for i := range claims.List {
-		claim := c.Claims[types.UID(claims.List[i].UID)]
-		excluded := slices.ContainsFunc(claims.List, func(o offer.Claim) bool { return o.Excludes(&claims.List[i]) })
-		if excluded && !claim.hasSpec() {
-			removed = append(removed, claim.UID)
+	doubled, _ := claims.Doubled()
+	for _, d := range doubled {
+		if claim := c.Claims[types.UID(d.UID)]; !claim.hasSpec() {
+			*c = c.without(claim.UID)
 			p.options.Log.Warn("claim is removed: it was not prepared, and another one has its devices", zap.String("claim", claim.String()),
 				zap.String("uid", string(claim.UID)), zap.Strings("devices", claim.deviceNames()))
 		}
 	}
-	for _, uid := range removed {
-		*c = c.without(uid)
-	}
-}
-
-// doubledWarning describes claims that have a device although they exclude each other; empty if there are none.
-func (s *claimState) doubledWarning() string {
-	facts := offer.Facts{Claims: s.offerClaims(filepath.Base(s.dir))}
-	doubled := facts.Doubled()
-	var names []string
-	for _, c := range facts.Claims.List {
-		if slices.ContainsFunc(c.Parts, func(p offer.Part) bool { return doubled[p.Device] }) {
-			names = append(names, c.String())
-		}
-	}
-	if names == nil {
-		return ""
-	}
-	return fmt.Sprintf("claims %s have one device, which is not offered to others; end the pods of all but one", strings.Join(names, " and "))
 }
 
 // cdiDir returns the directory of new CDI specs.
@@ -305,10 +284,18 @@ func (p *preparer) cdiDir() string {
 
 // store replaces the state. The caller fills p.writing.
 func (p *preparer) store(s *claimState) {
-	s.doubled = s.doubledWarning()
+	claims := s.offerClaims(filepath.Base(s.dir))
+	s.doubled = ""
+	if doubled, _ := claims.Doubled(); len(doubled) > 0 {
+		names := make([]string, len(doubled))
+		for i, d := range doubled {
+			names[i] = d.String()
+		}
+		s.doubled = fmt.Sprintf("claims %s have devices that they cannot share, and that are not offered to others; end their pods", strings.Join(names, " and "))
+	}
 	p.state.Store(s)
-	p.published.Store(&Claims{ByUID: s.Claims})
-	p.prepared.Store(new(s.offerClaims(filepath.Base(s.dir))))
+	p.published.Store(&Claims{ByUID: s.Claims}) //nolint:forbidigo // makes it
+	p.prepared.Store(&claims)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.DeleteFunc(p.stale, func(uid types.UID, _ time.Time) bool { return s.Claims[uid].UID == "" })

@@ -141,7 +141,7 @@ func (p *preparer) factsFor(
 ) (*offer.Facts, error) {
 	f := &offer.Facts{
 		Now: time.Now(), NotServing: p.notServing(), Detached: offer.DetachedReason(in.snap.Source.Detachment),
-		Holders: podresources.Holders{At: time.Now(), By: map[health.DeviceID][]podresources.Holder{}},
+		Holders: podresources.NewHolders(time.Now(), nil, podresources.Resolvers{}), // nobody
 	}
 	state := p.state.Load()
 	f.Claims = state.offerClaims(in.cfg.DRA.DriverName)

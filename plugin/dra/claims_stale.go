@@ -72,11 +72,11 @@ func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict, holde
 	wait, cancel := context.WithTimeout(ctx, p.timing.unprepare)
 	defer cancel()
 	for {
-		claims, changed := p.published.Watch()
-		if now, exists := claims.ByUID[c.UID]; !exists || !now.Prepared.Equal(c.Prepared) {
+		_, changed := p.published.Watch()
+		if now, exists := p.state.Load().Claims[c.UID]; !exists || !now.Prepared.Equal(c.Prepared) {
 			return nil // the caller looks again
 		}
-		if p.staleFor(&c) >= p.timing.stale && !claimsHeld(holders)[c.String()] {
+		if p.staleFor(&c) >= p.timing.stale && !holders.ClaimHeld(c.Namespace, c.Name) {
 			return p.removeUnused(ctx, &c)
 		}
 		select {
@@ -106,19 +106,6 @@ func (p *preparer) hasStale() bool {
 	return len(p.stale) > 0
 }
 
-// claimsHeld returns the namespaces and names of the claims by which containers hold devices.
-func claimsHeld(h *podresources.Holders) map[string]bool {
-	held := make(map[string]bool)
-	for _, by := range []map[health.DeviceID][]podresources.Holder{h.By, h.Admin} {
-		for _, list := range by {
-			for _, h := range list {
-				held[h.Namespace+"/"+h.Claim.Name] = true
-			}
-		}
-	}
-	return held
-}
-
 // allocatedTo reports whether a claim of the API server has a device for which it was prepared.
 func (d *ClaimDevice) allocatedTo(claim *resourceapi.ResourceClaim) bool {
 	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
@@ -134,7 +121,7 @@ func (p *preparer) users(c *Claim, claim *resourceapi.ResourceClaim) string {
 			pods = append(pods, c.Namespace+"/"+r.Name)
 		}
 	}
-	for _, holders := range p.options.Holders.Load().By {
+	for _, holders := range p.options.Holders.Load().By { //nolint:forbidigo // for a text
 		for _, h := range holders {
 			if pod := h.Namespace + "/" + h.Pod; h.Claim.Name == c.Name && h.Namespace == c.Namespace && !slices.Contains(pods, pod) {
 				pods = append(pods, pod)
@@ -164,6 +151,8 @@ func (p *preparer) askHolders(ctx context.Context) podresources.Holders {
 }
 
 // exemptAdmins removes the holders of a claim's devices that have adminAccess, which is unknown after the checkpoint was lost.
+//
+//nolint:forbidigo // it completes the facts
 func (p *preparer) exemptAdmins(
 	ctx context.Context, in *claimInput, f *offer.Facts, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult,
 ) error {
@@ -235,9 +224,9 @@ func (p *preparer) run(ctx context.Context) {
 	timer := time.NewTimer(p.timing.lost)
 	defer timer.Stop()
 	for {
-		claims, changed := p.published.Watch()
+		_, changed := p.published.Watch()
 		var due <-chan time.Time
-		if s := p.state.Load(); s != nil && (s.Lost || claims != nil && len(claims.ByUID) > 0) {
+		if s := p.state.Load(); s != nil && (s.Lost || len(s.Claims) > 0) {
 			due = timer.C
 		}
 		select {
@@ -268,9 +257,8 @@ func (p *preparer) sweep(ctx context.Context) {
 	if holders.Unknown(time.Now()) != "" {
 		return
 	}
-	held := claimsHeld(&holders)
 	lacks := false
-	for _, by := range []map[health.DeviceID][]podresources.Holder{holders.By, holders.Admin} {
+	for _, by := range []map[health.DeviceID][]podresources.Holder{holders.By, holders.Admin} { //nolint:forbidigo // decides about claims
 		for _, list := range by {
 			lacks = lacks || slices.ContainsFunc(list, func(h podresources.Holder) bool { return s.lacks(h, in.cfg.DRA.DriverName) })
 		}
@@ -286,7 +274,7 @@ func (p *preparer) sweep(ctx context.Context) {
 		}
 	}
 	for uid, c := range s.Claims {
-		if held[c.String()] {
+		if holders.ClaimHeld(c.Namespace, c.Name) {
 			continue
 		}
 		claim, err := p.getClaim(ctx, c.Namespace, c.Name)
@@ -393,7 +381,7 @@ func (p *preparer) baseInput(in *claimInput) cdi.Input {
 		used[id] = true
 	}
 	if claims := p.published.Load(); claims != nil { // a container that restarts needs its device, also if that is not published any more
-		for _, c := range claims.ByUID {
+		for _, c := range claims.ByUID { //nolint:forbidigo // the spec has what a container may need
 			for _, d := range c.Devices {
 				used[d.Device] = true
 			}
@@ -432,7 +420,7 @@ func (p *preparer) orderMPS(ctx context.Context) {
 func mpsDesired(in *claimInput, claims *Claims) mps.Desired {
 	c := &in.cfg.Sharing.MPS
 	desired := mps.Desired{Root: mps.Root(c.Root), Control: c.Control}
-	for _, claim := range claims.ByUID {
+	for _, claim := range claims.ByUID { //nolint:forbidigo // claims have their daemons
 		for _, d := range claim.Devices {
 			i := slices.IndexFunc(in.snap.Devices, func(s health.DeviceState) bool { return s.Device.ID == d.Device })
 			if !d.MPS || i < 0 || slices.ContainsFunc(desired.Daemons, func(s mps.Spec) bool { return s.Device == d.Device }) {

@@ -317,13 +317,12 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 			return false
 		}
 	}
-	claims := s.claims.Load()
-	if claims != nil && len(claims.ByUID) > 0 {
+	if claims := s.preparer.state.Load().Claims; len(claims) > 0 {
 		if s.preparer.publishing() && !other {
 			s.publisher.update(Pool{})
 			s.startPublishing(ctx)
 		}
-		s.setReleasing("waiting for the end of " + s.describeClaims(claims.ByUID))
+		s.setReleasing("waiting for the end of " + s.describeClaims(claims))
 		return false
 	}
 	if s.preparer.publishing() && s.withdrawn == nil && !other {
@@ -374,7 +373,7 @@ const maxNamedClaims = 5
 func (s *session) describeClaims(claims map[types.UID]Claim) string {
 	type key struct{ namespace, name string }
 	pods := make(map[key][]string)
-	for _, holders := range s.Holders.Load().By {
+	for _, holders := range s.Holders.Load().By { //nolint:forbidigo // for a text
 		for _, h := range holders {
 			if h.Claim.Driver == s.driver {
 				k := key{h.Namespace, h.Claim.Name}

@@ -84,7 +84,8 @@ func (s *session) offers(snap *health.Snapshot) (answers map[health.DeviceID]off
 	if !known && facts.Unknown() == "" {
 		facts.Holders.Err = "the kubelet has not been asked since the start"
 	}
-	doubled, related := facts.Doubled(), offer.RelatedTo(snap)
+	_, doubled := facts.Claims.Doubled()
+	related := offer.RelatedTo(snap)
 	answers = make(map[health.DeviceID]offer.Answer, len(snap.Devices))
 	for i := range snap.Devices {
 		d := &snap.Devices[i].Device

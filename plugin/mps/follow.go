@@ -209,7 +209,7 @@ func (r *run) add(spec Spec, now time.Time) *device {
 
 // step does what is due, and publishes.
 func (r *run) step(ctx context.Context) {
-	now, facts := time.Now(), r.facts()
+	now, facts := time.Now(), r.Facts()
 	for id, d := range r.devices {
 		r.update(d, now)
 		r.release(id, d, &facts)
@@ -272,13 +272,6 @@ func readPIDFile(dir string) int {
 		return 0
 	}
 	return max(0, number([]byte(strings.TrimSpace(string(text)))))
-}
-
-// facts returns who has the devices. A monitor, with adminAccess, is no client of their daemons.
-func (r *run) facts() offer.Facts {
-	f := r.Facts()
-	f.Holders.Admin = nil
-	return f
 }
 
 // take returns whether the daemon may be taken from a device: no container holds a share of it, and that is known. A claim of a device that
@@ -510,7 +503,7 @@ func (r *run) applyExamination(x result) {
 		d.last, d.noAnswer, d.refused, d.noDaemon = &x.x, 0, 0, 0
 		if !d.hasClients() {
 			d.outsiders = false
-		} else if f := r.facts(); f.Unknown() == "" {
+		} else if f := r.Facts(); f.Unknown() == "" {
 			d.outsiders = d.take(&f).Allows(offer.Take)
 		}
 	case errors.Is(err, errNoAnswer):

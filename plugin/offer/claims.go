@@ -154,26 +154,23 @@ func (f *Facts) Conflicts(claim *Claim, offered map[health.DeviceID]uint64) (fou
 	return slices.CompactFunc(found, func(a, b Conflict) bool { return a.Claim.UID == b.Claim.UID }), nil
 }
 
-// Doubled returns the devices that several prepared claims have although they exclude each other.
-func (f *Facts) Doubled() map[health.DeviceID]bool {
-	doubled := make(map[health.DeviceID]bool)
-	for i, c := range f.Claims.List {
-		for _, other := range f.Claims.List[:i] {
-			for _, p := range c.Parts {
-				for _, o := range other.Parts {
-					if p.excludes(&o) {
-						doubled[p.Device], doubled[o.Device] = true, true
+// Doubled returns the claims that exclude each other, and the devices that several of them have.
+func (c *Claims) Doubled() (claims []*Claim, devices map[health.DeviceID]bool) {
+	devices = make(map[health.DeviceID]bool)
+	for i := range c.List {
+		excluded := false
+		for j := range c.List {
+			for _, p := range c.List[i].Parts {
+				for _, o := range c.List[j].Parts {
+					if i != j && p.excludes(&o) {
+						excluded, devices[p.Device] = true, true
 					}
 				}
 			}
 		}
+		if excluded {
+			claims = append(claims, &c.List[i])
+		}
 	}
-	return doubled
-}
-
-// Excludes reports whether containers can never have the devices of both claims.
-func (c *Claim) Excludes(other *Claim) bool {
-	return c.UID != other.UID && slices.ContainsFunc(c.Parts, func(p Part) bool {
-		return slices.ContainsFunc(other.Parts, func(o Part) bool { return p.excludes(&o) })
-	})
+	return claims, devices
 }

@@ -107,6 +107,7 @@ type Request struct {
 	Verdict   *health.Verdict            // nil: it does not matter
 	Tolerates func(*health.Finding) bool // findings that do not matter; nil: none
 	Admin     bool                       // by a claim with adminAccess, which takes nothing from others
+	Monitors  bool                       // containers that can use the device with adminAccess matter as well
 
 	// Except reports whether a holder does not matter: it has the device as it is asked for, or a part of it that is shared. nil: each matters.
 	Except func(podresources.Holder) bool
@@ -225,7 +226,7 @@ func (f *Facts) holder(r *Request) (podresources.Holder, bool) {
 				}
 			}
 		}
-		if r.Purpose == Take { // a monitor has the driver's files open too
+		if r.Monitors {
 			for _, h := range f.Holders.Admin[id] {
 				if r.Except == nil || !r.Except(h) {
 					return h, true
@@ -242,7 +243,7 @@ func (f *Facts) claim(r *Request) (*Claim, *Part) {
 		c := &f.Claims.List[i]
 		for j := range c.Parts {
 			p := &c.Parts[j]
-			if p.Admin && r.Purpose != Take || p.Device != r.Device.ID && !slices.Contains(r.Related, p.Device) {
+			if p.Admin && !r.Monitors || p.Device != r.Device.ID && !slices.Contains(r.Related, p.Device) {
 				continue
 			}
 			if r.ExceptClaim == nil || !r.ExceptClaim(c, p) {

@@ -93,17 +93,23 @@ func TestDecide(t *testing.T) {
 		"monitored": {
 			facts: func(f *Facts) {
 				f.Holders.Admin = map[health.DeviceID][]podresources.Holder{"GPU-0": {byClaim("m", "")}}
-			}, want: [5]Code{a, a, a, a, Held},
+			}, want: [5]Code{a, a, a, a, a},
 		},
-		"prepared":           {facts: claimed(Part{Name: "gpu-0", Device: "GPU-0"}), want: [5]Code{Held, Held, Held, Held, Held}, text: "claim ml/a has gpu-0"},
-		"its part prepared":  {facts: claimed(Part{Device: "MIG-0", Parent: "GPU-0"}), want: [5]Code{Held, Held, Held, Held, Held}},
-		"prepared for admin": {facts: claimed(Part{Device: "GPU-0", Admin: true}), want: [5]Code{a, a, a, a, Held}},
-		"prepared, excepted": {facts: claimed(Part{Device: "GPU-0"}), request: []func(*Request){func(r *Request) { r.ExceptClaim = func(*Claim, *Part) bool { return true } }}, want: [5]Code{a, a, a, a, a}},
-		"unknown, may guess": {facts: unknown, want: [5]Code{a, a, a, a, Unknown}, text: "denied"},
-		"unknown":            {facts: unknown, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown}, text: "denied"},
-		"settling":           {facts: settling, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown}, text: "all its pods"},
-		"stale":              {facts: func(f *Facts) { f.Now = now.Add(podresources.MaxHoldersAge + time.Second) }, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown}},
-		"unknown, no plugin": {facts: func(f *Facts) { unknown(f); f.NoPlugin = true }, request: []func(*Request){mustKnow}, want: [5]Code{a, a, a, a, Unknown}},
+		"monitored, for good": {
+			facts: func(f *Facts) {
+				f.Holders.Admin = map[health.DeviceID][]podresources.Holder{"GPU-0": {byClaim("m", "")}}
+			}, request: []func(*Request){monitors}, want: [5]Code{Held, Held, Held, Held, Held},
+		},
+		"prepared":                     {facts: claimed(Part{Name: "gpu-0", Device: "GPU-0"}), want: [5]Code{Held, Held, Held, Held, Held}, text: "claim ml/a has gpu-0"},
+		"its part prepared":            {facts: claimed(Part{Device: "MIG-0", Parent: "GPU-0"}), want: [5]Code{Held, Held, Held, Held, Held}},
+		"prepared for admin":           {facts: claimed(Part{Device: "GPU-0", Admin: true}), want: [5]Code{a, a, a, a, a}},
+		"prepared for admin, for good": {facts: claimed(Part{Device: "GPU-0", Admin: true}), request: []func(*Request){monitors}, want: [5]Code{Held, Held, Held, Held, Held}},
+		"prepared, excepted":           {facts: claimed(Part{Device: "GPU-0"}), request: []func(*Request){func(r *Request) { r.ExceptClaim = func(*Claim, *Part) bool { return true } }}, want: [5]Code{a, a, a, a, a}},
+		"unknown, may guess":           {facts: unknown, want: [5]Code{a, a, a, a, Unknown}, text: "denied"},
+		"unknown":                      {facts: unknown, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown}, text: "denied"},
+		"settling":                     {facts: settling, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown}, text: "all its pods"},
+		"stale":                        {facts: func(f *Facts) { f.Now = now.Add(podresources.MaxHoldersAge + time.Second) }, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown}},
+		"unknown, no plugin":           {facts: func(f *Facts) { unknown(f); f.NoPlugin = true }, request: []func(*Request){mustKnow}, want: [5]Code{a, a, a, a, Unknown}},
 		"unknown, no plugin, lost claims": {
 			facts: func(f *Facts) { unknown(f); f.NoPlugin, f.Claims.Lost = true, true }, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown},
 		},
@@ -146,6 +152,7 @@ func TestDecide(t *testing.T) {
 }
 
 func mustKnow(r *Request) { r.MustKnow = true }
+func monitors(r *Request) { r.Monitors = true }
 
 // A container keeps what it holds, whatever keeps others from it, but not a device that is unfit.
 func TestKeeps(t *testing.T) {
@@ -212,14 +219,12 @@ func TestGrant(t *testing.T) {
 }
 
 func TestDoubled(t *testing.T) {
-	f := Facts{Claims: Claims{List: []Claim{
+	c := Claims{List: []Claim{
 		preparedClaim("a", Part{Device: "GPU-0"}), preparedClaim("b", Part{Device: "GPU-1"}, Part{Device: "GPU-0", Admin: true}),
 		preparedClaim("c", Part{Device: "MIG-1", Parent: "GPU-1"}), preparedClaim("d", Part{Device: "GPU-2", Memory: 1}), preparedClaim("e", Part{Device: "GPU-2", Memory: 1}),
-	}}}
-	if got := f.Doubled(); len(got) != 2 || !got["GPU-1"] || !got["MIG-1"] {
-		t.Errorf("got %v", got)
-	}
-	if c := f.Claims.List; c[0].Excludes(&c[0]) || c[0].Excludes(&c[1]) || !c[1].Excludes(&c[2]) || c[3].Excludes(&c[4]) {
-		t.Error("wrong exclusions")
+	}}
+	claims, devices := c.Doubled()
+	if len(claims) != 2 || claims[0].Name != "b" || claims[1].Name != "c" || len(devices) != 2 || !devices["GPU-1"] || !devices["MIG-1"] {
+		t.Errorf("got %v, %v", claims, devices)
 	}
 }

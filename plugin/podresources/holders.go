@@ -70,6 +70,21 @@ func (h Holders) Unknown(now time.Time) string {
 	return "the kubelet may not have read all its pods yet"
 }
 
+// ClaimHeld reports whether a container can use a device by a claim.
+func (h Holders) ClaimHeld(namespace, name string) bool {
+	for _, by := range []map[health.DeviceID][]Holder{h.By, h.Admin} {
+		for _, list := range by {
+			if slices.ContainsFunc(list, func(h Holder) bool { return h.Namespace == namespace && h.Claim.Name == name }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Forgotten reports whether the kubelet has not answered for so long that its last answer is no longer kept.
+func (h Holders) Forgotten() bool { return h.By == nil && !h.At.IsZero() }
+
 // Stale returns why there is no recent answer of the kubelet, "" if there is one. That is for views: a decision asks Unknown.
 func (h Holders) Stale(now time.Time) string {
 	switch age := now.Sub(h.At); {

@@ -375,7 +375,7 @@ func (c *cluster) allocate(ctx context.Context, p *pod) bool {
 func (c *cluster) injected(p *pod, devices []kubelettest.PreparedDevice) (holds []sequence.Hold) {
 	env := c.specEnv(p)
 	for _, d := range devices {
-		h := sequence.Hold{Pod: p.name, Device: env["GPU_NODE_AGENT_DEVICE_"+strings.ToUpper(strings.ReplaceAll(d.Name, "-", "_"))], Mode: sequence.Whole, Way: "DRA"}
+		h := sequence.Hold{Pod: p.name, Device: env["GPU_NODE_AGENT_DEVICE_"+strings.ToUpper(strings.ReplaceAll(d.Name, "-", "_"))], Mode: sequence.Whole, Way: sequence.DRA}
 		i := slices.IndexFunc(p.claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Device == d.Name })
 		switch r := p.claim.Status.Allocation.Devices.Results[i]; {
 		case r.AdminAccess != nil && *r.AdminAccess:
@@ -426,7 +426,7 @@ func (c *cluster) allocated() (all []sequence.Hold) {
 			continue
 		}
 		for _, r := range claim.Status.Allocation.Devices.Results {
-			h := sequence.Hold{Pod: claim.Name, Device: c.byName[r.Device], Mode: sequence.Whole, Way: "DRA"}
+			h := sequence.Hold{Pod: claim.Name, Device: c.byName[r.Device], Mode: sequence.Whole, Way: sequence.DRA}
 			switch {
 			case r.AdminAccess != nil && *r.AdminAccess:
 				h.Mode = sequence.Admin
@@ -457,7 +457,7 @@ func (c *cluster) offers() (all []sequence.Hold) {
 	}
 	for _, slice := range c.api.Slices() {
 		for _, d := range slice.Spec.Devices {
-			h := sequence.Hold{Device: *d.Attributes["uuid"].StringValue, Mode: sequence.Whole, Way: "DRA"}
+			h := sequence.Hold{Device: *d.Attributes["uuid"].StringValue, Mode: sequence.Whole, Way: sequence.DRA}
 			if d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations {
 				h.Mode = sequence.Share
 			}

@@ -117,6 +117,8 @@ func (w *world) close() (err error) {
 }
 
 // apply plays a step. It reports whether the step changed something.
+//
+//nolint:contextcheck // a kubelet outlasts the step that starts it
 func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err error) {
 	r := &w.releases[s.Release]
 	switch s.Kind {
@@ -149,7 +151,7 @@ func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err e
 		if !r.installed {
 			return false, nil
 		}
-		err := errors.Join(r.agent.kill(), w.leaveFiles(r.values))
+		err := errors.Join(w.leaveFiles(r.values), r.agent.kill()) // its end lets another agent begin
 		w.killed = time.Now()
 		return true, errors.Join(err, r.agent.start(r.values))
 	case sequence.KubeletRestart:
@@ -315,7 +317,7 @@ func (w *world) checkCheckpoint() error {
 	var all []sequence.Hold
 	for _, claim := range claims {
 		for _, d := range claim.Devices {
-			h := sequence.Hold{Pod: claim.Name, Device: d.Device, Mode: sequence.Whole, Way: "DRA", Bytes: d.Memory}
+			h := sequence.Hold{Pod: claim.Name, Device: d.Device, Mode: sequence.Whole, Way: sequence.DRA, Bytes: d.Memory}
 			switch {
 			case d.Admin:
 				h.Mode = sequence.Admin
@@ -336,8 +338,8 @@ func (w *world) mustOffer(held []sequence.Hold) bool {
 	if !w.node.up() || !w.isAPIUp() || w.disk.full {
 		return false
 	}
-	byClaim := slices.ContainsFunc(held, func(h sequence.Hold) bool { return h.Way == "DRA" })
-	byPlugin := slices.ContainsFunc(held, func(h sequence.Hold) bool { return h.Way != "DRA" })
+	byClaim := slices.ContainsFunc(held, func(h sequence.Hold) bool { return h.Way == sequence.DRA })
+	byPlugin := slices.ContainsFunc(held, func(h sequence.Hold) bool { return h.Way != sequence.DRA })
 	w.mu.Lock()
 	pending := slices.ContainsFunc(w.pods, func(p *pod) bool { return p.claim != nil && p.bound }) // may be prepared
 	w.mu.Unlock()
@@ -365,7 +367,7 @@ func (w *world) describe() string {
 	return strings.Join(lines, "\n")
 }
 
-// leaveFiles leaves what an agent leaves that is killed while it writes: a partial CDI spec and a partial checkpoint.
+// leaveFiles makes what an agent leaves that is killed while it writes: a partial CDI spec and a partial checkpoint.
 func (w *world) leaveFiles(v sequence.Values) error {
 	if !v.DRA || w.disk.full {
 		return nil

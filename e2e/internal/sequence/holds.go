@@ -25,6 +25,9 @@ const (
 	Admin   Mode = "admin"   // by a claim with adminAccess: it takes nothing from others
 )
 
+// DRA is the Way of claims.
+const DRA = "DRA"
+
 // Hold is what a container has of a device, or what a new one can get.
 type Hold struct {
 	Pod    string // empty for an offer
@@ -32,7 +35,7 @@ type Hold struct {
 	Mode   Mode
 	Way    string // what containers that share a device have in common: the resource and the form of its IDs, or DRA
 	Bytes  uint64 // of memory; 0 if it is no amount
-	Orphan bool   // its claim was deleted by force: the scheduler offers the device before the container has ended
+	Orphan bool   // its pod was deleted by force: the scheduler offers the device before the container has ended
 }
 
 func (h Hold) String() string {
@@ -74,12 +77,15 @@ func (n Node) conflict(a, b Hold) bool {
 	return a.Mode == Whole || b.Mode == Whole || a.Device != b.Device || a.Way != b.Way
 }
 
+// lost reports whether nothing tells the other API of one of two holds: the kubelet lists no pod that was deleted by force.
+func lost(a, b Hold) bool { return (a.Orphan || b.Orphan) && (a.Way == DRA) != (b.Way == DRA) }
+
 // CheckHeld returns an error if containers hold one device that did not ask to share it, or more of its memory than it has.
 func (n Node) CheckHeld(held []Hold) error {
 	memory := make(map[string]uint64)
 	for i, a := range held {
 		for _, b := range held[:i] {
-			if n.conflict(a, b) {
+			if n.conflict(a, b) && !lost(a, b) {
 				return fmt.Errorf("held twice: %v, and %v", b, a)
 			}
 		}
@@ -94,7 +100,7 @@ func (n Node) CheckHeld(held []Hold) error {
 func (n Node) CheckOffers(offers, held []Hold) error {
 	for _, o := range offers {
 		for _, h := range held {
-			if n.conflict(o, h) && (!h.Orphan || o.Way != h.Way) {
+			if n.conflict(o, h) && !h.Orphan {
 				return fmt.Errorf("offered although it is held: offered is %v, held %v", o, h)
 			}
 		}

@@ -165,14 +165,25 @@ bench: build
 bench-outside: build
 	$(BENCH_OUTSIDE)
 
-# Plays random sequences of faults, and checks the invariants.
-# Equal seeds give equal sequences. CHAOS_FLAGS: -raced builds the agent with the race detector; -run '...' -replay '...' replays a failure;
-# -only fatal,heal,empty plays only these kinds of steps.
+# Plays random sequences: faults, and changes of values with pods. Equal seeds give equal sequences; 0 is a random one.
+# CHAOS_FLAGS: -run '...' -replay '...' replays a failure; -only fatal,heal,empty plays only these kinds of steps.
 CHAOS_SEED ?= 0
+CHAOS_SLACK ?= 1
 CHAOS_TIME ?= 3m
-.PHONY: chaos
+CHAOS_TEST := cd e2e/chaos && $(GO) test -count=1 -timeout 60m -v
+CHAOS_ALL = -seed $(CHAOS_SEED) -slack $(CHAOS_SLACK)
+.PHONY: chaos chaos-faults chaos-holders
 chaos:
-	cd e2e/chaos && $(GO) test -count=1 -timeout 60m -v . -seed $(CHAOS_SEED) -time $(CHAOS_TIME) $(CHAOS_FLAGS)
+	$(MAKE) -j2 --output-sync=target chaos-faults chaos-holders
+
+# Plays faults of GPUs, DCGM, the kubelet and the node. CHAOS_FLAGS=-raced builds the agent with the race detector.
+chaos-faults:
+	$(CHAOS_TEST) . $(CHAOS_ALL) -time $(CHAOS_TIME) $(CHAOS_FLAGS)
+
+# Plays values of the chart, pods of both APIs and faults, in one process and with the binary.
+# Each device has one holder. The first build takes minutes.
+chaos-holders:
+	$(CHAOS_TEST) -tags=kubelet1.37 ./holders $(CHAOS_ALL) $(CHAOS_FLAGS)
 
 # Runs each fuzz target for FUZZTIME.
 fuzz:

@@ -428,9 +428,10 @@ func (p *Plugin) Status() Status {
 // may be called from any goroutine.
 func (p *Plugin) LastAllocation(deviceID string) time.Time { return p.allocations.last(deviceID) }
 
-// Facts returns what a decision about a device depends on, with the holders of an answer of the kubelet. It may be called from any goroutine.
+// Facts returns what a decision about a device depends on, with the holders of an answer of the kubelet. The caller considers that the answer
+// may lack the newest allocations. It may be called from any goroutine.
 func (p *Plugin) Facts(h podresources.Holders) offer.Facts {
-	f := offer.Facts{Now: time.Now(), Holders: h, Recent: p.layouts.recent.holders(&h)}
+	f := offer.Facts{Now: time.Now(), Holders: h}
 	if claims := load(p.layouts.claims); claims != nil {
 		f.Claims = *claims
 	}

@@ -76,6 +76,9 @@ func (w *world) apply(ctx context.Context, s step) error {
 		if w.source != "up" || g.lost {
 			return nil // a lost GPU cannot be partitioned
 		}
+		if g.mig != s.arg {
+			g.repartitions++
+		}
 		g.mig = s.arg
 		w.measure()
 		return event("mig: %s", s.arg)

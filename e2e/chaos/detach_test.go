@@ -149,9 +149,8 @@ func (w *world) detachPolitely(ctx context.Context) error {
 
 // holdersKnown reports whether the kubelet tells the agent the holders.
 func (w *world) holdersKnown(ctx context.Context) (bool, error) {
-	page, err := w.Metrics(ctx)
-	up, _ := page.Value("gpu_node_agent_pod_resources_up")
-	return up == 1, err
+	s, err := w.snapshot(ctx)
+	return s.Kubelet.HoldersError == "", err
 }
 
 // setTrap sets the host engine's reaction to a detach, and waits until the library has read it.

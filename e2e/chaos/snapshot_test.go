@@ -25,7 +25,8 @@ type snapshot struct {
 		OK bool `json:"ok"`
 	} `json:"config"`
 	Kubelet struct {
-		Resources []struct {
+		HoldersError string `json:"holdersError"` // also that a new kubelet may not have read its pods
+		Resources    []struct {
 			Name       string `json:"name"`
 			Registered bool   `json:"registered"`
 			Error      string `json:"error"`

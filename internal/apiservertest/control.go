@@ -63,7 +63,7 @@ func (s *Server) Kubeconfig(t *testing.T) string {
 	}
 	server := &http.Server{Handler: s} //nolint:gosec // of a test
 	done := make(chan struct{})
-	go func() { defer close(done); _ = server.Serve(l) }()
+	go func() { defer close(done); _ = server.Serve(&gate{l, s.listener}) }()
 	t.Cleanup(func() { _ = server.Close(); <-done })
 	path := filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: 'http://%s'}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"+
@@ -171,7 +171,8 @@ func (s *Server) Compact() {
 	})
 }
 
-// SetRefused closes all connections and refuses new ones, or accepts connections again. It has no effect on Kubeconfig's.
+// SetRefused closes all connections and refuses new ones, or accepts connections again. Those to Kubeconfig's address are closed instead of
+// refused.
 func (s *Server) SetRefused(refused bool) { s.listener.setRefused(refused) }
 
 // listener is a net.Listener in memory.
@@ -190,13 +191,7 @@ func newListener() *listener {
 
 func (l *listener) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	client, server := net.Pipe()
-	l.mu.Lock()
-	refused := l.refused
-	if !refused {
-		l.conns[client] = true
-	}
-	l.mu.Unlock()
-	if !refused {
+	if l.add(client) {
 		select {
 		case l.accept <- server:
 			return client, nil
@@ -218,6 +213,32 @@ func (l *listener) setRefused(refused bool) {
 		}
 		clear(l.conns)
 	}
+}
+
+// gate is a listener that closes connections while the server refuses them.
+type gate struct {
+	net.Listener
+	l *listener
+}
+
+func (g *gate) Accept() (net.Conn, error) {
+	for {
+		c, err := g.Listener.Accept()
+		if err != nil || g.l.add(c) {
+			return c, err
+		}
+		_ = c.Close()
+	}
+}
+
+// add adds a connection, unless connections are refused.
+func (l *listener) add(c net.Conn) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.refused {
+		l.conns[c] = true
+	}
+	return !l.refused
 }
 
 func (l *listener) Accept() (net.Conn, error) {

@@ -22,6 +22,10 @@ import (
 const (
 	syncDelay    = time.Second // from a change by another writer to its correction
 	featureCheck = time.Hour   // between checks of the API server's features, which change with its release
+
+	// unseen is how long the controller takes a slice for existing that it has created and that no watch has shown. The kubelet may have wiped it
+	// meanwhile, so this is less than the controller's minute; the controller would create it twice if a watch were away for longer.
+	unseen = 15 * time.Second
 )
 
 // publisher keeps the ResourceSlices of the node equal to a pool. The controller of k8s.io/dynamic-resource-allocation writes them. It
@@ -29,6 +33,7 @@ const (
 type publisher struct {
 	driver, node string // the node is also the name of the pool
 	connect      func() (kubernetes.Interface, error)
+	unseen       time.Duration
 	log          *zap.Logger
 
 	desired health.Latest[Pool]     // replaced only under mu
@@ -64,7 +69,7 @@ type publication struct {
 
 func newPublisher(driver, node string, connect func() (kubernetes.Interface, error), log *zap.Logger) *publisher {
 	p := &publisher{
-		driver: driver, node: node, connect: connect, log: log,
+		driver: driver, node: node, connect: connect, unseen: unseen, log: log,
 		recheck: make(chan struct{}, 1), refused: make(chan struct{}, 1),
 		failures: newFailures(), refusals: make(map[string]refusedDevice),
 	}
@@ -203,9 +208,9 @@ func (p *publisher) run(ctx context.Context) error {
 	if !p.retry(ctx, opConnect, check) {
 		return nil
 	}
-	queue, delay := newSliceQueue(ctx, p), syncDelay
+	queue := newSliceQueue(ctx, p)
 	controller, err := resourceslice.StartController(ctx, resourceslice.Options{
-		DriverName: p.driver, KubeClient: sliceClient{client, p}, Queue: queue, SyncDelay: &delay, ErrorHandler: queue.handleError,
+		DriverName: p.driver, KubeClient: sliceClient{client, p}, Queue: queue, SyncDelay: new(syncDelay), MutationCacheTTL: new(p.unseen), ErrorHandler: queue.handleError,
 		Owner: &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.node, UID: "set by sliceClient"},
 	})
 	if err != nil { // ctx has ended while it waited for the first list

@@ -234,6 +234,35 @@ func TestPublisherWithSeveralSlices(t *testing.T) {
 	})
 }
 
+// A kubelet that starts during an outage of the API server may wipe slices that were just created, so that no watch shows them.
+func TestPublisherRestoresUnseenSlices(t *testing.T) {
+	withPublisher(t, func(g *publishRig) {
+		refuse := func(verb string) {
+			g.api.Answer(func(r apiservertest.Request) error {
+				if r.Verb == verb && !r.DryRun {
+					return apierrors.NewServiceUnavailable("away")
+				}
+				return nil
+			})
+		}
+		refuse("create") // the controller starts without slices
+		g.update(Pool{Slices: []Slice{{Devices: []resourceapi.Device{publishedGPU(0)}}}})
+		g.advance(2 * time.Second)
+		g.api.SetRefused(true) // ends its watch
+		refuse("watch")
+		g.api.SetRefused(false)
+		g.advance(6 * time.Second)
+		g.wantDevices("gpu-0")
+		g.api.WipeSlices(publishNode)
+		g.api.Compact()
+		g.api.Answer(nil)
+		g.update(Pool{Slices: []Slice{{Devices: []resourceapi.Device{publishedGPU(0, "xid-79")}}}})
+		g.advance(20 * time.Second)
+		g.wantDevices("gpu-0!gpu-node-agent/xid-79")
+		g.wantPublished(true)
+	})
+}
+
 // What another writer does is corrected within seconds.
 func TestPublisherRestores(t *testing.T) {
 	for name, disturb := range map[string]func(*publishRig){

@@ -57,6 +57,7 @@ func (d *Driver) serve(ctx context.Context, i instance) {
 		Driver: d, instance: i, properties: newProperties(d),
 		sockets: newSockets(d, i, log), publisher: newPublisher(i.driver, d.Node, d.Connect, log),
 	}
+	s.publisher.unseen /= time.Duration(max(1, d.Faster))
 	if client, err := d.Connect(); err == nil {
 		d.preparer.client(client)
 	}

@@ -122,6 +122,12 @@ func (w *world) close() (err error) {
 func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err error) {
 	r := &w.releases[s.Release]
 	switch s.Kind {
+	case sequence.Upgrade, sequence.Rollback, sequence.Reload, sequence.Kill, sequence.Uninstall:
+		if !r.installed {
+			r = &w.releases[1-s.Release]
+		}
+	}
+	switch s.Kind {
 	case sequence.Install:
 		if r.installed {
 			return false, nil
@@ -129,11 +135,15 @@ func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err e
 		r.installed, r.values, r.history = true, s.Values, nil
 		return true, r.agent.start(s.Values)
 	case sequence.Upgrade, sequence.Reload:
-		if !r.installed || r.values == s.Values || s.Kind == sequence.Reload && !r.values.SamePod(s.Values) {
+		v := s.Values
+		if s.Kind == sequence.Reload {
+			v = v.InPodOf(r.values)
+		}
+		if !r.installed || r.values == v {
 			return false, nil
 		}
 		r.history = append(r.history, r.values)
-		return true, w.change(r, s.Values)
+		return true, w.change(r, v)
 	case sequence.Rollback:
 		if !r.installed || len(r.history) == 0 {
 			return false, nil
@@ -151,7 +161,11 @@ func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err e
 		if !r.installed {
 			return false, nil
 		}
-		err := errors.Join(w.leaveFiles(r.values), r.agent.kill()) // its end lets another agent begin
+		var err error
+		if w.installed() == 1 { // one that waits for another writes nothing
+			err = w.leaveFiles(r.values)
+		}
+		err = errors.Join(err, r.agent.kill())
 		w.killed = time.Now()
 		return true, errors.Join(err, r.agent.start(r.values))
 	case sequence.KubeletRestart:
@@ -176,16 +190,16 @@ func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err e
 	case sequence.DiskFull, sequence.DiskFree:
 		return w.disk.set(s.Kind == sequence.DiskFull)
 	case sequence.Fault, sequence.Heal:
-		gpu := int(s.Pick % 4)
-		id := fmt.Sprintf("GPU-%d", gpu)
+		gpus := w.gpus()
+		id := gpus[int(s.Pick)%len(gpus)]
 		if s.Kind == sequence.Heal {
 			sick := slices.Sorted(maps.Keys(w.unhealthy))
 			if len(sick) == 0 {
 				return false, nil
 			}
 			id = sick[int(s.Pick)%len(sick)]
-			gpu = int(id[len(id)-1] - '0')
 		}
+		gpu := slices.Index(gpus, id)
 		if w.unhealthy[id] == (s.Kind == sequence.Fault) {
 			return false, nil
 		}
@@ -202,6 +216,26 @@ func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err e
 		return w.remove(s.Pick, s.Kind == sequence.PodForce), nil
 	}
 	return false, fmt.Errorf("unknown step %v", s)
+}
+
+// installed returns the number of installed releases.
+func (w *world) installed() (n int) {
+	for _, r := range w.releases {
+		if r.installed {
+			n++
+		}
+	}
+	return n
+}
+
+// gpus returns the IDs of the GPUs, by index.
+func (w *world) gpus() (ids []string) {
+	for _, d := range w.devices {
+		if d.Parent == "" {
+			ids = append(ids, d.ID)
+		}
+	}
+	return ids
 }
 
 // setAPI takes the API server away, or brings it back.
@@ -343,17 +377,12 @@ func (w *world) mustOffer(held []sequence.Hold) bool {
 	w.mu.Lock()
 	pending := slices.ContainsFunc(w.pods, func(p *pod) bool { return p.claim != nil && p.bound }) // may be prepared
 	w.mu.Unlock()
-	installed := 0
 	for _, r := range w.releases {
-		switch {
-		case !r.installed:
-			continue
-		case r.values.DRA && byPlugin, !r.values.DRA && (byClaim || pending):
+		if r.installed && (r.values.DRA && byPlugin || !r.values.DRA && (byClaim || pending)) {
 			return false
 		}
-		installed++
 	}
-	return installed == 1
+	return w.installed() == 1
 }
 
 // describe describes the node for a failure.

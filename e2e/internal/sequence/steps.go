@@ -32,6 +32,15 @@ func (v Values) SamePod(other Values) bool {
 	return v.DRA == other.DRA && v.NoState == other.NoState && (v.Sharing == MPS) == (other.Sharing == MPS)
 }
 
+// InPodOf returns the values with those of a running pod that need another pod, as a change of the ConfigMap alone.
+func (v Values) InPodOf(running Values) Values {
+	v.DRA, v.NoState = running.DRA, running.NoState
+	if (v.Sharing == MPS) != (running.Sharing == MPS) || v.DRA && v.Sharing == TimeSlicing {
+		v.Sharing = running.Sharing
+	}
+	return v
+}
+
 // Kind is a kind of step.
 type Kind string
 
@@ -77,9 +86,9 @@ type Step struct {
 // weights are how often each kind occurs.
 func (o Options) weights() map[Kind]int {
 	w := map[Kind]int{
-		Install: 5, Upgrade: 5, Rollback: 4, Uninstall: 5, Reload: 10,
-		Kill: 3, KubeletRestart: 2, KubeletStop: 2, KubeletStart: 5, APIDown: 2, APIUp: 5, DiskFull: 2, DiskFree: 5, Fault: 3, Heal: 6,
-		Pod: 16, Claim: 18, PodEnd: 20, PodForce: 7,
+		Install: 5, Upgrade: 6, Rollback: 10, Uninstall: 5, Reload: 8,
+		Kill: 5, KubeletRestart: 5, KubeletStop: 4, KubeletStart: 10, APIDown: 4, APIUp: 10, DiskFull: 4, DiskFree: 10, Fault: 5, Heal: 10,
+		Pod: 16, Claim: 18, PodEnd: 20, PodForce: 12,
 	}
 	if o.NoDisk {
 		delete(w, DiskFull)

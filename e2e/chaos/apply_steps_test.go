@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
@@ -77,7 +78,9 @@ func (w *world) apply(ctx context.Context, s step) error {
 			return nil // a lost GPU cannot be partitioned
 		}
 		if g.mig != s.arg {
-			g.repartitions++
+			if unused, err := w.awaitUnused(ctx); !unused || err != nil {
+				return err
+			}
 		}
 		g.mig = s.arg
 		w.measure()
@@ -285,6 +288,35 @@ func (w *world) revertFaults(ctx context.Context) error {
 		}
 	}
 	return w.checkLeaks(ctx)
+}
+
+const (
+	allocationsListed = 2500 * time.Millisecond // until the kubelet has listed an allocation, or not; this one lists none
+	settleTime        = 8 * time.Second         // until a new kubelet has read its pods
+)
+
+// awaitUnused waits until the agent knows that no pod has what these tests have allocated; it reports whether it knows. An operator partitions
+// only GPUs that are not in use.
+func (w *world) awaitUnused(ctx context.Context) (bool, error) {
+	if w.kubeletFrozen {
+		return false, nil
+	}
+	select {
+	case <-time.After(allocationsListed):
+	case <-ctx.Done():
+	}
+	for deadline := time.After(settleTime); ; { // of a kubelet that has just started
+		if known, err := w.holdersKnown(ctx); known || err != nil {
+			return known, err
+		}
+		select {
+		case <-time.After(100 * time.Millisecond):
+		case <-deadline:
+			return false, nil
+		case <-ctx.Done():
+			return false, ctx.Err()
+		}
+	}
 }
 
 // uuid returns the UUID of a GPU.

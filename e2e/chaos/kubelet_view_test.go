@@ -99,11 +99,11 @@ func (w *world) checkKubelet(ctx context.Context, want map[string]map[string]boo
 }
 
 // checkFlips checks that a device's health changed for the kubelet no more often than its GPU's, since the agent's
-// start. What was allocated under the former partitions is withheld until the kubelet lists no pod with it.
+// start.
 func (w *world) checkFlips(s snapshot, a answer) error {
 	for _, g := range s.GPUs {
 		for _, d := range append([]device{g}, g.MIG...) {
-			most := w.gpu[g.Index].changes - w.gpu[g.Index].changesBefore + w.gpu[g.Index].repartitions
+			most := w.gpu[g.Index].changes - w.gpu[g.Index].changesBefore
 			if n := a.Flips[d.UUID]; n > most {
 				return violated("flaps", "%s of GPU %d changed %d times for the kubelet, want at most %d", d.UUID, g.Index, n, most)
 			}

@@ -40,7 +40,6 @@ type gpu struct {
 	pendingXIDs   map[string]int // XIDs that the agent cannot know yet
 	changes       int            // times that pods lost or regained it
 	changesBefore int            // changes before the agent's start
-	repartitions  int            // times that mig changed, ever
 	failures      int            // changes to unhealthy since the agent's start
 	trips         int            // times it became faulty, ever; a detach does not count
 }

@@ -79,7 +79,7 @@ func New(o Options) *Driver {
 	}
 	d.preparer = newPreparer(&d.Options, &d.claims)
 	t, claims := &d.timing, &d.preparer.timing
-	for _, interval := range []*time.Duration{&t.poll, &t.retryMin, &t.retryMax, &t.properties, &t.resend, &t.streamLost, &claims.sweep, &claims.lost, &claims.stale} {
+	for _, interval := range []*time.Duration{&t.poll, &t.retryMin, &t.retryMax, &t.properties, &t.resend, &t.streamLost, &claims.sweep, &claims.lost, &claims.stale, &claims.unprepare} {
 		*interval /= time.Duration(max(1, o.Faster))
 	}
 	return d

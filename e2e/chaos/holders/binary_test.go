@@ -98,7 +98,7 @@ plugin: {kubeletDir: %s, cdi: {dir: %s}, api: %s, migStrategy: %s, resource: %s,
 func (b *binary) stop() error {
 	return b.end(func() error {
 		err := b.Stop()
-		if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM { //nolint:errcheck // on Linux it is one
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGTERM {
 			return nil
 		}
 		return err
@@ -224,7 +224,7 @@ func simulated(path string) (devices sequence.Node, byName map[string]string, er
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return nil, nil, err
 	}
-	out, err := exec.Command(path, "dra", "slices", "--config", file, "-o", "json").Output() //nolint:noctx // it ends itself
+	out, err := exec.Command(path, "dra", "slices", "--config", file, "-o", "json").Output()
 	if err != nil {
 		return nil, nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
@@ -114,18 +115,38 @@ type node struct {
 
 	mu      sync.RWMutex // held for reading during a call of the kubelet, for writing by its start and stop
 	running bool
+
+	process atomic.Pointer[kubeletProcess] // nil while it does not run
+}
+
+// kubeletProcess ends the calls that a kubelet makes when it stops.
+type kubeletProcess struct {
+	ctx context.Context //nolint:containedctx // of the process
+	end context.CancelFunc
+}
+
+// newProcess notes a process that starts.
+func (n *node) newProcess() {
+	p := &kubeletProcess{}
+	p.ctx, p.end = context.WithCancel(context.Background())
+	n.process.Store(p)
 }
 
 var errKubeletDown = errors.New("the kubelet does not run")
 
-// call calls the kubelet, unless it is down.
-func (n *node) call(f func() error) error {
+// call calls the kubelet, unless it is down. The context of its calls ends with it.
+func (n *node) call(f func(ctx context.Context) error) error {
 	n.mu.RLock()
 	defer n.mu.RUnlock()
-	if !n.running {
+	p := n.process.Load()
+	if !n.running || p == nil {
 		return errKubeletDown
 	}
-	return f()
+	err := f(p.ctx)
+	if err != nil && p.ctx.Err() != nil {
+		return errKubeletDown
+	}
+	return err
 }
 
 func (n *node) up() bool {
@@ -136,6 +157,15 @@ func (n *node) up() bool {
 
 // setRunning starts or stops the kubelet. It reports whether it did.
 func (n *node) setRunning(running bool) (changed bool, err error) {
+	switch p := n.process.Load(); {
+	case (p != nil) == running:
+		return false, nil
+	case running:
+		n.newProcess()
+	default:
+		n.process.Store(nil)
+		p.end()
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.running == running {

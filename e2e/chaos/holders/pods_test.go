@@ -146,7 +146,7 @@ func (c *cluster) start(ctx context.Context, resource string, form int, stale bo
 		if p.claim != nil {
 			c.runClaim(ctx, p)
 		} else {
-			c.runResource(ctx, p)
+			c.runResource(p)
 		}
 		c.mu.Lock()
 		defer c.mu.Unlock()
@@ -201,7 +201,7 @@ func (c *cluster) requested(resource string) (n int) {
 }
 
 // runResource runs a pod that requests an extended resource, until it is deleted.
-func (c *cluster) runResource(ctx context.Context, p *pod) {
+func (c *cluster) runResource(p *pod) {
 	for !c.bind(p) {
 		if !wait(p, c.pause(.5)) {
 			return
@@ -210,7 +210,7 @@ func (c *cluster) runResource(ctx context.Context, p *pod) {
 	var ids []string
 	var env map[string]string
 	for {
-		err := c.node.call(func() (err error) {
+		err := c.node.call(func(ctx context.Context) (err error) {
 			c.admission.Lock()
 			defer c.admission.Unlock()
 			ids, env, err = c.node.admit(ctx, p)
@@ -227,20 +227,20 @@ func (c *cluster) runResource(ctx context.Context, p *pod) {
 		}
 		if err != nil { // UnexpectedAdmissionError: the pod has failed
 			c.log("  pod %s is not admitted: %v", p.name, err)
-			_ = c.node.call(func() error { c.node.remove(p); return nil })
+			_ = c.node.call(func(context.Context) error { c.node.remove(p); return nil })
 			return
 		}
 		break
 	}
 	<-p.deleted.Done()
 	c.endContainer(p)
-	c.untilDone(func() error { return c.node.call(func() error { c.node.remove(p); return nil }) })
+	c.untilDone(func() error { return c.node.call(func(context.Context) error { c.node.remove(p); return nil }) })
 }
 
 // endContainer waits for the end of the container of a deleted pod: it is the kubelet that ends it.
 func (c *cluster) endContainer(p *pod) {
 	<-time.After(c.pause(1))
-	c.untilDone(func() error { return c.node.call(func() error { c.end(p); return nil }) })
+	c.untilDone(func() error { return c.node.call(func(context.Context) error { c.end(p); return nil }) })
 }
 
 // untilDone repeats what fails, as the kubelet does.
@@ -256,7 +256,7 @@ func (c *cluster) bind(p *pod) bool {
 		return false
 	}
 	n := 0
-	if c.node.call(func() error { n = c.node.allocatable()[p.resource]; return nil }) != nil {
+	if c.node.call(func(context.Context) error { n = c.node.allocatable()[p.resource]; return nil }) != nil {
 		return false
 	}
 	c.mu.Lock()
@@ -315,7 +315,7 @@ func (c *cluster) runClaim(ctx context.Context, p *pod) {
 		}
 	}
 	for {
-		err := c.node.call(func() error {
+		err := c.node.call(func(ctx context.Context) error {
 			if !c.isAPIUp() {
 				return errKubeletDown // it fetches the claim first
 			}
@@ -341,11 +341,11 @@ func (c *cluster) runClaim(ctx context.Context, p *pod) {
 		}
 	}
 	if p.forced {
-		_ = c.node.call(func() error { c.node.remove(p); return nil }) // the kubelet lists no pod that is not on the API server
+		_ = c.node.call(func(context.Context) error { c.node.remove(p); return nil }) // the kubelet lists no pod that is not on the API server
 	}
 	c.endContainer(p)
 	c.untilDone(func() error {
-		return c.node.call(func() error {
+		return c.node.call(func(ctx context.Context) error {
 			c.node.remove(p)
 			return c.node.dra.Unprepare(ctx, draDriver, claim)
 		})
@@ -441,7 +441,7 @@ func (c *cluster) allocated() (all []sequence.Hold) {
 
 // offers returns what a new pod can get now.
 func (c *cluster) offers() (all []sequence.Hold) {
-	_ = c.node.call(func() error {
+	_ = c.node.call(func(context.Context) error {
 		for resource, ids := range c.node.free() {
 			for _, id := range ids {
 				all = append(all, idHold(resource, id))

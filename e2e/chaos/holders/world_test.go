@@ -254,7 +254,7 @@ func (w *world) change(r *release, v sequence.Values) error {
 // pickResource returns a resource that the node has, or the default.
 func (w *world) pickResource(pick uint32) string {
 	names := []string{"nvidia.com/gpu"}
-	_ = w.node.call(func() error {
+	_ = w.node.call(func(context.Context) error {
 		for name, n := range w.node.allocatable() {
 			if n > 0 && name != names[0] {
 				names = append(names, name)

@@ -150,7 +150,7 @@ func (a *Agent) warnings() (all []string) {
 			all = append(all, "plugin: "+r.Warning)
 		}
 	}
-	for _, text := range plugin.OtherPluginTexts(p.OtherPlugins) {
+	for _, text := range append(plugin.OtherPluginTexts(p.OtherPlugins), p.Warnings...) {
 		all = append(all, "plugin: "+text)
 	}
 	if s := a.lock.State().Load(); s.Warning != "" {

@@ -28,10 +28,14 @@ func (c *randomCluster) note(format string, args ...any) {
 	c.steps = append(c.steps, fmt.Sprintf(format, args...))
 }
 
-// schedule makes a claim for devices that no claim of the API server has.
+// schedule makes a claim for devices that no claim of the API server has or, as a scheduler that has lost its cache, for any.
 func (c *randomCluster) schedule() {
 	free := map[string]uint64{"gpu-0": 79 * gib, "gpu-1": 79 * gib, "gpu-2": 79 * gib, mig0: 1, "gpu-3-mig-1g10gb-19-1": 1}
+	twice := c.rng.IntN(5) == 0
 	for _, other := range c.exist {
+		if twice {
+			break
+		}
 		for _, r := range other.Status.Allocation.Devices.Results {
 			if isAdmin(&r) {
 				continue
@@ -84,6 +88,18 @@ func (c *randomCluster) faulty() bool {
 	return full || dead
 }
 
+// taken reports whether a claim that exists, and that is prepared or reserved, has a device of another one.
+func (c *randomCluster) taken(one *resourceapi.ResourceClaim) bool {
+	all := c.prepare.state.Load().Claims
+	return slices.ContainsFunc(c.exist, func(other *resourceapi.ResourceClaim) bool {
+		return other != one && all[other.UID].UID != "" && slices.ContainsFunc(other.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+			return !isAdmin(&r) && slices.ContainsFunc(one.Status.Allocation.Devices.Results, func(o resourceapi.DeviceRequestAllocationResult) bool {
+				return !isAdmin(&o) && o.Device == r.Device
+			})
+		})
+	})
+}
+
 // step does something, and checks that nothing is given twice.
 func (c *randomCluster) step() {
 	switch action := c.rng.IntN(14); {
@@ -96,7 +112,7 @@ func (c *randomCluster) step() {
 		if err == nil {
 			c.used[one.UID] = one
 			delete(c.undone, one.UID)
-		} else if !c.faulty() { // every other claim for its devices was deleted
+		} else if !c.faulty() && !c.taken(one) { // every other claim for its devices was deleted
 			c.t.Fatalf("%q", c.steps)
 		}
 	case action < 10 && len(c.used) > 0:

@@ -165,7 +165,7 @@ bench: build
 bench-outside: build
 	$(BENCH_OUTSIDE)
 
-# Plays random sequences: faults, and changes of values with pods. Equal seeds give equal sequences; 0 is a random one.
+# Plays random sequences of faults, and of values and pods. Equal seeds give equal sequences; 0 is a random one.
 # CHAOS_FLAGS: -run '...' -replay '...' replays a failure; -only fatal,heal,empty plays only these kinds of steps.
 CHAOS_SEED ?= 0
 CHAOS_SLACK ?= 1
@@ -180,8 +180,8 @@ chaos:
 chaos-faults:
 	$(CHAOS_TEST) . $(CHAOS_ALL) -time $(CHAOS_TIME) $(CHAOS_FLAGS)
 
-# Plays values of the chart, pods of both APIs and faults, in one process and with the binary.
-# Each device has one holder. The first build takes minutes.
+# Plays the sequences of values, pods of both APIs and faults.
+# Each device has one holder. They run in one process and with the binary; the first build takes minutes.
 chaos-holders:
 	$(CHAOS_TEST) -tags=kubelet1.37 ./holders $(CHAOS_ALL) $(CHAOS_FLAGS)
 

@@ -164,9 +164,13 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
 	a.plugin.SetLock(a.lock)
 	a.stateFile.AddSection(servedSection, &a.served)
-	a.plugin.SetNote(func(ctx context.Context) error {
-		a.served.Store(new([]byte("true")))
-		return a.stateFile.WaitSection(ctx, servedSection)
+	noPlugin := func() bool { return a.stateFile.LacksSection(servedSection) }
+	a.plugin.SetNote(plugin.Note{
+		Write: func(ctx context.Context) error {
+			a.served.Store(new([]byte("true")))
+			return a.stateFile.WaitSection(ctx, servedSection)
+		},
+		Missing: noPlugin,
 	})
 	a.mps = mps.NewFollower(mps.Options{
 		Desired: a.plugin.MPS(), Facts: a.facts, Log: log.Named("mps"),
@@ -177,7 +181,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.dra = dra.New(dra.Options{
 		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: boot, Released: a.plugin.Released(), Holders: a.plugin.LatestHolders(),
 		Ask:        a.plugin.AskHolders,
-		NoPlugin:   func() bool { return a.stateFile.LacksSection(servedSection) },
+		NoPlugin:   noPlugin,
 		Connect:    kube.Connector(func() string { return a.healthConfig.Load().Kubernetes.Kubeconfig }),
 		MPS:        a.plugin.MPS(),
 		Lock:       a.lock,

@@ -99,13 +99,13 @@ func TestNoteServing(t *testing.T) {
 			h := newHarness(t, snapshot(2))
 			k := h.kubelet()
 			var notes atomic.Int32
-			h.p.SetNote(func(context.Context) error {
+			h.p.SetNote(Note{Write: func(context.Context) error {
 				if r := k.State().Resources[gpu]; r.Name != "" {
 					t.Errorf("registered before: %+v", r)
 				}
 				notes.Add(1)
 				return failure
-			})
+			}})
 			h.run()
 			h.waitResource(k, gpu, listed(2, 2))
 			h.setConfig(func(c *Config) { c.Resource = "example.com/gpu" })

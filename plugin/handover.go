@@ -72,7 +72,11 @@ type releaseStep struct {
 func (r *release) next() releaseStep {
 	a := r.allocatable
 	counts := func(at time.Time) bool { return at.After(r.since.Add(r.settle)) }
-	if unknown := r.facts.Unknown(); unknown != "" {
+	switch unknown := r.facts.Unknown(); {
+	case unknown == "":
+	case r.facts.NoPlugin && !r.serves: // nobody has got anything
+		return releaseStep{}
+	default:
 		return releaseStep{r.serves, unknown}
 	}
 	if pods, served := pluginPods(&r.facts); len(pods) > 0 {

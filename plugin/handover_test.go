@@ -67,6 +67,17 @@ func TestRelease(t *testing.T) {
 	}
 }
 
+// While the kubelet does not tell who holds devices, they are released only if no device plugin has served since the boot.
+func TestReleaseUnknownHolders(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ noPlugin, serves, released bool }{{true, false, true}, {false, false, false}, {true, true, false}} {
+		r := release{facts: offer.Facts{Holders: podresources.Holders{Err: "denied"}, NoPlugin: c.noPlugin}, serves: c.serves}
+		if got := r.next(); (got.reason == "") != c.released || got.serve != c.serves {
+			t.Errorf("%+v: %+v", c, got)
+		}
+	}
+}
+
 // With plugin.api dra the plugin withholds what is free, waits for the pods, releases the devices, and offers them again only when dynamic
 // resource allocation has released them.
 func TestHandover(t *testing.T) {

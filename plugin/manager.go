@@ -49,7 +49,8 @@ type Plugin struct {
 	released    health.Latest[Handover]
 	turn        health.Latest[turn]
 	limitHooks  *cdi.LimitHooks
-	note        func(context.Context) error // nil, and after its call
+	note        Note
+	noted       bool // belongs to Run
 
 	// These belong to Run.
 	cdi             *cdi.Writer
@@ -348,23 +349,29 @@ func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, wi
 	}
 }
 
-// SetNote sets what notes durably, before the first registration, that a device plugin serves in this boot. Call it before Run.
-func (p *Plugin) SetNote(note func(context.Context) error) { p.note = note }
+// Note is a durable note that a device plugin of ours has served in this boot. Both fields may be nil: then that is unknown.
+type Note struct {
+	Write   func(context.Context) error
+	Missing func() bool // reports whether there is certainly none
+}
+
+// SetNote sets the note that the plugin writes before its first registration. Call it before Run.
+func (p *Plugin) SetNote(n Note) { p.note = n }
 
 // noteTimeout limits the wait for a disk.
 const noteTimeout = 2 * time.Second
 
 // noteServing notes once that the plugin serves. A disk that fails does not keep the devices from pods.
 func (p *Plugin) noteServing(ctx context.Context) {
-	if p.note == nil {
+	if p.note.Write == nil || p.noted {
 		return
 	}
+	p.noted = true
 	ctx, cancel := context.WithTimeout(ctx, noteTimeout)
 	defer cancel()
-	if err := p.note(ctx); err != nil {
+	if err := p.note.Write(ctx); err != nil {
 		p.log.Warn("cannot note that the device plugin serves; without the kubelet's pod resources, dynamic resource allocation could give held devices to claims", zap.Error(err))
 	}
-	p.note = nil
 }
 
 // removeStaleSockets removes the sockets that an earlier agent left behind. It runs before the registrars, which each
@@ -431,7 +438,7 @@ func (p *Plugin) LastAllocation(deviceID string) time.Time { return p.allocation
 // Facts returns what a decision about a device depends on, with the holders of an answer of the kubelet. The caller considers that the answer
 // may lack the newest allocations. It may be called from any goroutine.
 func (p *Plugin) Facts(h podresources.Holders) offer.Facts {
-	f := offer.Facts{Now: time.Now(), Holders: h}
+	f := offer.Facts{Now: time.Now(), Holders: h, NoPlugin: p.note.Missing != nil && p.note.Missing()}
 	if claims := load(p.layouts.claims); claims != nil {
 		f.Claims = *claims
 	}

@@ -38,6 +38,7 @@ func TestDRAViews(t *testing.T) {
 	}
 	n.awaitPage("/", 200, draDriver, "default/train", "pod-of-train")
 	n.awaitPage("/readyz", 200)
+	n.await("settled holders", func() bool { return n.snapshot().Kubelet.HoldersError == "" }) // a new kubelet has not read all its pods
 	if out := n.command(1, "detach"); !strings.Contains(out, "default/pod-of-train") {
 		t.Errorf("detach: %s", out)
 	}

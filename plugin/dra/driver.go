@@ -44,7 +44,7 @@ type Options struct {
 	Holders   *health.Latest[podresources.Holders] // never empty
 	// Ask asks the kubelet now and returns its answer, or the last one after a timeout; see podresources.Client.
 	Ask       func(context.Context, time.Duration) podresources.Holders
-	NoPlugin  func() bool                 // no device plugin of ours has served in this boot
+	NoPlugin  func() bool                 // no device plugin of ours has served in this boot; see plugin.Note
 	MPS       *health.Latest[mps.Desired] // which MPS daemons run; the driver stores it while it serves
 	Simulated func() bool                 // the devices are not real: a container needs no device nodes
 	Lock      *nodelock.Lock              // that the driver must hold to serve; nil: there is one agent on the node

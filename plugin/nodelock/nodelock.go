@@ -128,11 +128,17 @@ func (l *Lock) Run(ctx context.Context) error {
 		if dir != nil {
 			path := filepath.Join(*dir, Directory)
 			l.step(ctx, *dir)
-			if l.state.Load().Held && served != path {
+			if !l.state.Load().Held {
+				path = "" // the socket is the holder's
+			}
+			if served != path {
 				stopServing()
-				socketCtx, cancel := context.WithCancel(ctx)
-				stopServing, served = cancel, path
-				serving.Go(func() { _ = unixsock.Serve(socketCtx, filepath.Join(path, Socket), l.log, l.answer) })
+				stopServing, served = func() {}, path
+				if path != "" {
+					socketCtx, cancel := context.WithCancel(ctx)
+					stopServing = cancel
+					serving.Go(func() { _ = unixsock.Serve(socketCtx, filepath.Join(path, Socket), l.log, l.answer) })
+				}
 			}
 			ticks = tick.C
 		}

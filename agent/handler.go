@@ -115,32 +115,52 @@ func (a *Agent) notReady() []string {
 	return reasons
 }
 
-// waitsFor reports whether another agent serves the node, and the name of its pod if that is known.
+// waitsFor reports whether another agent serves the node instead of this one, and the name of its pod if that is known.
 func (a *Agent) waitsFor() (holder string, waits bool) {
 	s := a.lock.State().Load()
+	if cfg := a.pluginConfig.Load(); cfg != nil && !cfg.Enabled { // a monitor beside that one
+		return "", false
+	}
 	if s.Holder != nil {
 		holder = s.Holder.Pod
 	}
 	return holder, s.Waits
 }
 
-// unlessWaiting returns a component that does nothing while another agent serves the node: that one writes to the API server.
+// unlessWaiting returns a component that runs only while no other agent serves the node: that one writes to the API server.
 func (a *Agent) unlessWaiting(run func(context.Context) error) func(context.Context) error {
 	return func(ctx context.Context) error {
-		for {
-			cfg, cfgChanged := a.pluginConfig.Watch()
-			s, changed := a.lock.State().Watch()
-			if !cfg.Enabled || s.KubeletDir != "" && !s.Waits {
-				return run(ctx)
-			}
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-cfgChanged:
-			case <-changed:
+		for a.awaitServing(ctx, true) {
+			serving, cancel := context.WithCancel(ctx)
+			go func() {
+				defer cancel()
+				a.awaitServing(serving, false)
+			}()
+			err := run(serving)
+			cancel()
+			if err != nil {
+				return err
 			}
 		}
+		return nil
 	}
+}
+
+// awaitServing waits until no other agent serves the node instead of this one, or until one does. It returns false when ctx ends.
+func (a *Agent) awaitServing(ctx context.Context, want bool) bool {
+	for ctx.Err() == nil {
+		cfg, cfgChanged := a.pluginConfig.Watch()
+		s, changed := a.lock.State().Watch()
+		if serves := !cfg.Enabled || s.KubeletDir != "" && !s.Waits; serves == want {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+		case <-cfgChanged:
+		case <-changed:
+		}
+	}
+	return false
 }
 
 // pollInterval returns the time between two polls.

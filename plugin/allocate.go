@@ -83,9 +83,10 @@ func abbreviated(id string) string {
 
 // allocation answers Allocate calls.
 type allocation struct {
-	cfg  *Config
-	host cdi.Host
-	uuid func() string // for the key of an annotation, which must be unique in a pod
+	cfg    *Config
+	absent string // layout.absent
+	host   cdi.Host
+	uuid   func() string // for the key of an annotation, which must be unique in a pod
 }
 
 // allocate answers an Allocate call with one response per container. Its error is a *refusal, or that of ctx. The contents of a response
@@ -100,6 +101,9 @@ type allocation struct {
 func (a allocation) allocate(ctx context.Context, r Resource, req *pluginapi.AllocateRequest) (*pluginapi.AllocateResponse, error) {
 	if n := len(req.GetContainerRequests()); n > maxContainers {
 		return nil, &refusal{reasonOther, "", codes.ResourceExhausted, tooManyContainers(r.Name, n)}
+	}
+	if a.absent != "" {
+		return nil, &refusal{reasonWithheldDevice, "", codes.FailedPrecondition, "no device of this node is offered to new pods: " + a.absent}
 	}
 	resp := &pluginapi.AllocateResponse{}
 	for _, container := range req.GetContainerRequests() {
@@ -172,7 +176,7 @@ func refused(a offer.Answer) (reason, text string) {
 		return reasonUnhealthyDevice, "device %s is unhealthy: %s" + another
 	case offer.NotReady:
 		return reasonMPSNotReady, "the MPS daemon of device %s is not ready: %s" + another
-	case offer.Releasing, offer.NotServing:
+	case offer.Releasing:
 		return reasonWithheldDevice, "device %s is not offered to new pods: %s"
 	}
 	return reasonWithheldDevice, "device %s is not offered to new pods: %s" + another

@@ -17,7 +17,7 @@ import (
 )
 
 func testAllocation(cfg Config, root fstest.MapFS) allocation {
-	return allocation{&cfg, cfg.Host(root), func() string { return "a1b2c3d4-0000-4000-8000-000000000000" }}
+	return allocation{cfg: &cfg, host: cfg.Host(root), uuid: func() string { return "a1b2c3d4-0000-4000-8000-000000000000" }}
 }
 
 // machine returns the file system of a machine with three GPUs, the second of which is partitioned, and without

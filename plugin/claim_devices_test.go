@@ -77,9 +77,7 @@ func TestClaimAgainAfterKubeletWithoutAnswer(t *testing.T) {
 	h.p.layouts.holders = &h.p.pods.Holders
 	h.setConfig(sharedBy(2))
 	h.run()
-	h.waitHolders(func(r podresources.Holders) bool {
-		return !r.FailingSince.IsZero() && time.Since(r.FailingSince) > h.p.timing.pods.Settle()
-	})
+	h.waitHolders(func(r podresources.Holders) bool { return r.Err != "" && !r.Pending })
 	k.SetFault(kubelettest.Fault{NoPods: true})
 	h.restart(k)
 	h.waitHolders(func(h podresources.Holders) bool { return h.Settling && h.Err == "" })

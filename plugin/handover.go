@@ -31,7 +31,8 @@ func (p *Plugin) SetDRA(released *health.Latest[Handover]) {
 	p.setTurn(turn{notServing: draUnknown})
 }
 
-// SetLock sets the lock that the plugin must hold to serve. Call it before Run. Without it, there is one agent on the node.
+// SetLock sets the lock that the plugin must hold to serve; package dra requests it. Call it before Run. Without it, there is one agent on the
+// node.
 func (p *Plugin) SetLock(l *nodelock.Lock) { p.lock = l }
 
 // Released holds whether the plugin has released the devices: with plugin.api dra, when no pod holds a device that a device plugin
@@ -74,7 +75,7 @@ func (r *release) next() releaseStep {
 	counts := func(at time.Time) bool { return at.After(r.since.Add(r.settle)) }
 	switch unknown := r.facts.Unknown(); {
 	case unknown == "":
-	case r.facts.NoPlugin && !r.serves: // nobody has got anything
+	case r.facts.NobodyHas() && !r.serves:
 		return releaseStep{}
 	default:
 		return releaseStep{r.serves, unknown}
@@ -129,8 +130,8 @@ func (p *Plugin) handOver() (serve bool, reason string) {
 	if p.exclusive || cfg.ServesDRA() {
 		p.claimingSince = time.Time{}
 	}
-	if lock, _ := p.lock.Request(cfg.KubeletDir); !lock.Held {
-		p.exclusive, p.releasingSince = false, time.Time{}
+	if lock, _ := p.lock.In(cfg.KubeletDir); !lock.Held {
+		p.exclusive, p.releasingSince, p.claimingSince = false, time.Time{}, time.Time{}
 		p.setReleased(Handover{Reason: lock.Reason})
 		p.setTurn(turn{notServing: lock.Reason})
 		return false, lock.Reason
@@ -149,7 +150,7 @@ func (p *Plugin) handOver() (serve bool, reason string) {
 			p.setTurn(turn{})
 			return true, ""
 		case serves:
-			p.setTurn(turn{releasing: releasingReason})
+			p.setTurn(turn{releasing: reason})
 		default:
 			p.setTurn(turn{notServing: reason})
 		}
@@ -206,15 +207,14 @@ func (p *Plugin) claimDevices() (reason string) {
 	}
 	if p.claimingSince.IsZero() {
 		p.claimingSince = time.Now()
-		p.pods.QueryWithin(0)
+		p.pods.QueryWithin(p.timing.settle)
 	}
-	h, now := p.Holders(), time.Now()
-	switch {
-	case h.At.After(p.claimingSince) && h.Unknown(now) == "":
+	switch h := p.Holders(); {
+	case !h.At.Before(p.claimingSince.Add(p.timing.settle)) && h.Unknown(time.Now()) == "": // it has the last allocations of the agent before
 		p.exclusive = true
 		return ""
-	case h.Absent, !h.FailingSince.IsZero() && now.Sub(h.FailingSince) > p.timing.pods.Settle():
-		return "" // a kubelet that does not tell must not cost the node its devices; another kubelet is asked again
+	case h.Silent:
+		return "" // that must not cost the node its devices; another kubelet is asked again
 	}
 	return holdersUnknown
 }

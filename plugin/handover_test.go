@@ -70,8 +70,10 @@ func TestRelease(t *testing.T) {
 // While the kubelet does not tell who holds devices, they are released only if no device plugin has served since the boot.
 func TestReleaseUnknownHolders(t *testing.T) {
 	t.Parallel()
-	for _, c := range []struct{ noPlugin, serves, released bool }{{true, false, true}, {false, false, false}, {true, true, false}} {
-		r := release{facts: offer.Facts{Holders: podresources.Holders{Err: "denied"}, NoPlugin: c.noPlugin}, serves: c.serves}
+	for _, c := range []struct{ noPlugin, silent, serves, released bool }{
+		{true, true, false, true}, {false, true, false, false}, {true, false, false, false}, {true, true, true, false},
+	} {
+		r := release{facts: offer.Facts{Holders: podresources.Holders{Err: "denied", Silent: c.silent}, NoPlugin: c.noPlugin}, serves: c.serves}
 		if got := r.next(); (got.reason == "") != c.released || got.serve != c.serves {
 			t.Errorf("%+v: %+v", c, got)
 		}

@@ -74,6 +74,7 @@ type layout struct {
 	cfg       *Config
 	snap      *health.Snapshot
 	holders   *podresources.Holders // nil before the first
+	absent    string                // why there is no resource: the plugin does not serve; empty if it does
 	resources []Resource            // by name
 	err       string                // why some or all are missing, if the configuration does not fit the node
 	misfits   misfits               // the part of err about how devices are shared
@@ -138,8 +139,8 @@ func (c *candidate) device() *health.Device { return &c.state.Device }
 // every change of the holders.
 func newLayout(in layoutInput) layout {
 	cfg, snap := in.cfg, in.snap
-	l := layout{cfg: cfg, snap: snap}
-	if cfg == nil || !cfg.Enabled || !snap.Polled() || in.facts.NotServing != "" {
+	l := layout{cfg: cfg, snap: snap, absent: in.facts.NotServing}
+	if cfg == nil || !cfg.Enabled || !snap.Polled() || l.absent != "" {
 		return l
 	}
 	selected, n := cfg.selectCandidates(snap)

@@ -190,7 +190,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		holds := true
 		if c := p.cfg.Load(); c != nil && c.Enabled {
 			var lock nodelock.State
-			lock, lockChanged = p.lock.Request(c.KubeletDir)
+			lock, lockChanged = p.lock.In(c.KubeletDir)
 			holds = lock.Held
 		}
 		serve, notOffered := p.handOver()

@@ -115,7 +115,7 @@ func (s *server) Allocate(ctx context.Context, req *pluginapi.AllocateRequest) (
 	s.layouts.recent.add(s.resource(), req, time.Now())
 	now := s.layouts.current()
 	cfg := cmp.Or(now.cfg, &Config{})
-	a := allocation{cfg: cfg, host: cfg.Host(os.DirFS("/")), uuid: uuid.NewString}
+	a := allocation{cfg: cfg, absent: now.absent, host: cfg.Host(os.DirFS("/")), uuid: uuid.NewString}
 	resp, err := a.allocate(ctx, findResource(now.resources, s.name), req)
 	if err != nil {
 		s.counts.refuse(err)

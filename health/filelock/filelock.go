@@ -64,9 +64,9 @@ func AcquireUnlocked(path string, flag int) (*Held, error) {
 // Unsupported returns an ErrUnsupported if nothing keeps others from the path, otherwise nil.
 func (h *Held) Unsupported() error { return h.unlocked }
 
-// Of reports whether this is the lock of a path, and whether others that open the path find the locked file. A nil Held is of no path.
+// Of reports whether others that open a path find the locked file. A nil Held is of no path.
 func (h *Held) Of(path string) bool {
-	if h == nil || h.Path != path {
+	if h == nil {
 		return false
 	}
 	held, err := h.File.Stat()

@@ -16,7 +16,7 @@ func TestAcquireDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	first, err := Acquire(dir, syscall.O_DIRECTORY)
-	if err != nil || first.Unsupported() != nil || !first.Of(dir) || first.Of(link) {
+	if err != nil || first.Unsupported() != nil || !first.Of(dir) || !first.Of(link) {
 		t.Fatalf("%+v, %v", first, err)
 	}
 	for _, path := range []string{dir, link} {

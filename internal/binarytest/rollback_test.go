@@ -103,9 +103,13 @@ func TestDRAWithoutPodResources(t *testing.T) {
 	n.awaitPage("/readyz", 503, "unknown which pods hold devices", "denied")
 	n.await("the registration", func() bool { return n.dra.Registered(draDriver) })
 	next := n.claim("next", "gpu-1")
-	if _, err := n.dra.Prepare(t.Context(), draDriver, next); err == nil || !strings.Contains(err.Error(), "unknown which pods hold devices") {
-		t.Errorf("a claim is prepared: %v", err)
-	}
+	n.await("the refusal", func() bool { // the first ones may be that the driver has no devices yet
+		_, err := n.dra.Prepare(t.Context(), draDriver, next)
+		if err == nil {
+			t.Fatal("a claim is prepared")
+		}
+		return strings.Contains(err.Error(), "unknown which pods hold devices")
+	})
 	n.kubelet.SetFault(kubelettest.Fault{})
 	n.awaitServing()
 	n.prepare(next)

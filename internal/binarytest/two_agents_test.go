@@ -56,6 +56,7 @@ func TestTwoAgents(t *testing.T) {
 				t.Errorf("the second agent has registered %+v", r)
 			}
 
+			second.await("settled holders", func() bool { return second.snapshot().Kubelet.HoldersError == "" })
 			ended := time.Now()
 			end(first)
 			second.await("the devices of the second", func() bool { return k.State().Resources[other].Allocatable() == 8 })
@@ -81,4 +82,23 @@ func TestMonitorBesideServingAgent(t *testing.T) {
 	if r := k.State().Resources[resource]; r.Allocatable() != 8 {
 		t.Errorf("the serving agent's devices: %+v", r)
 	}
+}
+
+// An agent that waited, and whose plugin is switched off, measures as one whose plugin was never on, and leaves the node to the other one, also
+// while that restarts.
+func TestWaitingAgentSwitchedOff(t *testing.T) {
+	t.Parallel()
+	first, k := startRegistered(t, simConfig)
+	second := start(t, simConfig+"\nplugin: {kubeletDir: "+first.Dir+"}")
+	second.awaitMetrics("\ngpu_node_agent_waits_for_holder 1\n")
+	second.reload(simConfig + "\nplugin: {enabled: false, kubeletDir: " + first.Dir + "}")
+	second.awaitPage("/readyz", http.StatusOK)
+	second.awaitMetrics("\ngpu_node_agent_waits_for_holder 0\n", "gpu_node_agent_device_info")
+	first.stop()
+	registrations := k.State().Resources[resource].Registrations
+	first.launch()
+	first.await("the devices again", func() bool {
+		r := k.State().Resources[resource]
+		return r.Registrations > registrations && r.Allocatable() == 8
+	})
 }

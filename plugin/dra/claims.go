@@ -110,16 +110,13 @@ type claimTiming struct {
 	mps       time.Duration // until an MPS daemon is ready; the kubelet gives a call 45 s
 	base      time.Duration // until the first check of the devices' CDI spec
 	sweep     time.Duration // between sweeps
-	stale     time.Duration // from when a claim is known not to exist any more until it is removed without the kubelet
-	unprepare time.Duration // until the kubelet unprepares such a claim, in a call for another one
+	unprepare time.Duration // until the kubelet unprepares a claim that does not exist any more, in a call for another one
 	lost      time.Duration // how long a lost checkpoint counts at least: a kubelet that starts with the agent lists its pods one by one
 }
 
 func defaultClaimTiming() claimTiming {
 	return claimTiming{
-		api: 5 * time.Second, mps: 20 * time.Second, base: 5 * time.Second, sweep: 10 * time.Minute, lost: time.Minute,
-		// A kubelet that was down while the pod was deleted unprepares the claim in its reconcile loop, each minute (kubernetes v1.36.3).
-		stale: 90 * time.Second, unprepare: 10 * time.Second,
+		api: 5 * time.Second, mps: 20 * time.Second, base: 5 * time.Second, sweep: 10 * time.Minute, lost: time.Minute, unprepare: 10 * time.Second,
 	}
 }
 
@@ -153,7 +150,6 @@ type preparer struct {
 	pooled   time.Time  // since when there is a pool; zero before
 	queue    []*change
 	busy     map[types.UID]chan struct{} // claims of running calls; closed at their end
-	stale    map[types.UID]time.Time     // prepared claims that do not exist any more, since when that is known
 	errors   map[string]uint64
 	prepares Durations
 	undos    Durations
@@ -186,7 +182,7 @@ func newPreparer(o *Options, claims *health.Latest[Claims]) *preparer {
 			},
 			writeSpec: cdi.WriteClaimSpec, removeSpec: cdi.RemoveClaimSpec,
 		},
-		writing: make(chan struct{}, 1), busy: make(map[types.UID]chan struct{}), stale: make(map[types.UID]time.Time), errors: make(map[string]uint64),
+		writing: make(chan struct{}, 1), busy: make(map[types.UID]chan struct{}), errors: make(map[string]uint64),
 		prepares: Durations{Counts: make([]uint64, len(DurationBounds())+1)}, undos: Durations{Counts: make([]uint64, len(DurationBounds())+1)},
 	}
 }
@@ -296,9 +292,6 @@ func (p *preparer) store(s *claimState) {
 	p.state.Store(s)
 	p.published.Store(&Claims{ByUID: s.Claims}) //nolint:forbidigo // makes it
 	p.prepared.Store(&claims)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	maps.DeleteFunc(p.stale, func(uid types.UID, _ time.Time) bool { return s.Claims[uid].UID == "" })
 }
 
 // change is a change of the checkpoint that waits for its write.
@@ -439,7 +432,7 @@ func (p *preparer) setPublishing(ctx context.Context, on bool) error {
 // needed reports whether pods may have devices of the driver, or may get them.
 func (p *preparer) needed() bool {
 	s := p.state.Load()
-	return s != nil && (s.Publishing || s.Lost || len(s.Claims) > 0)
+	return s != nil && s.needed()
 }
 
 // update sets what claims are prepared by.
@@ -726,7 +719,7 @@ func (p *preparer) reserve(ctx context.Context, plan *plan) error {
 		removed := false
 		var memory error // a claim that shares the memory exists; another one may not
 		for i := range conflicts {
-			err := p.removeStale(ctx, &conflicts[i], &plan.facts.Holders)
+			err := p.removeStale(ctx, &conflicts[i])
 			switch r, _ := errors.AsType[*claimRefusal](err); {
 			case err == nil:
 				removed = true

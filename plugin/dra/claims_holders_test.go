@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -72,6 +73,10 @@ func TestPrepareUnknownHolders(t *testing.T) {
 	n.mu.Unlock()
 	n.refused(claim("a", result("gpu-1")), reasonNotReady, "may not have read all its pods")
 	n.noPlugin = true
+	n.refused(claim("a", result("gpu-1")), reasonNotReady, "may not have read all its pods")
+	n.mu.Lock()
+	n.holders = podresources.Holders{Err: "denied", Silent: true}
+	n.mu.Unlock()
 	a := claim("a", result("gpu-1"))
 	n.create(a)
 	n.must(a)
@@ -177,7 +182,7 @@ func TestPrepareAwaitsUnprepare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newClaimNode(t)
 		defer n.stop()
-		n.prepare.timing.stale = defaultClaimTiming().stale
+		n.prepare.timing.unprepare = defaultClaimTiming().unprepare
 		old, next := claim("old", result("gpu-0")), claim("next", result("gpu-0"))
 		n.must(old)
 		n.refused(next, reasonInUse, "default/old", "not unprepared yet")
@@ -197,16 +202,21 @@ func TestPrepareAwaitsUnprepare(t *testing.T) {
 	})
 }
 
-// A claim that does not exist any more, and that the kubelet does not unprepare, is removed after a time, unless a pod holds it.
+// A claim that does not exist any more is removed without the kubelet only if it cannot have a container: the kubelet does not list those of a pod
+// that was deleted by force, which may end after minutes.
 func TestPrepareAfterStaleClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newClaimNode(t)
 		defer n.stop()
-		n.prepare.timing.stale = defaultClaimTiming().stale
 		old, next := claim("old", result("gpu-0")), claim("next", result("gpu-0"))
 		n.must(old)
+		time.Sleep(time.Hour) //nolint:forbidigo // synctest's time
 		n.refused(next, reasonInUse, "default/old")
-		time.Sleep(n.prepare.timing.stale) //nolint:forbidigo // synctest's time
+		n.prepare.sweep(t.Context())
+		n.refused(next, reasonInUse, "default/old")
+		if err := cdi.RemoveClaimSpec(n.cfg.CDI.Dir, string(old.UID)); err != nil { // unprepared when the checkpoint could not be written
+			t.Fatal(err)
+		}
 		n.hold(map[health.DeviceID][]podresources.Holder{"GPU-0": {claimHolder(old, "gpu-0")}})
 		n.refused(next, reasonInUse, "default/old")
 		n.hold(map[health.DeviceID][]podresources.Holder{})

@@ -37,7 +37,7 @@ type plan struct {
 	specs  []cdi.ClaimDevice
 
 	// For offer.Facts.Grant.
-	facts    offer.Facts // without claims
+	facts    offer.Facts
 	requests []offer.Request
 	offered  map[health.DeviceID]uint64 // the memory that all shares of a device may have
 }

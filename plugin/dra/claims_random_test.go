@@ -2,6 +2,7 @@ package dra
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"path/filepath"
 	"slices"
@@ -19,8 +20,8 @@ type randomCluster struct {
 	rng    *rand.Rand
 	number int
 	exist  []*resourceapi.ResourceClaim             // on the API server
-	used   map[types.UID]*resourceapi.ResourceClaim // prepared successfully, and not unprepared
-	undone map[types.UID]bool                       // of these, those whose last call to unprepare failed
+	used   map[types.UID]*resourceapi.ResourceClaim // the kubelet has called for them, and unprepares them
+	undone map[types.UID]bool                       // of these, those that were never prepared, or whose last call to unprepare failed
 	steps  []string
 }
 
@@ -88,11 +89,12 @@ func (c *randomCluster) faulty() bool {
 	return full || dead
 }
 
-// taken reports whether a claim that exists, and that is prepared or reserved, has a device of another one.
+// taken reports whether a claim that exists, or that may have a container, has a device of another one.
 func (c *randomCluster) taken(one *resourceapi.ResourceClaim) bool {
 	all := c.prepare.state.Load().Claims
-	return slices.ContainsFunc(c.exist, func(other *resourceapi.ResourceClaim) bool {
-		return other != one && all[other.UID].UID != "" && slices.ContainsFunc(other.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+	return slices.ContainsFunc(slices.Collect(maps.Values(c.used)), func(other *resourceapi.ResourceClaim) bool {
+		known := all[other.UID]
+		return other != one && known.UID != "" && (slices.Contains(c.exist, other) || known.hasSpec()) && slices.ContainsFunc(other.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
 			return !isAdmin(&r) && slices.ContainsFunc(one.Status.Allocation.Devices.Results, func(o resourceapi.DeviceRequestAllocationResult) bool {
 				return !isAdmin(&o) && o.Device == r.Device
 			})
@@ -110,11 +112,13 @@ func (c *randomCluster) step() {
 		err := c.call(one).Err
 		c.note("prepare %s: %v", one.Name, err)
 		if err == nil {
-			c.used[one.UID] = one
 			delete(c.undone, one.UID)
-		} else if !c.faulty() && !c.taken(one) { // every other claim for its devices was deleted
+		} else if !c.faulty() && !c.taken(one) { // every other claim for its devices has ended
 			c.t.Fatalf("%q", c.steps)
+		} else if c.used[one.UID] == nil {
+			c.undone[one.UID] = true
 		}
+		c.used[one.UID] = one
 	case action < 10 && len(c.used) > 0:
 		c.unprepareOne()
 	case action < 11: // by force: the kubelet unprepares later
@@ -185,11 +189,9 @@ func (c *randomCluster) check() {
 			}
 		}
 	}
-	for uid, one := range c.used { // of those that exist: others lose their devices when these are needed
-		if slices.ContainsFunc(c.exist, func(other *resourceapi.ResourceClaim) bool { return other.UID == uid }) {
-			if prepared := all[uid]; !c.undone[uid] && !prepared.hasSpec() {
-				c.t.Fatalf("%s is not prepared: %q", one.Name, c.steps)
-			}
+	for uid, one := range c.used {
+		if prepared := all[uid]; !c.undone[uid] && !prepared.hasSpec() {
+			c.t.Fatalf("%s is not prepared: %q", one.Name, c.steps)
 		}
 	}
 }

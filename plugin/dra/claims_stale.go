@@ -49,8 +49,8 @@ func (p *preparer) getClaim(ctx context.Context, namespace, name string) (*resou
 
 // removeStale waits until a claim that keeps another one from a device is unprepared, if it does not exist any more or is not allocated to that
 // device: its container may still run. After a pod is deleted by force, the kubelet may prepare the claim of a new pod before it ends that of the
-// old one. A claim that the kubelet does not unprepare is removed after a time, if no pod holds it. The error is a refusal of the other claim.
-func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict, holders *podresources.Holders) error {
+// old one, and does not list the old one. One that cannot have a container is removed. The error is a refusal of the other claim.
+func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict) error {
 	c, exists := p.state.Load().Claims[types.UID(found.Claim.UID)]
 	if !exists {
 		return nil // the caller looks again
@@ -76,8 +76,8 @@ func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict, holde
 		if now, exists := p.state.Load().Claims[c.UID]; !exists || !now.Prepared.Equal(c.Prepared) {
 			return nil // the caller looks again
 		}
-		if p.staleFor(&c) >= p.timing.stale && !holders.ClaimHeld(c.Namespace, c.Name) {
-			return p.removeUnused(ctx, &c)
+		if removed, err := p.removeUnused(ctx, &c); removed || err != nil {
+			return err
 		}
 		select {
 		case <-changed:
@@ -86,24 +86,6 @@ func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict, holde
 				"has not unprepared yet; the kubelet tries again", found.Device, &c)
 		}
 	}
-}
-
-// staleFor notes that a prepared claim does not exist any more, or has other devices, and returns how long that is known.
-func (p *preparer) staleFor(c *Claim) time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	now := time.Now()
-	since, known := p.stale[c.UID]
-	if !known {
-		since, p.stale[c.UID] = now, now
-	}
-	return now.Sub(since)
-}
-
-func (p *preparer) hasStale() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return len(p.stale) > 0
 }
 
 // allocatedTo reports whether a claim of the API server has a device for which it was prepared.
@@ -141,11 +123,19 @@ const holdersTimeout = 2 * time.Second
 // askHolders returns which containers hold devices, as of an answer to a question since the call began, or else the last answer. They are
 // unknown if it is from before the driver had its devices: devices of claims have names since then.
 func (p *preparer) askHolders(ctx context.Context) podresources.Holders {
-	h := p.options.Ask(ctx, holdersTimeout)
+	h := lastAnswer(p.options.Ask(ctx, holdersTimeout))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if h.Err == "" && (p.pooled.IsZero() || h.At.Before(p.pooled)) {
 		h.Err = "the kubelet has not been asked since the driver has its devices"
+	}
+	return h
+}
+
+// lastAnswer returns holders of which the last answer counts, as long as it is not too old, although the kubelet refuses since.
+func lastAnswer(h podresources.Holders) podresources.Holders {
+	if !h.Forgotten() && time.Since(h.At) <= podresources.MaxHoldersAge {
+		h.Err = ""
 	}
 	return h
 }
@@ -239,15 +229,13 @@ func (p *preparer) run(ctx context.Context) {
 			if s := p.state.Load(); s != nil && s.Lost {
 				next = min(next, p.timing.lost)
 			}
-			if p.hasStale() {
-				next = min(next, p.timing.stale)
-			}
 			timer.Reset(next)
 		}
 	}
 }
 
-// sweep removes claims that do not exist any more, or that have other devices now, and that no pod holds, and the specs of claims that are not prepared.
+// sweep removes claims that do not exist any more, or that have other devices now, and that cannot have a container, and the specs of claims that
+// are not prepared.
 func (p *preparer) sweep(ctx context.Context) {
 	s, in := p.state.Load(), p.input.Load()
 	if in == nil || in.cfg == nil {
@@ -274,7 +262,7 @@ func (p *preparer) sweep(ctx context.Context) {
 		}
 	}
 	for uid, c := range s.Claims {
-		if holders.ClaimHeld(c.Namespace, c.Name) {
+		if c.hasSpec() {
 			continue
 		}
 		claim, err := p.getClaim(ctx, c.Namespace, c.Name)
@@ -284,27 +272,32 @@ func (p *preparer) sweep(ctx context.Context) {
 		if claim != nil && claim.UID == uid && slices.ContainsFunc(c.Devices, func(d ClaimDevice) bool { return d.allocatedTo(claim) }) {
 			continue
 		}
-		if p.staleFor(&c) < p.timing.stale {
-			continue
-		}
-		if err := p.removeUnused(ctx, &c); err != nil {
+		if _, err := p.removeUnused(ctx, &c); err != nil {
 			p.options.Log.Warn("cannot remove a claim that does not exist any more", zap.String("claim", c.String()), zap.Error(err))
 		}
 	}
 	p.sweepSpecs(ctx, in.cfg.CDI.Dir)
 }
 
-func (p *preparer) removeUnused(ctx context.Context, c *Claim) error {
+// removeUnused removes a claim that does not exist any more, or that has other devices now, if it cannot have a container: it has no CDI spec,
+// because it was never prepared, or was unprepared when the checkpoint could not be written, and no pod holds it.
+func (p *preparer) removeUnused(ctx context.Context, c *Claim) (removed bool, err error) {
 	end, err := p.begin(ctx, c.UID)
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer end()
 	if now, exists := p.state.Load().Claims[c.UID]; !exists || !now.Prepared.Equal(c.Prepared) {
-		return nil // it was prepared again
+		return true, nil // or prepared again: the caller looks again
 	}
-	p.options.Log.Info("claim is removed: it does not exist any more or has other devices, and no pod holds it", zap.String("claim", c.String()), zap.String("uid", string(c.UID)))
-	return p.unprepare(ctx, c.UID)
+	if c.hasSpec() {
+		return false, nil
+	}
+	if h := p.askHolders(ctx); h.Unknown(time.Now()) != "" || h.ClaimHeld(c.Namespace, c.Name) {
+		return false, nil
+	}
+	p.options.Log.Info("claim is removed: it does not exist any more or has other devices, and has no CDI spec", zap.String("claim", c.String()), zap.String("uid", string(c.UID)))
+	return true, p.unprepare(ctx, c.UID)
 }
 
 // sweepSpecs removes the CDI specs of claims that are not prepared. It removes none while a checkpoint is lost: a container that restarts

@@ -58,7 +58,6 @@ type claimNode struct {
 	noMPS   bool // no MPS daemon becomes ready
 
 	noPlugin bool
-	stale    time.Duration // claimTiming.stale
 
 	options Options
 	claims  *health.Latest[Claims]
@@ -173,7 +172,7 @@ func (n *claimNode) start() {
 	}
 	n.options.Holders.Store(&podresources.Holders{})
 	p := newPreparer(&n.options, n.claims)
-	p.timing.stale = n.stale
+	p.timing.unprepare = 10 * time.Millisecond
 	inner := p.disk
 	p.disk = disk{
 		writeFile: func(path string, text []byte) error {
@@ -687,6 +686,7 @@ func (n *claimNode) wantNoMPS() {
 // A device of a claim is refused to others as long as that claim exists and has it, and not longer.
 func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 	gone := func(n *claimNode, first *resourceapi.ResourceClaim) { n.remove(first) }
+	unprepared := []string{"default/a", "not unprepared yet"}
 	tests := map[string]struct {
 		config        func(*plugin.Config)
 		first, second *resourceapi.ResourceClaim
@@ -696,9 +696,9 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 		parts         []string
 	}{
 		"exists":         {first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), reason: reasonInUse, parts: []string{"gpu-0", "default/a", "pod-a"}},
-		"does not exist": {first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), before: gone},
+		"does not exist": {first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), before: gone, reason: reasonInUse, parts: unprepared},
 		"made again": {
-			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")),
+			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), reason: reasonInUse, parts: unprepared,
 			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
 				n.remove(first)
 				again := first.DeepCopy()
@@ -707,7 +707,7 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 			},
 		},
 		"allocated elsewhere": {
-			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")),
+			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), reason: reasonInUse, parts: unprepared,
 			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
 				n.remove(first)
 				again := first.DeepCopy()
@@ -716,7 +716,7 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 			},
 		},
 		"allocated in part elsewhere": {
-			first: claim("a", result("gpu-0"), result("gpu-1", byRequest("b"))), second: claim("b", result("gpu-0")),
+			first: claim("a", result("gpu-0"), result("gpu-1", byRequest("b"))), second: claim("b", result("gpu-0")), reason: reasonInUse, parts: unprepared,
 			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
 				n.remove(first)
 				again := first.DeepCopy()
@@ -725,7 +725,7 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 			},
 		},
 		"not allocated": {
-			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")),
+			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), reason: reasonInUse, parts: unprepared,
 			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
 				n.remove(first)
 				again := first.DeepCopy()
@@ -757,6 +757,7 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 		},
 		"share that does not fit beside one of no claim": {
 			config: shareMemory, first: claim("a", result("gpu-0", share("s", 50*gib))), second: claim("b", result("gpu-0", share("t", 40*gib))), before: gone,
+			reason: reasonInUse, parts: unprepared,
 		},
 		"whole beside a share": {config: shareMemory, first: claim("a", result("gpu-0", share("s", gib))), second: claim("b", result("gpu-0")), reason: reasonInUse},
 		"share beside a whole": {config: shareMemory, first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0", share("s", gib))), reason: reasonInUse},
@@ -779,9 +780,6 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 			case test.reason != "":
 				n.refused(test.second, test.reason, test.parts...)
 				want = want[:1]
-			case !test.both:
-				n.must(test.second)
-				want = want[1:]
 			default:
 				n.must(test.second)
 			}
@@ -836,8 +834,13 @@ func TestPrepareShareBesideStaleClaim(t *testing.T) {
 	a, b := claim("a", result("gpu-0", share("s1", 30*gib))), claim("b", result("gpu-0", share("s2", 30*gib)))
 	n.create(a)
 	n.must(a)
-	n.must(b) // deleted by force
-	n.must(claim("c", result("gpu-0", share("s3", 40*gib))))
+	n.must(b)
+	if err := cdi.RemoveClaimSpec(n.cfg.CDI.Dir, string(b.UID)); err != nil { // unprepared when the checkpoint could not be written
+		t.Fatal(err)
+	}
+	c := claim("c", result("gpu-0", share("s3", 40*gib)))
+	n.create(c)
+	n.must(c)
 	n.refused(claim("d", result("gpu-0", share("s4", 79*gib))), reasonMemory, "default/a")
 }
 
@@ -868,7 +871,10 @@ func TestCheckpointWrittenLater(t *testing.T) {
 func TestPrepareWhileReleasing(t *testing.T) {
 	n := newClaimNode(t)
 	a, b := claim("a", result("gpu-0")), claim("b", result("gpu-0"))
-	n.must(a) // it does not exist on the API server, so b gets the device
+	n.must(a) // it does not exist on the API server and has no spec, so b gets the device
+	if err := cdi.RemoveClaimSpec(n.cfg.CDI.Dir, string(a.UID)); err != nil {
+		t.Fatal(err)
+	}
 	n.api.PrependReactor("get", "resourceclaims", func(k8stesting.Action) (bool, runtime.Object, error) {
 		n.prepare.releasing(true) // while b waits for the API server
 		return false, nil, nil
@@ -1008,12 +1014,13 @@ func TestPrepareLostCheckpoint(t *testing.T) {
 	}
 }
 
-// The sweep removes claims that the API server does not have and that no pod holds.
+// The sweep removes claims that the API server does not have and that cannot have a container.
 func TestSweep(t *testing.T) {
 	n := newClaimNode(t)
 	exists, held, left, other := claim("exists", result("gpu-0")), claim("held", result("gpu-1")), claim("left", result("gpu-2")), claim("other", result(mig0))
 	n.create(exists, held, left, other)
-	for _, c := range []*resourceapi.ResourceClaim{exists, held, left, other} {
+	runs := claim("runs", result("gpu-0", asAdmin)) // and is of a pod that was deleted by force
+	for _, c := range []*resourceapi.ResourceClaim{exists, held, left, other, runs} {
 		n.must(c)
 	}
 	n.remove(held)
@@ -1033,6 +1040,11 @@ func TestSweep(t *testing.T) {
 	n.must(deallocated)
 	deallocated.Status.Allocation = nil // the kubelet unprepared it, which could not be written before a restart
 	n.create(deallocated)
+	for _, uid := range []string{"uid-held", "uid-left", "uid-other", "uid-deallocated"} {
+		if err := cdi.RemoveClaimSpec(n.cfg.CDI.Dir, uid); err != nil {
+			t.Fatal(err)
+		}
+	}
 	all := n.prepared()
 	n.mu.Lock()
 	n.holders.By = nil // unknown
@@ -1051,10 +1063,10 @@ func TestSweep(t *testing.T) {
 	}
 	n.down = nil
 	n.prepare.sweep(t.Context())
-	if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-exists", "uid-held"}) {
+	if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-exists", "uid-held", "uid-runs"}) {
 		t.Errorf("got %v", got)
 	}
-	if got := n.specs(); !slices.Equal(got, []string{"uid-exists", "uid-held"}) {
+	if got := n.specs(); !slices.Equal(got, []string{"uid-exists", "uid-runs"}) {
 		t.Errorf("specs of %v", got)
 	}
 	if _, err := os.Stat(foreign); err != nil {

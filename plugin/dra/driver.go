@@ -11,10 +11,13 @@ package dra
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -79,7 +82,7 @@ func New(o Options) *Driver {
 	}
 	d.preparer = newPreparer(&d.Options, &d.claims)
 	t, claims := &d.timing, &d.preparer.timing
-	for _, interval := range []*time.Duration{&t.poll, &t.retryMin, &t.retryMax, &t.properties, &t.resend, &t.streamLost, &claims.sweep, &claims.lost, &claims.stale, &claims.unprepare} {
+	for _, interval := range []*time.Duration{&t.poll, &t.retryMin, &t.retryMax, &t.properties, &t.resend, &t.streamLost, &claims.sweep, &claims.lost, &claims.unprepare} {
 		*interval /= time.Duration(max(1, o.Faster))
 	}
 	return d
@@ -163,13 +166,15 @@ func (d *Driver) Run(ctx context.Context) error {
 	return nil
 }
 
-// requestLock requests the lock of the node if there is something to serve. It returns whether the driver may serve, and a channel that
-// closes when that changes.
+// requestLock requests the lock of the node if there is something to serve, by this driver or the device plugin. It returns whether the driver
+// may serve, and a channel that closes when that changes.
 func (d *Driver) requestLock(cfg *plugin.Config) (s nodelock.State, changed <-chan struct{}) {
-	if cfg == nil || !cfg.Enabled && len(checkpoints(cfg.KubeletDir)) == 0 {
+	if cfg == nil || !cfg.Enabled && !slices.ContainsFunc(checkpoints(cfg.KubeletDir), neededCheckpoint) {
+		d.Lock.Request("")
 		return nodelock.State{Held: true}, nil
 	}
-	return d.Lock.Request(cfg.KubeletDir)
+	d.Lock.Request(cfg.KubeletDir)
+	return d.Lock.In(cfg.KubeletDir)
 }
 
 // serveWhileHeld serves an instance until ctx ends, its devices are released, or the lock of its directory is lost.
@@ -259,6 +264,12 @@ func checkpoints(kubeletDir string) []string {
 		return nil
 	}
 	return files
+}
+
+// neededCheckpoint reports whether pods may have devices by a checkpoint, or may get them.
+func neededCheckpoint(file string) bool {
+	c, err := readCheckpoint(filepath.Dir(file))
+	return c.needed() || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
 // Released holds whether the driver has released the devices: with plugin.api devicePlugin, when no claim is prepared and no slice is

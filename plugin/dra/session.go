@@ -1,6 +1,7 @@
 package dra
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -184,13 +185,19 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	unknown := ""
 	if in.Offers, unknown = s.offers(snap); unknown != "" {
 		before := s.holders.before.Load()
-		if before == nil { // nothing is added, and nothing there is changed
+		if before == nil || before.err != "" { // nothing is added, and nothing there is changed
+			if before != nil {
+				unknown += "; " + before.err
+			}
+			s.setError(unknown, nil)
 			s.preparer.update(cfg, snap, s.pool.Load())
 			return nil
 		}
 		in.Before = before.taints
 	}
+	unknown = cmp.Or(unknown, s.refusal())
 	if s.publishes && in.Same(&s.input) {
+		s.setError(unknown, s.pool.Load().Warnings)
 		s.preparer.update(cfg, snap, s.pool.Load())
 		return nil
 	}
@@ -414,7 +421,7 @@ func (s *session) setError(err string, warnings []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != "" && err != s.err {
-		s.Log.Warn("nothing published", zap.String("reason", err))
+		s.Log.Warn("cannot serve claims", zap.String("reason", err))
 	}
 	s.err, s.warnings = err, warnings
 }

@@ -17,12 +17,15 @@ import (
 type sessionHolders struct {
 	known  chan struct{} // closed when the kubelet has said, since the devices are known, which containers hold them
 	before health.Latest[publishedBefore]
+
+	last podresources.Holders // the last ones that were known; belongs to run
 }
 
 // publishedBefore are the taints of the devices on the API server, by name. They are read only if the kubelet does not say at once who holds
 // devices.
 type publishedBefore struct {
 	taints map[string][]resourceapi.DeviceTaint
+	err    string // why they are unknown; empty if they are not
 }
 
 // learnHolders asks the kubelet which containers hold devices until it says so, or ctx ends.
@@ -40,7 +43,7 @@ func (s *session) learnHolders(ctx context.Context) {
 			close(s.holders.known)
 			return
 		}
-		if s.holders.before.Load() == nil {
+		if last := s.holders.before.Load(); last == nil || last.err != "" {
 			s.readPublished(ctx)
 		}
 		select {
@@ -50,25 +53,36 @@ func (s *session) learnHolders(ctx context.Context) {
 	}
 }
 
-// readPublished reads what the API server has. Without an answer nothing can be published anyway.
+// readPublished reads what the API server has.
 func (s *session) readPublished(ctx context.Context) {
+	taints, err := s.publishedTaints(ctx)
+	b := &publishedBefore{taints: taints}
+	if err != nil {
+		b.err = "cannot read the ResourceSlices of the node: " + err.Error()
+	}
+	if last := s.holders.before.Load(); last == nil || last.err != b.err {
+		s.holders.before.Store(b)
+	}
+}
+
+func (s *session) publishedTaints(ctx context.Context) (map[string][]resourceapi.DeviceTaint, error) {
 	client, err := s.Connect()
 	if err != nil {
-		return // the publisher reports it
+		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	list, err := client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: sliceSelector(s.driver, s.Node)})
 	if err != nil {
-		return
+		return nil, err
 	}
-	b := &publishedBefore{taints: make(map[string][]resourceapi.DeviceTaint)}
+	taints := make(map[string][]resourceapi.DeviceTaint)
 	for i := range list.Items {
 		for _, d := range list.Items[i].Spec.Devices {
-			b.taints[d.Name] = d.Taints
+			taints[d.Name] = d.Taints
 		}
 	}
-	s.holders.before.Store(b)
+	return taints, nil
 }
 
 // offers returns for each device of a snapshot whether it may be offered, and why that is unknown for some; empty if it is known. The health of
@@ -80,9 +94,14 @@ func (s *session) offers(snap *health.Snapshot) (answers map[health.DeviceID]off
 		known = true
 	default:
 	}
-	facts := offer.Facts{Now: time.Now(), Holders: *s.Holders.Load(), Claims: *s.preparer.prepared.Load(), NoPlugin: s.NoPlugin()}
-	if !known && facts.Unknown() == "" {
+	facts := s.facts()
+	switch {
+	case facts.Unknown() == "" && !known:
 		facts.Holders.Err = "the kubelet has not been asked since the start"
+	case facts.Unknown() == "":
+		s.holders.last = facts.Holders
+	case known && facts.Holders.Forgotten(): // who had a device may still have it
+		facts.Holders.By, facts.Holders.Admin = s.holders.last.By, s.holders.last.Admin //nolint:forbidigo // completes the facts
 	}
 	_, doubled := facts.Claims.Doubled()
 	related := offer.RelatedTo(snap)
@@ -99,4 +118,18 @@ func (s *session) offers(snap *health.Snapshot) (answers map[health.DeviceID]off
 		}
 	}
 	return answers, unknown
+}
+
+// facts returns what the decisions of a session depend on.
+func (s *session) facts() offer.Facts {
+	return offer.Facts{Now: time.Now(), Holders: lastAnswer(*s.Holders.Load()), Claims: *s.preparer.prepared.Load(), NoPlugin: s.NoPlugin()}
+}
+
+// refusal returns why no new claim is prepared, because the kubelet does not tell who holds devices; empty if claims are.
+func (s *session) refusal() string {
+	facts := s.facts()
+	if unknown := facts.Unknown(); unknown != "" && !facts.NobodyHas() {
+		return "new claims are refused: " + unknown
+	}
+	return ""
 }

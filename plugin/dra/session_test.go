@@ -200,6 +200,46 @@ func TestSessionBeforeHoldersAreKnown(t *testing.T) {
 		if g.session.report(&s); strings.Contains(s.Err, "unknown") {
 			t.Errorf("error %q", s.Err)
 		}
+
+		g.hold(podresources.Holders{At: time.Now().Add(-10 * time.Minute), Err: "denied"}) // for so long that the answer is forgotten
+		g.advance(5 * time.Second)
+		g.wantDevices("gpu-0", "gpu-1", "gpu-2!gpu-node-agent/withheld")
+		if g.session.report(&s); !strings.Contains(s.Err, "new claims are refused") || !strings.Contains(s.Err, "denied") {
+			t.Errorf("error %q", s.Err)
+		}
+		g.hold(podresources.Holders{At: time.Now(), By: map[health.DeviceID][]podresources.Holder{}})
+		g.advance(5 * time.Second)
+		g.wantDevices("gpu-0", "gpu-1", "gpu-2")
+		if g.session.report(&s); strings.Contains(s.Err, "refused") {
+			t.Errorf("error %q", s.Err)
+		}
+	})
+}
+
+// If neither the kubelet nor the API server answers, the status says both.
+func TestSessionKnowsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := prepareSession(t, apiservertest.New(t, publishNode))
+		g.hold(podresources.Holders{Err: "denied"})
+		g.api.Answer(func(r apiservertest.Request) error {
+			if r.Verb == "list" {
+				return errors.New("overloaded")
+			}
+			return nil
+		})
+		g.begin()
+		g.poll(breakGPU0)
+		var s Status
+		if g.session.report(&s); !strings.Contains(s.Err, "denied") || !strings.Contains(s.Err, "overloaded") {
+			t.Errorf("error %q", s.Err)
+		}
+		g.api.Answer(nil)
+		g.hold(podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}})
+		g.poll(breakGPU0)
+		g.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1", "gpu-2")
+		if g.session.report(&s); strings.Contains(s.Err, "unknown") {
+			t.Errorf("error %q", s.Err)
+		}
 	})
 }
 
@@ -209,7 +249,7 @@ func TestSessionRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := apiservertest.New(t, publishNode)
 		first := prepareSession(t, api)
-		first.hold(podresources.Holders{Err: "denied"})
+		first.hold(podresources.Holders{Err: "denied", Silent: true})
 		first.noPlugin = true
 		first.begin()
 		first.poll(breakGPU0)

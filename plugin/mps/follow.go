@@ -274,13 +274,13 @@ func readPIDFile(dir string) int {
 	return max(0, number([]byte(strings.TrimSpace(string(text)))))
 }
 
-// take returns whether the daemon may be taken from a device: no container holds a share of it, and that is known. A claim of a device that
-// a daemon serves is one.
-func (d *device) take(f *offer.Facts) offer.Answer {
+// take returns whether the daemon may be taken from a device: no container holds a share of it, and that is known. With claims, a claim that the
+// daemon serves keeps it before its container starts.
+func (d *device) take(f *offer.Facts, claims bool) offer.Answer {
 	return f.Decide(&offer.Request{
 		Purpose: offer.Take, Device: &health.Device{ID: d.spec.Device}, MustKnow: true,
 		Except:      func(h podresources.Holder) bool { return !h.ByClaim() && !strings.Contains(h.DeviceID, "::") },
-		ExceptClaim: func(_ *offer.Claim, p *offer.Part) bool { return !p.MPS },
+		ExceptClaim: func(_ *offer.Claim, p *offer.Part) bool { return !claims || !p.MPS },
 	})
 }
 
@@ -294,7 +294,7 @@ func (d *device) unexaminable() bool { return d.noAnswer >= hungAfter || d.noDae
 // inUse reports whether somebody uses the daemon of a device that leaves, or may use it.
 func (d *device) inUse(f *offer.Facts) bool {
 	switch {
-	case !d.take(f).Allows(offer.Take) || f.Holders.At.Sub(d.leaving) < holdersSettle:
+	case !d.take(f, true).Allows(offer.Take) || f.Holders.At.Sub(d.leaving) < holdersSettle:
 		return true
 	case d.pid == 0:
 		return false
@@ -330,7 +330,8 @@ func (r *run) restartStuck(ctx context.Context, d *device, f *offer.Facts) {
 	if d.stuckSince.IsZero() {
 		d.stuckSince = d.now
 	}
-	used := !d.take(f).Allows(offer.Take) || d.outsiders || missing && d.hasClients()
+	// A claim waits for the daemon before its container starts.
+	used := !d.take(f, false).Allows(offer.Take) || d.outsiders || missing && d.hasClients()
 	if used || d.now.Sub(d.stuckSince) < restartAfter || !d.restarted.IsZero() && d.now.Sub(d.restarted) < restartInterval {
 		return
 	}
@@ -504,7 +505,7 @@ func (r *run) applyExamination(x result) {
 		if !d.hasClients() {
 			d.outsiders = false
 		} else if f := r.Facts(); f.Unknown() == "" {
-			d.outsiders = d.take(&f).Allows(offer.Take)
+			d.outsiders = d.take(&f, true).Allows(offer.Take)
 		}
 	case errors.Is(err, errNoAnswer):
 		d.noAnswer, retry = d.noAnswer+1, examineRetry

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
 func TestFollowerSetsLimits(t *testing.T) {
@@ -165,6 +166,11 @@ func TestFollowerDaemonHangs(t *testing.T) {
 		{"unused", func(*followerTest) {}, 1},
 		{"held", func(h *followerTest) { h.hold(gpuA, string(gpuA)+"::mps4::3") }, 0},
 		{"held by a claim", func(h *followerTest) { h.holdClaim(gpuA) }, 0},
+		{"claim that waits for the daemon", func(h *followerTest) {
+			h.change(func() {
+				h.claims.List = []offer.Claim{{UID: "a", Namespace: "a", Name: "mps", Parts: []offer.Part{{Device: gpuA, MPS: true}}}}
+			})
+		}, 1},
 		{"holders unknown", func(h *followerTest) { h.change(func() { h.holdersErr = "no kubelet" }) }, 0},
 		{"clients outside of containers", func(h *followerTest) {
 			h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M", clients: []int{8}})

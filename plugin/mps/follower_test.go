@@ -33,6 +33,7 @@ type fakeNode struct {
 	nextPID     int
 	holders     map[health.DeviceID][]podresources.Holder
 	holdersErr  string
+	claims      offer.Claims
 	settling    bool // the kubelet may not have read all its pods
 	restarts    []health.DeviceID
 	oldReleases bool // the daemons do not know how to report the memory limit
@@ -243,7 +244,7 @@ func (n *fakeNode) facts() offer.Facts {
 	for id, h := range n.holders {
 		by[id] = slices.Clone(h)
 	}
-	return offer.Facts{Now: time.Now(), Holders: podresources.Holders{At: time.Now(), Err: n.holdersErr, By: by, Settling: n.settling}}
+	return offer.Facts{Now: time.Now(), Claims: n.claims, Holders: podresources.Holders{At: time.Now(), Err: n.holdersErr, By: by, Settling: n.settling}}
 }
 
 // hold has a container hold a device by one of its IDs; none ends it.

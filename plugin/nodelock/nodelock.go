@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -61,8 +62,7 @@ type Lock struct {
 	requested health.Latest[string]
 
 	// These belong to Run.
-	held    *filelock.Held
-	former  []*filelock.Held // of other directories; devices of claims may still be served there
+	held    []*filelock.Held // of the directories that were requested: devices may still be served there
 	asked   time.Time        // when the holder was asked last
 	acquire func(path string, flag int) (*filelock.Held, error)
 }
@@ -94,15 +94,21 @@ func (l *Lock) Faster(n int) *Lock {
 // State holds whether this process may serve. It is never empty.
 func (l *Lock) State() *health.Latest[State] { return &l.state }
 
-// Request asks Run for the lock of a kubelet's directory, and returns whether this process may serve there, and a channel that closes when
-// that changes. Once acquired, the lock is kept to the end of the process. A nil Lock is always held: there is one agent. It may be called
-// from any goroutine.
-func (l *Lock) Request(kubeletDir string) (s State, changed <-chan struct{}) {
+// Request asks Run for the lock of a kubelet's directory; "" is none. Once acquired, the lock is kept to the end of the process. It may be
+// called for nil: there is one agent on the node.
+func (l *Lock) Request(kubeletDir string) {
 	if l == nil {
-		return State{KubeletDir: kubeletDir, Held: true}, nil
+		return
 	}
 	if last := l.requested.Load(); last == nil || *last != kubeletDir {
 		l.requested.Store(&kubeletDir)
+	}
+}
+
+// In returns whether this process may serve in a kubelet's directory, and a channel that closes when that changes. A nil Lock is always held.
+func (l *Lock) In(kubeletDir string) (s State, changed <-chan struct{}) {
+	if l == nil {
+		return State{KubeletDir: kubeletDir, Held: true}, nil
 	}
 	now, changed := l.state.Watch()
 	if now.KubeletDir != kubeletDir {
@@ -125,22 +131,22 @@ func (l *Lock) Run(ctx context.Context) error {
 	for {
 		dir, changed := l.requested.Watch()
 		var ticks <-chan time.Time
+		path := ""
 		if dir != nil {
-			path := filepath.Join(*dir, Directory)
 			l.step(ctx, *dir)
-			if !l.state.Load().Held {
-				path = "" // the socket is the holder's
-			}
-			if served != path {
-				stopServing()
-				stopServing, served = func() {}, path
-				if path != "" {
-					socketCtx, cancel := context.WithCancel(ctx)
-					stopServing = cancel
-					serving.Go(func() { _ = unixsock.Serve(socketCtx, filepath.Join(path, Socket), l.log, l.answer) })
-				}
+			if now := l.state.Load(); now.Held {
+				path = filepath.Join(now.KubeletDir, Directory)
 			}
 			ticks = tick.C
+		}
+		if path != served {
+			stopServing()
+			stopServing, served = func() {}, path
+			if path != "" {
+				socketCtx, cancel := context.WithCancel(ctx)
+				stopServing = cancel
+				serving.Go(func() { _ = unixsock.Serve(socketCtx, filepath.Join(path, Socket), l.log, l.answer) })
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -156,40 +162,55 @@ func (l *Lock) answer(context.Context, string) (any, error) { return l.self, nil
 
 // Close releases the lock. The end of the process does that too.
 func (l *Lock) Close() {
-	l.held.Release()
-	for _, f := range l.former {
-		f.Release()
+	for _, h := range l.held {
+		h.Release()
 	}
 }
 
 // step acquires the lock of a kubelet's directory unless it is held.
 func (l *Lock) step(ctx context.Context, kubeletDir string) {
+	if kubeletDir == "" {
+		if now := l.state.Load(); now.KubeletDir != "" && !now.Held {
+			l.state.Store(&State{Reason: "plugin.enabled is false"})
+		}
+		return
+	}
 	path := filepath.Join(kubeletDir, Directory)
-	if l.held.Of(path) {
+	if i := slices.IndexFunc(l.held, func(h *filelock.Held) bool { return h.Of(path) }); i >= 0 {
+		l.hold(kubeletDir, l.held[i])
 		return
 	}
 	held, err := l.acquire(path, syscall.O_DIRECTORY)
 	switch {
 	case err == nil:
-		if l.held != nil && l.held.Path != path {
-			l.former = append(l.former, l.held)
-		} else {
-			l.held.Release() // the directory was replaced
-		}
-		l.held = held
-		next := State{KubeletDir: kubeletDir, Held: true}
-		if unsupported := held.Unsupported(); unsupported != nil {
-			next.Warning = fmt.Sprintf("%v; two agents could serve the same devices: run one on this node", unsupported)
-		}
-		l.set(next)
+		l.held = slices.DeleteFunc(l.held, func(h *filelock.Held) bool {
+			replaced := h.Path == path
+			if replaced {
+				h.Release()
+			}
+			return replaced
+		})
+		l.held = append(l.held, held)
+		l.hold(kubeletDir, held)
 	case errors.Is(err, filelock.ErrLocked):
 		l.wait(ctx, kubeletDir, path)
-	case l.held != nil && l.held.Path == path && errors.Is(err, fs.ErrNotExist): // nobody can serve there until it is made again
 	case errors.Is(err, fs.ErrNotExist):
+		if now := l.state.Load(); now.Held && now.KubeletDir == kubeletDir {
+			return // nobody can serve there until it is made again
+		}
 		l.set(State{KubeletDir: kubeletDir, Reason: fmt.Sprintf("plugin.kubeletDir: %v; set it to the kubelet's directory and mount that", err)})
 	default:
 		l.set(State{KubeletDir: kubeletDir, Reason: fmt.Sprintf("cannot lock the node: %v", err)})
 	}
+}
+
+// hold stores that the lock of a directory is held.
+func (l *Lock) hold(kubeletDir string, h *filelock.Held) {
+	next := State{KubeletDir: kubeletDir, Held: true}
+	if unsupported := h.Unsupported(); unsupported != nil {
+		next.Warning = fmt.Sprintf("%v; two agents could serve the same devices: run one on this node", unsupported)
+	}
+	l.set(next)
 }
 
 // wait stores that another process holds the lock of a directory.
@@ -245,7 +266,7 @@ func (l *Lock) set(next State) {
 	case next.Warning != "":
 		l.log.Warn("the node is not locked", zap.String("reason", next.Warning))
 	default:
-		l.log.Info("holding the lock of the node", zap.String("directory", l.held.Path))
+		l.log.Info("holding the lock of the node", zap.String("kubeletDir", next.KubeletDir))
 	}
 	l.state.Store(&next)
 }

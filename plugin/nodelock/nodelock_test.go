@@ -134,17 +134,39 @@ func TestSocketOfNobody(t *testing.T) {
 	second.await(t, "the holder", waitsFor("first"))
 }
 
-// A directory that was replaced is locked anew; one that is missing for a moment changes nothing. An agent that had the former directory
-// stops serving if another one has the new one.
+// A directory that is missing for a moment changes nothing.
+func TestDirectoryMissing(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	l := New(Holder{}, zap.NewNop())
+	defer l.Close()
+	for _, change := range []func() error{func() error { return nil }, func() error { return os.Remove(filepath.Join(dir, Directory)) }} {
+		if err := change(); err != nil {
+			t.Fatal(err)
+		}
+		if l.step(t.Context(), dir); !l.State().Load().Held {
+			t.Errorf("%+v", l.State().Load())
+		}
+	}
+}
+
+// A directory that was replaced is locked anew. An agent that had the former directory stops serving if another one has the new one.
 func TestDirectoryReplaced(t *testing.T) {
 	t.Parallel()
 	dir := shortDir(t)
 	path := filepath.Join(dir, Directory)
 	first := start(t, "first", dir)
 	first.await(t, "the lock", held)
-	if err := os.Rename(path, path+".old"); err != nil {
-		t.Fatal(err)
-	}
+	other := replaceDirectory(t, path)
+	first.await(t, "another one has the new directory, and does not answer", func(s State) bool { return s.Waits && s.Holder == nil })
+	other.Release()
+	first.await(t, "the new directory", held)
+	start(t, "second", dir).await(t, "the second", func(s State) bool { return s.Waits })
+}
+
+// replaceDirectory replaces a directory by one that another process has locked.
+func replaceDirectory(t *testing.T, path string) *filelock.Held {
+	t.Helper()
 	fresh := path + ".new"
 	if err := os.Mkdir(fresh, 0o750); err != nil {
 		t.Fatal(err)
@@ -153,16 +175,65 @@ func TestDirectoryReplaced(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !first.State().Load().Held {
-		t.Error("the lock is lost while there is no directory")
-	}
-	if err := os.Rename(fresh, path); err != nil {
+	if err := errors.Join(os.Rename(path, path+".old"), os.Rename(fresh, path)); err != nil {
 		t.Fatal(err)
 	}
-	first.await(t, "another one has the new directory, and does not answer", func(s State) bool { return s.Waits && s.Holder == nil })
-	other.Release()
-	first.await(t, "the new directory", held)
-	start(t, "second", dir).await(t, "the second", func(s State) bool { return s.Waits })
+	return other
+}
+
+// The directory that this process has locked may come back, or be requested again, by this path or another.
+func TestDirectoryAgain(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	path := filepath.Join(dir, Directory)
+	a := start(t, "first", dir)
+	a.await(t, "the lock", held)
+	of := func(dir string) func(State) bool { return func(s State) bool { return s.Held && s.KubeletDir == dir } }
+
+	other := replaceDirectory(t, path)
+	defer other.Release()
+	a.await(t, "another one has the new directory", func(s State) bool { return s.Waits })
+	if err := os.RemoveAll(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".old", path); err != nil {
+		t.Fatal(err)
+	}
+	a.await(t, "the directory back", of(dir))
+
+	a.Request(filepath.Join(dir, "typo"))
+	a.await(t, "the wrong directory", func(s State) bool { return !s.Held })
+	a.Request(dir)
+	a.await(t, "the right directory", of(dir))
+	second := shortDir(t)
+	a.Request(second)
+	a.await(t, "the other directory", of(second))
+	link := filepath.Join(shortDir(t), "kubelet")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	a.Request(link)
+	a.await(t, "the link", of(link))
+}
+
+// An agent that no longer wants the lock does not take it when the holder ends.
+func TestWithdrawnRequest(t *testing.T) {
+	t.Parallel()
+	dir := shortDir(t)
+	first, second := start(t, "first", dir), start(t, "second", dir)
+	first.await(t, "one of them", func(s State) bool { return s.Held || s.Waits })
+	if !first.State().Load().Held {
+		first, second = second, first
+		first.await(t, "the lock", held)
+	}
+	second.await(t, "the holder", func(s State) bool { return s.Waits })
+	second.Request("")
+	second.await(t, "no wait", func(s State) bool { return !s.Waits && !s.Held })
+	first.end()
+	start(t, "third", dir).await(t, "the lock", held)
+	if s := second.State().Load(); s.Held {
+		t.Errorf("%+v", s)
+	}
 }
 
 // Without the kubelet's directory the reason names the key.

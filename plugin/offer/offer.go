@@ -89,7 +89,7 @@ type Facts struct {
 	// Recent are allocations that the kubelet may not list yet, by device.
 	Recent map[health.DeviceID][]podresources.Holder
 	Claims Claims // that are prepared
-	// NoPlugin means that no device plugin of ours has served in this boot: where the holders are unknown, no container can have a device by it.
+	// NoPlugin means that no device plugin of ours has served in this boot: where the kubelet does not tell who has devices, nobody has one by it.
 	NoPlugin bool
 
 	NotServing string // why this process does not serve: the lock of the node, the other API; empty if it does
@@ -167,7 +167,7 @@ func (f *Facts) Decide(r *Request) Answer {
 	if c, p := f.claim(r); c != nil {
 		return no(Held, "claim "+c.String()+" has "+p.Name)
 	}
-	if unknown := f.Unknown(); unknown != "" && r.MustKnow && (r.Purpose == Take || !f.NoPlugin || f.Claims.Lost) {
+	if unknown := f.Unknown(); unknown != "" && r.MustKnow && (r.Purpose == Take || !f.NobodyHas()) {
 		return no(Unknown, unknown)
 	}
 	switch {
@@ -280,12 +280,10 @@ func RelatedTo(snap *health.Snapshot) map[health.DeviceID][]health.DeviceID {
 // HeldByPlugins yields the devices of device plugins, ours or others, that containers hold, and their holders.
 func (f *Facts) HeldByPlugins() iter.Seq2[health.DeviceID, podresources.Holder] {
 	return func(yield func(health.DeviceID, podresources.Holder) bool) {
-		for _, by := range []map[health.DeviceID][]podresources.Holder{f.Holders.By, f.Recent} {
-			for id, list := range by {
-				for _, h := range list {
-					if !h.ByClaim() && !yield(id, h) {
-						return
-					}
+		for id, list := range f.Holders.By {
+			for _, h := range list {
+				if !h.ByClaim() && !yield(id, h) {
+					return
 				}
 			}
 		}
@@ -300,6 +298,9 @@ func (f *Facts) Unknown() string {
 	}
 	return "it is unknown which pods hold devices: " + unknown
 }
+
+// NobodyHas reports whether no container but those of the prepared claims has got a device of us, although the kubelet does not tell.
+func (f *Facts) NobodyHas() bool { return f.Holders.Silent && f.NoPlugin && !f.Claims.Lost }
 
 // DetachedReason returns why no device can be given while an operator has detached the driver; empty if none has.
 func DetachedReason(d health.Detachment) string {

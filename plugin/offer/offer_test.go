@@ -109,9 +109,11 @@ func TestDecide(t *testing.T) {
 		"unknown":                      {facts: unknown, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown}, text: "denied"},
 		"settling":                     {facts: settling, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown}, text: "all its pods"},
 		"stale":                        {facts: func(f *Facts) { f.Now = now.Add(podresources.MaxHoldersAge + time.Second) }, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown}},
-		"unknown, no plugin":           {facts: func(f *Facts) { unknown(f); f.NoPlugin = true }, request: []func(*Request){mustKnow}, want: [5]Code{a, a, a, a, Unknown}},
-		"unknown, no plugin, lost claims": {
-			facts: func(f *Facts) { unknown(f); f.NoPlugin, f.Claims.Lost = true, true }, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown},
+		"unknown, no plugin":           {facts: func(f *Facts) { unknown(f); f.NoPlugin = true }, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown}},
+		"silent":                       {facts: func(f *Facts) { unknown(f); f.Holders.Silent = true }, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown}},
+		"silent, no plugin":            {facts: func(f *Facts) { unknown(f); f.Holders.Silent, f.NoPlugin = true, true }, request: []func(*Request){mustKnow}, want: [5]Code{a, a, a, a, Unknown}},
+		"silent, no plugin, lost claims": {
+			facts: func(f *Facts) { unknown(f); f.Holders.Silent, f.NoPlugin, f.Claims.Lost = true, true, true }, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown},
 		},
 		"releasing":       {facts: func(f *Facts) { f.Releasing = "handover" }, want: [5]Code{Releasing, Releasing, Releasing, Releasing, a}, text: "handover"},
 		"reserved":        {request: []func(*Request){func(r *Request) { r.Reserved = "for MPS" }}, want: [5]Code{Reserved, Reserved, Reserved, Reserved, a}, text: "for MPS"},
@@ -178,7 +180,7 @@ func TestGrant(t *testing.T) {
 	}{
 		"free":                          {part: whole, facts: Facts{Holders: known(nil)}},
 		"unknown":                       {part: whole, facts: Facts{Holders: podresources.Holders{Err: "x"}}, code: Unknown},
-		"unknown, no plugin":            {part: whole, facts: Facts{Holders: podresources.Holders{Err: "x"}, NoPlugin: true}},
+		"silent, no plugin":             {part: whole, facts: Facts{Holders: podresources.Holders{Err: "x", Silent: true}, NoPlugin: true}},
 		"held by a device plugin":       {part: whole, facts: Facts{Holders: known(map[health.DeviceID][]podresources.Holder{"GPU-0": {byPlugin("GPU-0")}})}, code: Held},
 		"share, held by a plugin":       {part: share(8), facts: Facts{Holders: known(map[health.DeviceID][]podresources.Holder{"GPU-0": {byPlugin("GPU-0")}})}, code: Held},
 		"held by itself":                {part: whole, facts: Facts{Holders: known(map[health.DeviceID][]podresources.Holder{"GPU-0": {byClaim("new", "")}})}},

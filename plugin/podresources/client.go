@@ -69,6 +69,7 @@ type Client struct {
 	socket       fs.FileInfo // nil if it does not exist
 	settledAt    time.Time   // until then a new kubelet may not have read all pods
 	conn         *grpc.ClientConn
+	refusesSince time.Time // since when this kubelet does not answer; zero if it does
 	failingSince time.Time // zero if the last queries succeeded
 	lastLogged   string    // error; empty after a success
 
@@ -156,8 +157,8 @@ func (c *Client) Run(ctx context.Context) {
 // poll checks the socket, and queries the kubelet if a query is due.
 func (c *Client) poll(ctx context.Context, s Settings) {
 	c.checkSocket(filepath.Join(s.KubeletDir, "pod-resources", "kubelet.sock"))
-	now := time.Now()
-	if !c.queryDue(now) {
+	now, due := c.queryDue()
+	if !due {
 		return
 	}
 	pods, devices, podsErr, devicesErr := c.query(ctx, s.Allocatable)
@@ -177,17 +178,17 @@ func (c *Client) poll(ctx context.Context, s Settings) {
 }
 
 // queryDue reports whether it is time for a query, and schedules the next one if so.
-func (c *Client) queryDue(now time.Time) bool {
-	c.mu.Lock()
+func (c *Client) queryDue() (now time.Time, due bool) {
+	c.mu.Lock() // before now: Ask waits for a query that began later
 	defer c.mu.Unlock()
-	if now.Before(c.nextQuery) {
-		return false
+	if now = time.Now(); now.Before(c.nextQuery) {
+		return now, false
 	}
 	c.nextQuery = now.Add(c.timing.Refresh)
 	if now.Before(c.quickUntil) {
 		c.nextQuery = now.Add(c.timing.QuickRefresh)
 	}
-	return true
+	return now, true
 }
 
 // checkSocket detects a new kubelet by its new socket, and reconnects.
@@ -205,9 +206,11 @@ func (c *Client) checkSocket(path string) {
 		return
 	}
 	c.settledAt = time.Now().Add(c.timing.settle(info))
-	next := *c.Holders.Load()
-	next.FailingSince = time.Time{}
-	c.Holders.Store(&next)
+	c.refusesSince = time.Time{}
+	if next := *c.Holders.Load(); next.Silent {
+		next.Silent = false
+		c.Holders.Store(&next)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.nextQuery, c.quickUntil = time.Time{}, c.settledAt.Add(c.timing.QuickRefresh)
@@ -267,16 +270,18 @@ func (c *Client) storeHolders(asked time.Time, pods *podsapi.ListPodResourcesRes
 	if err != nil {
 		next := *last
 		next.Err, next.Pending, next.Asked = err.Error(), false, asked
-		if next.FailingSince.IsZero() {
-			next.FailingSince = asked
+		if c.socket != nil && c.refusesSince.IsZero() { // without a socket the kubelet is about to start
+			c.refusesSince = asked
 		}
-		_, next.Absent = errors.AsType[*absentError](err)
+		_, absent := errors.AsType[*absentError](err)
+		next.Silent = absent || !c.refusesSince.IsZero() && asked.Sub(c.refusesSince) > c.timing.Settle()
 		if asked.Sub(last.At) > c.timing.MaxAge {
 			next.By, next.Admin = nil, nil
 		}
 		c.Holders.Store(&next)
 		return
 	}
+	c.refusesSince = time.Time{}
 	next := NewHolders(asked, pods, c.resolver())
 	next.Settling = asked.Before(c.settledAt)
 	if next.Settling {

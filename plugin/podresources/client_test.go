@@ -88,15 +88,11 @@ func TestAsk(t *testing.T) {
 	calls.Wait()
 	k.SetFault(kubelettest.Fault{ListError: "denied"})
 	begin := time.Now()
-	if h := c.Ask(t.Context(), time.Minute); !strings.Contains(h.Err, "denied") || !h.Asked.After(begin) || h.Absent || h.FailingSince.IsZero() {
+	if h := c.Ask(t.Context(), time.Minute); !strings.Contains(h.Err, "denied") || !h.Asked.After(begin) || h.Silent {
 		t.Errorf("got %+v", h)
 	}
-	since := c.Holders.Load().FailingSince
-	if h := c.Ask(t.Context(), time.Minute); h.FailingSince != since {
-		t.Errorf("fails since %v, then since %v", since, h.FailingSince)
-	}
 	k.SetFault(kubelettest.Fault{})
-	if h := c.Ask(t.Context(), time.Minute); h.Err != "" || !h.FailingSince.IsZero() {
+	if h := c.Ask(t.Context(), time.Minute); h.Err != "" {
 		t.Errorf("got %+v", h)
 	}
 	stopped := podresources.New(func() *podresources.Settings { return nil }, nil, rarely(), zap.NewNop())
@@ -128,15 +124,40 @@ func TestSettling(t *testing.T) {
 	}
 }
 
-// A directory without pod resources is another error than a kubelet that is down.
-func TestAbsent(t *testing.T) {
+// A kubelet without the API, or that refuses longer than a new one reads its pods, does not tell. One that is down is about to start.
+func TestSilent(t *testing.T) {
 	dir := t.TempDir()
-	c := follow(t, dir, rarely())
-	await(t, c, func(h *podresources.Holders) bool { return h.Absent && h.Err != "" })
+	timing := rarely()
+	timing.QuickRefresh = time.Millisecond
+	c := follow(t, dir, timing)
+	await(t, c, func(h *podresources.Holders) bool { return h.Silent && h.Err != "" })
 	if err := os.Mkdir(filepath.Join(dir, "pod-resources"), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	if h := c.Ask(t.Context(), time.Minute); h.Absent || h.Err == "" {
-		t.Errorf("got %+v", h)
+	ask := func() podresources.Holders { return c.Ask(t.Context(), time.Minute) }
+	for range 2 {
+		if h := ask(); h.Silent || h.Err == "" {
+			t.Errorf("down: %+v", h)
+		}
+	}
+	k, err := kubelettest.Start(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.Stop)
+	k.SetFault(kubelettest.Fault{ListError: "denied"})
+	await(t, c, func(h *podresources.Holders) bool { return strings.Contains(h.Err, "denied") })
+	for h := ask(); !h.Silent; h = ask() {
+		if h.Err == "" {
+			t.Fatalf("refuses: %+v", h)
+		}
+	}
+	if err := k.Restart(); err != nil {
+		t.Fatal(err)
+	}
+	await(t, c, func(h *podresources.Holders) bool { return !h.Silent })
+	k.SetFault(kubelettest.Fault{})
+	if h := ask(); h.Silent || h.Err != "" {
+		t.Errorf("answers: %+v", h)
 	}
 }

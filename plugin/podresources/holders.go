@@ -51,11 +51,10 @@ type Holders struct {
 	// they are not in By.
 	Admin map[health.DeviceID][]Holder
 
-	Asked        time.Time // the last time, with or without an answer
-	FailingSince time.Time // since when this kubelet does not answer; zero if it does
-	Absent       bool      // no kubelet here has the API
-	Pending      bool      // the kubelet has not been asked yet
-	Settling     bool      // the kubelet is new and may not have read all pods yet
+	Asked    time.Time // the last time, with or without an answer
+	Silent   bool      // the kubelet does not tell: it has no API, or has refused for longer than a new one reads its pods
+	Pending  bool      // the kubelet has not been asked yet
+	Settling bool      // the kubelet is new and may not have read all pods yet
 }
 
 // MaxHoldersAge limits the age of the last answer. The client asks the kubelet every two seconds.

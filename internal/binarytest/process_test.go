@@ -121,6 +121,9 @@ func startRegistered(t *testing.T, config string, env ...string) (*process, *kub
 	t.Helper()
 	p := newProcess(t, config)
 	k := p.startKubelet()
+	if err := k.Age(time.Hour); err != nil { // otherwise the agent waits until it has read its pods
+		t.Fatal(err)
+	}
 	p.launch(env...)
 	p.awaitAllocatable(k, 8)
 	return p, k

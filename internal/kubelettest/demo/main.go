@@ -57,8 +57,10 @@ func main() {
 	listen := flag.String("listen", "127.0.0.1:9400", "address of the agent; if it is in use, another one is chosen")
 	once := flag.Bool("once", false, "exit after one loop of the scenario; fail if the GPUs did not fail and recover")
 	flag.Parse()
-	// A closed terminal or pipe ends the demo as Ctrl-C does, so that it leaves no files behind.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	// A closed terminal ends the demo as Ctrl-C does, and so does an error of the timeline's output, so that no files are left behind. SIGPIPE also
+	// comes from the sockets of the kubelet when the agent closes its end.
+	signal.Ignore(syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	if err := run(ctx, *agent, *listen, *once); err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -94,6 +96,10 @@ func run(ctx context.Context, agent, listen string, once bool) (err error) {
 		return err
 	}
 	defer kubelet.Stop()
+	// The kubelet of a node has run for longer than the agent, which waits until it has read its pods.
+	if err := kubelet.Age(time.Hour); err != nil {
+		return err
+	}
 	logFile := filepath.Join(n.Dir, "agent.log")
 	log, err := os.Create(logFile)
 	if err != nil {

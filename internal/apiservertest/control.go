@@ -23,7 +23,7 @@ import (
 
 // New returns a server that has some nodes and runs until the test ends. Its clients use connections in memory, so it also works under
 // synctest.
-func New(t *testing.T, nodes ...string) *Server {
+func New(t testing.TB, nodes ...string) *Server {
 	s := &Server{
 		changed: make(chan struct{}), version: 100, objects: make(map[key]object), denied: make(map[string]bool),
 		listener: newListener(),
@@ -55,7 +55,7 @@ func (s *Server) Client() (kubernetes.Interface, error) {
 }
 
 // Kubeconfig makes the server listen on 127.0.0.1 too, and returns the path of a kubeconfig file for it.
-func (s *Server) Kubeconfig(t *testing.T) string {
+func (s *Server) Kubeconfig(t testing.TB) string {
 	t.Helper()
 	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {

@@ -33,7 +33,7 @@ type draNode struct {
 }
 
 // newDRANode returns a node whose agent does not run yet.
-func newDRANode(t *testing.T, v kubelettest.Version) *draNode {
+func newDRANode(t testing.TB, v kubelettest.Version) *draNode {
 	t.Helper()
 	n := &draNode{process: newProcess(t, simConfig), api: apiservertest.New(t, draNodeName)}
 	n.kubeconfig = n.api.Kubeconfig(t)
@@ -50,7 +50,7 @@ func newDRANode(t *testing.T, v kubelettest.Version) *draNode {
 }
 
 // startDRANode returns a node whose agent has published 8 GPUs and is registered.
-func startDRANode(t *testing.T, v kubelettest.Version) *draNode {
+func startDRANode(t testing.TB, v kubelettest.Version) *draNode {
 	t.Helper()
 	n := newDRANode(t, v)
 	n.write(n.config("dra"))

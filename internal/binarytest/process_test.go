@@ -89,7 +89,7 @@ const (
 // process is an agent on a node of its own.
 type process struct {
 	*node.Node
-	t *testing.T
+	t testing.TB
 
 	mu  sync.Mutex // guards out
 	out bytes.Buffer
@@ -109,7 +109,7 @@ func (p *process) log() string {
 }
 
 // start runs an agent with a configuration in which DIR is the node's directory.
-func start(t *testing.T, config string, env ...string) *process {
+func start(t testing.TB, config string, env ...string) *process {
 	t.Helper()
 	p := newProcess(t, config)
 	p.launch(env...)
@@ -117,7 +117,7 @@ func start(t *testing.T, config string, env ...string) *process {
 }
 
 // startRegistered runs an agent beside a kubelet and waits until the kubelet counts the simulation's 8 GPUs.
-func startRegistered(t *testing.T, config string, env ...string) (*process, *kubelettest.Kubelet) {
+func startRegistered(t testing.TB, config string, env ...string) (*process, *kubelettest.Kubelet) {
 	t.Helper()
 	p := newProcess(t, config)
 	k := p.startKubelet()
@@ -130,13 +130,13 @@ func startRegistered(t *testing.T, config string, env ...string) (*process, *kub
 }
 
 // newProcess prepares an agent for launch. When the test ends, a running agent must exit with 0 at SIGTERM.
-func newProcess(t *testing.T, config string) *process {
+func newProcess(t testing.TB, config string) *process {
 	t.Helper()
 	return newProcessOf(t, binary, config)
 }
 
 // newProcessOf prepares an agent that a program starts.
-func newProcessOf(t *testing.T, program, config string) *process {
+func newProcessOf(t testing.TB, program, config string) *process {
 	t.Helper()
 	n, err := node.New(t.Context(), program)
 	if err != nil {
@@ -309,7 +309,7 @@ func (p *process) awaitAllocatable(k *kubelettest.Kubelet, n int) {
 }
 
 // awaitLoss waits until the kubelet has noticed the end of the agent, which is a little later, and counts no healthy device.
-func awaitLoss(t *testing.T, k *kubelettest.Kubelet) {
+func awaitLoss(t testing.TB, k *kubelettest.Kubelet) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), awaitTimeout)
 	defer cancel()
@@ -380,7 +380,7 @@ func (p *process) command(code int, name string, args ...string) string {
 }
 
 // run runs the binary and returns its output and exit code.
-func run(t *testing.T, args ...string) (string, int) {
+func run(t testing.TB, args ...string) (string, int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), binary, args...)
 	cmd.Env = append(os.Environ(), raceOptions)

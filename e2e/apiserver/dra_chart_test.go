@@ -140,26 +140,26 @@ func draDevice(kind string, more map[resourcev1.QualifiedName]resourcev1.DeviceA
 }
 
 func checkDeviceClasses(t *testing.T, classes map[string]*resourcev1.DeviceClass) {
-	yes, no, model, plain, engines := true, false, "NVIDIA H100 80GB HBM3", "1g.10gb", "1g.10gb+me"
+	model, plain, engines := "NVIDIA H100 80GB HBM3", "1g.10gb", "1g.10gb+me"
 	type attributes = map[resourcev1.QualifiedName]resourcev1.DeviceAttribute
 	product := resourcev1.DeviceAttribute{StringValue: &model}
 	foreign := draDevice("gpu", nil)
 	foreign.Driver = "gpu.example.com"
 	devices := map[string]dracel.Device{
-		"a GPU":                   draDevice("gpu", attributes{"productName": product, "gpu-node-agent/migMode": {BoolValue: &no}}),
-		"a GPU of NVIDIA's":       draDevice("gpu", attributes{"productName": product}), // whose driver has no such attribute
-		"a GPU in MIG mode":       draDevice("gpu", attributes{"productName": product, "gpu-node-agent/migMode": {BoolValue: &yes}}),
+		"a GPU":                   draDevice("gpu", attributes{"productName": product}),
+		"a GPU in MIG mode":       draDevice("mig-parent", attributes{"productName": product}),
 		"a MIG device":            draDevice("mig", attributes{"productName": product, "profile": {StringValue: &plain}}),
 		"with media engines":      draDevice("mig", attributes{"productName": product, "profile": {StringValue: &engines}}),
 		"a GPU of another driver": foreign,
 	}
 	want := map[string][]string{
-		"gpu.nvidia.com":            {"a GPU", "a GPU of NVIDIA's"},
+		"gpu.nvidia.com":            {"a GPU"},
 		"mig.nvidia.com":            {"a MIG device", "with media engines"},
 		"mig-1g.10gb.nvidia.com":    {"a MIG device"},
 		"mig-1g.10gb.me.nvidia.com": {"with media engines"},
-		"h100.nvidia.com":           {"a GPU", "a GPU of NVIDIA's"},
-		"shared.nvidia.com":         {"a GPU", "a GPU in MIG mode", "a GPU of NVIDIA's"},
+		"h100.nvidia.com":           {"a GPU"},
+		"monitor.nvidia.com":        {"a GPU", "a GPU in MIG mode"},
+		"shared.nvidia.com":         {"a GPU"},
 	}
 	resources := map[string]string{
 		"gpu.nvidia.com": "nvidia.com/gpu", "mig-1g.10gb.nvidia.com": "nvidia.com/mig-1g.10gb", "mig-1g.10gb.me.nvidia.com": "nvidia.com/mig-1g.10gb.me",

@@ -19,10 +19,17 @@ import (
 
 // The attributes that NVIDIA's driver does not have.
 const (
-	AttributeIsland  resourceapi.QualifiedName = Domain + "/nvlinkIsland" // GPU: the UUID of the first of the GPUs that NVLink connects
-	AttributeSerial  resourceapi.QualifiedName = Domain + "/serial"       // of the GPU's board
-	AttributeState   resourceapi.QualifiedName = Domain + "/state"        // healthy, degraded or unhealthy
-	AttributeMIGMode resourceapi.QualifiedName = Domain + "/migMode"      // GPU: only its MIG devices can be allocated
+	AttributeIsland resourceapi.QualifiedName = Domain + "/nvlinkIsland" // GPU: the UUID of the first of the GPUs that NVLink connects
+	AttributeSerial resourceapi.QualifiedName = Domain + "/serial"       // of the GPU's board
+	AttributeState  resourceapi.QualifiedName = Domain + "/state"        // healthy, degraded or unhealthy
+)
+
+// The values of the attribute type. NVIDIA's driver has the first two, and its DeviceClasses select them. It publishes no GPU in MIG mode beside
+// static MIG devices: a claim that tolerates every taint would get it, and its pod would wait for ever.
+const (
+	typeGPU       = "gpu"
+	typeMIG       = "mig"
+	typeMIGParent = "mig-parent" // a GPU in MIG mode: only its MIG devices can be used, and monitors see it
 )
 
 // Capacities of NVIDIA's driver.
@@ -67,14 +74,16 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 
 	text("uuid", string(d.ID))
 	if d.Kind == health.KindMIG {
-		text("type", "mig")
+		text("type", typeMIG)
 		text("parentUUID", string(d.Parent))
 		text("profile", s.Profile)
 	} else {
-		text("type", "gpu")
+		kind := typeGPU
+		if d.MIGMode {
+			kind = typeMIGParent
+		}
+		text("type", kind)
 		text(AttributeIsland, string(b.islands[d.ID]))
-		migMode := d.MIGMode // a pointer into the snapshot would keep that
-		all[AttributeMIGMode] = resourceapi.DeviceAttribute{BoolValue: &migMode}
 	}
 	text("productName", d.Model)
 	text("architecture", architecture(d.ComputeCapability))

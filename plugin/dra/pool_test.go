@@ -261,7 +261,7 @@ func TestTaintsOfMIG(t *testing.T) {
 	snap := simulated(t, "h100-8-mig")
 	devices := devicesOf(t, BuildPool(PoolInput{Config: configured(), Snapshot: snap}))
 	gpu, mig := devices["gpu-7"], devices["gpu-7-mig-3g40gb-9-4"]
-	if got := taintsOf(gpu); !slices.Equal(got, []string{"mig-mode:NoSchedule"}) || !*gpu.Attributes[AttributeMIGMode].BoolValue {
+	if got := taintsOf(gpu); !slices.Equal(got, []string{"mig-mode:NoSchedule"}) || *gpu.Attributes["type"].StringValue != "mig-parent" {
 		t.Errorf("GPU in MIG mode: %q", got)
 	}
 	if text, _ := json.Marshal(gpu.Taints[0].TimeAdded); string(text) != `"2000-01-01T00:00:00Z"` {
@@ -487,7 +487,7 @@ func TestAttributesLeftOut(t *testing.T) {
 	pool := BuildPool(PoolInput{Config: configured(), Snapshot: snap, PCIeRoots: map[string]string{d.PCI: "pci0000:00"}})
 	device := devicesOf(t, pool)["gpu-0"]
 	got := slices.Sorted(maps.Keys(device.Attributes))
-	if want := []resourceapi.QualifiedName{"cudaDriverVersion", AttributeMIGMode, "type", "uuid"}; !slices.Equal(got, want) {
+	if want := []resourceapi.QualifiedName{"cudaDriverVersion", "type", "uuid"}; !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if len(device.Capacity) != 0 {

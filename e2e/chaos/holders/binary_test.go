@@ -240,9 +240,7 @@ func simulated(path string) (devices sequence.Node, byName map[string]string, er
 			if parent := d.Attributes["parentUUID"].StringValue; parent != nil {
 				v.Parent = *parent
 			}
-			if mig := d.Attributes["gpu-node-agent/migMode"].BoolValue; mig != nil {
-				v.MIGMode = *mig
-			}
+			v.MIGMode = *d.Attributes["type"].StringValue == "mig-parent"
 			devices = append(devices, v)
 			byName[d.Name] = v.ID
 		}

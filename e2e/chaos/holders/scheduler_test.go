@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +18,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
 const (
@@ -24,16 +27,18 @@ const (
 	namespace = "default"
 	draDriver = "gpu.nvidia.com"
 	migClass  = "mig.nvidia.com"
+
+	monitorClass = "monitor.nvidia.com"
 )
 
-// classes are the chart's DeviceClasses.
+// classes are the chart's DeviceClasses, and that of docs/dra.md for monitors.
 type classes struct{}
 
 func (classes) List() (all []*resourceapi.DeviceClass, _ error) {
-	for name, kind := range map[string]string{draDriver: "gpu", migClass: "mig"} {
+	for name, types := range map[string]string{draDriver: "['gpu']", migClass: "['mig']", monitorClass: "['gpu', 'mig-parent']"} {
 		all = append(all, &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.DeviceClassSpec{
 			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
-				Expression: fmt.Sprintf("device.driver == %q && device.attributes[%q].type == %q", draDriver, draDriver, kind),
+				Expression: fmt.Sprintf("device.driver == %q && device.attributes[%q].type in %s", draDriver, draDriver, types),
 			}}},
 		}})
 	}
@@ -157,5 +162,56 @@ func newClaim(name string, form int) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name)},
 		Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: exactly}}}},
+	}
+}
+
+// A claim that tolerates every taint never gets a GPU in MIG mode without adminAccess, whatever class of NVIDIA's or of the chart it names. A
+// monitor gets it while its MIG devices are held.
+func TestGPUInMIGMode(t *testing.T) {
+	t.Parallel()
+	api := apiservertest.New(t, nodeName)
+	cfg := plugin.DefaultConfig()
+	cfg.API = plugin.APIDRA
+	pool := dra.BuildPool(dra.PoolInput{Config: &cfg, Snapshot: gpus()})
+	for i, s := range pool.Slices {
+		slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("slice", i)}, Spec: resourceapi.ResourceSliceSpec{
+			Driver: draDriver, NodeName: new(nodeName), Devices: s.Devices,
+			Pool: resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: int64(len(pool.Slices))},
+		}}
+		api.Put(slice)
+	}
+	s := newScheduler(api)
+	allocate := func(name, class string, edit func(*resourceapi.ExactDeviceRequest)) (devices []string) {
+		t.Helper()
+		c := newClaim(name, claimGPU)
+		request := c.Spec.Devices.Requests[0].Exactly
+		request.DeviceClassName, request.Tolerations = class, []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
+		edit(request)
+		if _, err := s.allocate(t.Context(), c, false); err != nil {
+			t.Fatal(err)
+		}
+		if c.Status.Allocation != nil {
+			for _, r := range c.Status.Allocation.Devices.Results {
+				devices = append(devices, r.Device)
+			}
+		}
+		slices.Sort(devices)
+		return devices
+	}
+	all := func(r *resourceapi.ExactDeviceRequest) {
+		r.AllocationMode, r.Count = resourceapi.DeviceAllocationModeAll, 0
+	}
+	if got := allocate("all", draDriver, all); !slices.Equal(got, []string{"gpu-0", "gpu-1", "gpu-2"}) {
+		t.Errorf("all GPUs are %v", got)
+	}
+	if got := allocate("more", draDriver, func(*resourceapi.ExactDeviceRequest) {}); len(got) > 0 {
+		t.Errorf("one more is %v", got)
+	}
+	if got := allocate("mig", migClass, all); len(got) != 2 {
+		t.Errorf("the MIG devices are %v", got)
+	}
+	monitor := func(r *resourceapi.ExactDeviceRequest) { all(r); r.AdminAccess = new(true) }
+	if got := allocate("monitor", monitorClass, monitor); !slices.Equal(got, []string{"gpu-0", "gpu-1", "gpu-2", "gpu-3"}) {
+		t.Errorf("a monitor gets %v", got)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -191,6 +192,11 @@ const (
 	holdersUnknown = "about to learn which pods hold devices"
 )
 
+// isStarting reports whether the plugin does not offer devices because it starts.
+func isStarting(reason string) bool {
+	return reason == draUnknown || strings.HasPrefix(reason, holdersUnknown)
+}
+
 // claimDevices returns why the plugin must not offer devices to pods; empty if it may. It may from the moment when dynamic resource
 // allocation had released the devices, and the kubelet had said which pods hold them, until the plugin releases them.
 func (p *Plugin) claimDevices() (reason string) {
@@ -209,12 +215,15 @@ func (p *Plugin) claimDevices() (reason string) {
 		p.claimingSince = time.Now()
 		p.pods.QueryWithin(p.timing.settle)
 	}
-	switch h := p.Holders(); {
+	h := p.Holders()
+	switch {
 	case !h.At.Before(p.claimingSince.Add(p.timing.settle)) && h.Unknown(time.Now()) == "": // it has the last allocations of the agent before
 		p.exclusive = true
 		return ""
 	case h.Silent:
 		return "" // that must not cost the node its devices; another kubelet is asked again
+	case h.Err != "" && !h.Pending:
+		return holdersUnknown + ": " + h.Err
 	}
 	return holdersUnknown
 }

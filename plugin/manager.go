@@ -217,7 +217,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 			}
 			if notOffered != "" {
 				reason = notOffered
-				starting = starting || notOffered == draUnknown || notOffered == holdersUnknown
+				starting = starting || isStarting(notOffered)
 			}
 			if !serve {
 				desired = nil

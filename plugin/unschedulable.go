@@ -53,15 +53,16 @@ func (u Unschedulable) String() string {
 		u.Devices, u.Resource, podNames(u.Pods))
 }
 
-// Unschedulable describes the lost capacity of each resource that has lost any. It is unknown while the holders are. It
+// Unschedulable describes the lost capacity of each resource that has lost any. It is unknown while the holders are, or the resources. It
 // may be called from any goroutine and never waits.
 func (p *Plugin) Unschedulable() (texts []string, known bool) {
-	for _, r := range p.layouts.current().resources {
+	now := p.layouts.current()
+	for _, r := range now.resources {
 		if u := r.Unschedulable; u != nil && u.Devices > 0 {
 			texts = append(texts, u.String())
 		}
 	}
-	return texts, p.Holders().By != nil //nolint:forbidigo // for a text
+	return texts, p.Holders().By != nil && !isStarting(now.absent) //nolint:forbidigo // for a text
 }
 
 // countUnschedulable sets the lost capacity of each resource. A device that a pod holds under an ID outside the layout,

@@ -15,11 +15,20 @@ var causes = []string{
 	CauseIsolated, CauseReleased, CauseMPSDown, CauseMPSHung, CauseMPSFault, CauseMPSLimits, CauseMPSNotReady, CauseMPSUsers,
 }
 
+// XIDOfCause returns the XID of a cause; ok is false if it is another one.
+func XIDOfCause(cause string) (xid int, ok bool) {
+	number, ok := strings.CutPrefix(cause, xidPrefix)
+	if !ok {
+		return 0, false
+	}
+	n, err := strconv.Atoi(number)
+	return n, err == nil && n > 0 && xidCause(n) == cause
+}
+
 // ValidCause reports whether a finding can have the cause, of any XID and any code of DCGM.
 func ValidCause(cause string) bool {
-	if number, ok := strings.CutPrefix(cause, xidPrefix); ok {
-		n, err := strconv.Atoi(number)
-		return err == nil && n > 0 && xidCause(n) == cause
+	if _, ok := XIDOfCause(cause); ok {
+		return true
 	}
 	if name, ok := strings.CutPrefix(cause, incidentPrefix); ok {
 		code, ok := IncidentCode(strings.ReplaceAll(name, "-", "_"))

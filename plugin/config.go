@@ -51,7 +51,7 @@ const (
 // DRAConfig is the `dra` section, for API dra.
 type DRAConfig struct {
 	DriverName string   `yaml:"driverName"` // in DeviceClasses and claims; gpu.nvidia.com is that of NVIDIA's driver
-	EvictOn    []string `yaml:"evictOn"`    // causes of findings whose taint evicts pods
+	EvictOn    []string `yaml:"evictOn"`    // taints of findings that evict pods: xid=79, lost
 }
 
 // DefaultDRADriver is the name of NVIDIA's driver, which DeviceClasses and claims contain.

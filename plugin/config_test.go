@@ -213,9 +213,9 @@ func TestConfigValidateDRA(t *testing.T) {
 			c.KubeletDir, c.DRA.DriverName = "/"+strings.Repeat("k", 55), strings.Repeat("d", 25)
 		}, []string{"dra.driverName"}},
 		"relative directory": {func(c *Config) { c.KubeletDir = "k" }, []string{"kubeletDir"}},
-		"causes":             {func(c *Config) { c.DRA.EvictOn = []string{"xid-79", "lost", "dcgm-nvlink-down"} }, nil},
-		"unknown cause":      {func(c *Config) { c.DRA.EvictOn = []string{"xid-79", "xid79"} }, []string{"dra.evictOn[1]"}},
-		"prefix of causes":   {func(c *Config) { c.DRA.EvictOn = []string{"xid-*"} }, []string{"dra.evictOn[0]"}},
+		"causes":             {func(c *Config) { c.DRA.EvictOn = []string{"xid=79", "lost", "dcgm-nvlink-down"} }, nil},
+		"unknown cause":      {func(c *Config) { c.DRA.EvictOn = []string{"xid=79", "xid-79"} }, []string{"dra.evictOn[1]"}},
+		"prefix of causes":   {func(c *Config) { c.DRA.EvictOn = []string{"xid=*"} }, []string{"dra.evictOn[0]"}},
 		"duplicate":          {func(c *Config) { c.DRA.EvictOn = []string{"lost", "lost"} }, []string{"dra.evictOn[1]"}},
 	} {
 		err := configured(func(c *Config) { c.API = APIDRA; test.change(c) }).Validate()

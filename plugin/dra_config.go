@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
@@ -33,15 +34,28 @@ func (c Config) validateDRA() error {
 			}
 		}
 	}
-	for i, cause := range c.DRA.EvictOn {
-		switch {
-		case !health.ValidCause(cause):
-			errs = append(errs, fmt.Errorf("dra.evictOn[%d]: expected the cause of a finding such as xid-79, dcgm-nvlink-down or lost, got %q", i, cause))
-		case slices.Index(c.DRA.EvictOn, cause) < i:
-			errs = append(errs, fmt.Errorf("dra.evictOn[%d]: duplicate %q", i, cause))
+	for i, taint := range c.DRA.EvictOn {
+		code, isXID := strings.CutPrefix(taint, "xid=")
+		cause := taint
+		if isXID {
+			cause = "xid-" + code
+		}
+		switch _, hasXID := health.XIDOfCause(cause); {
+		case isXID != hasXID || !health.ValidCause(cause):
+			errs = append(errs, fmt.Errorf("dra.evictOn[%d]: expected the taint of a finding such as xid=79, dcgm-nvlink-down or lost, got %q", i, taint))
+		case slices.Index(c.DRA.EvictOn, taint) < i:
+			errs = append(errs, fmt.Errorf("dra.evictOn[%d]: duplicate %q", i, taint))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Evicts reports whether the taint of an unhealthy finding evicts pods.
+func (c *DRAConfig) Evicts(cause string) bool {
+	if xid, ok := health.XIDOfCause(cause); ok {
+		return slices.Contains(c.EvictOn, fmt.Sprintf("xid=%d", xid))
+	}
+	return slices.Contains(c.EvictOn, cause)
 }
 
 // DRADir returns the directory of the driver's socket and of its checkpoint.

@@ -204,7 +204,7 @@ var (
 		"plugin.sharing.mps.resources[].devices":         selectorExample,
 		"plugin.sharing.memory.devices":                  selectorExample,
 		"plugin.deviceList":                              "[envvar]",
-		"plugin.dra.evictOn":                             "[xid-79]",
+		"plugin.dra.evictOn":                             "[xid=79]",
 		"metrics.fields":                                 "[default]",
 		"metrics.names":                                  "[dcgm-exporter-4.8]",
 		"metrics.podLabels":                              `[team, "app.kubernetes.io/*"]`, // an unquoted * has a meaning in YAML

@@ -85,7 +85,7 @@ func FuzzEnvironment(f *testing.F) {
 		"plugin.kubeletDir":      {"/k", "k", "/" + strings.Repeat("k", 100), "/k\n/l"},
 		"plugin.resources":       {"[{pattern: '*', resource: a.b/c}]", "[{pattern: '*', resource: a.b/c, x: y}]"},
 		"plugin.dra.driverName":  {"gpu.nvidia.com", "GPU", "a/b", ".", strings.Repeat("d", 64)},
-		"plugin.dra.evictOn":     {"[xid-79]", "xid-79,lost", "[xid-0]", "[dcgm-nvlink-down]", "[]"},
+		"plugin.dra.evictOn":     {"[xid=79]", "xid=79,lost", "[xid=0]", "[dcgm-nvlink-down]", "[]"},
 		"metrics.fields":         {"[default]", "[{name: X, help: y}]", "DCGM_FI_DEV_GPU_TEMP", "[default, default]"},
 		"metrics.podLabels":      {"[team, app.kubernetes.io/*]", `["/^team-/", '*']`, `[/^a{2,3}$/]`, "[/a]", "[*]", "*", "team"},
 		"metrics.podUID":         {"true", "1"},

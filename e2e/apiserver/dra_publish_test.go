@@ -71,7 +71,7 @@ func (n machine) awaitDevices(count int, want map[string][]string) map[string]re
 				devices[d.Name] = d
 				for _, taint := range d.Taints {
 					if !strings.HasSuffix(taint.Key, "/mig-mode") {
-						tainted[d.Name] = append(tainted[d.Name], taint.Key+" "+string(taint.Effect))
+						tainted[d.Name] = append(tainted[d.Name], strings.TrimSuffix(taint.Key+"="+taint.Value, "=")+" "+string(taint.Effect))
 					}
 				}
 			}
@@ -109,7 +109,7 @@ func TestDRAPublishesProfiles(t *testing.T) {
 			want := make(map[string][]string)
 			for name := range devices {
 				if name == "gpu-0" || strings.HasPrefix(name, "gpu-0-") {
-					want[name] = []string{"gpu-node-agent/xid-79 NoSchedule"}
+					want[name] = []string{"gpu-node-agent/xid=79 NoSchedule"}
 				}
 			}
 			if len(want) != c.tainted {
@@ -127,7 +127,7 @@ func TestDRATaints(t *testing.T) {
 	n.StartAgent()
 	n.awaitDevices(8, nil)
 	n.Inject(`{"gpu":3,"xid":48}`)
-	n.awaitDevices(8, map[string][]string{"gpu-3": {"gpu-node-agent/xid-48 NoSchedule"}})
+	n.awaitDevices(8, map[string][]string{"gpu-3": {"gpu-node-agent/xid=48 NoSchedule"}})
 	since := n.taintTime("gpu-3")
 	n.Inject(`{"gpu":3,"xid":13}`) // an application's error: no finding
 	n.awaitSaved("xid-48")         // publishing does not wait for the disk
@@ -140,7 +140,12 @@ func TestDRATaints(t *testing.T) {
 		t.Errorf("the restart changed the time of the taint from %v to %v", since, after)
 	}
 	n.Inject(`{"gpu":5,"recoveryAction":"none"}`)
-	n.awaitDevices(8, map[string][]string{"gpu-3": {"gpu-node-agent/xid-48 NoSchedule"}})
+	n.awaitDevices(8, map[string][]string{"gpu-3": {"gpu-node-agent/xid=48 NoSchedule"}})
+	n.Inject(`{"gpu":3,"xid":79}`) // a second taint with the key
+	n.awaitDevices(8, map[string][]string{"gpu-3": {"gpu-node-agent/xid=48 NoSchedule", "gpu-node-agent/xid=79 NoSchedule"}})
+	if after := n.taintTime("gpu-3"); !after.Equal(since) {
+		t.Errorf("another XID changed the time of the taint from %v to %v", since, after)
+	}
 	n.EndAgent()
 	n.awaitTainted("gpu-3") // a driver that is back within 30 s keeps its slices
 }

@@ -268,7 +268,7 @@ func awaitSaved(t *testing.T, text string) {
 func taintsOf(d resourceapi.Device) []string {
 	var taints []string
 	for _, t := range d.Taints {
-		taints = append(taints, t.Key+t.Value+":"+string(t.Effect))
+		taints = append(taints, strings.TrimSuffix(t.Key+"="+t.Value, "=")+":"+string(t.Effect))
 	}
 	slices.Sort(taints)
 	return taints

@@ -90,14 +90,14 @@ func TestDRA(t *testing.T) {
 	step(t, "XID 79", checkFinding)
 	step(t, "XID 48, then 13", func(t *testing.T) {
 		inject(t, "{gpu: 3, xid: 48}")
-		before := awaitTaints(t, "gpu-3", "gpu-node-agent/xid-48:NoSchedule")
+		before := awaitTaints(t, "gpu-3", "gpu-node-agent/xid=48:NoSchedule")
 		inject(t, "{gpu: 3, xid: 13}")
 		awaitSeries(t, "gpu_node_agent_xid_errors_total{", `gpu="3"`, `xid="13"`)
 		awaitSaved(t, "xid-48") // publishing does not wait for the disk
 		killAgent(t)
 		inject(t, "{gpu: 5, recoveryAction: reboot}") // the slices of before have no taint of this GPU
 		awaitTaints(t, "gpu-5", "gpu-node-agent/recovery-action:NoSchedule")
-		after := awaitTaints(t, "gpu-3", "gpu-node-agent/xid-48:NoSchedule")
+		after := awaitTaints(t, "gpu-3", "gpu-node-agent/xid=48:NoSchedule")
 		if !before.Taints[0].TimeAdded.Equal(after.Taints[0].TimeAdded) {
 			t.Errorf("timeAdded is %v, was %v", after.Taints[0].TimeAdded, before.Taints[0].TimeAdded)
 		}
@@ -326,7 +326,7 @@ func checkFinding(t *testing.T) {
 	index := strings.TrimPrefix(device, "gpu-")
 	agent := mustAgentPod(t)
 	took := awaitChange(t, func() { injectOnNode(t, agent, "{gpu: %s, xid: 79}", index) }, func(d resourceapi.Device) bool {
-		return d.Name == device && slices.Equal(taintsOf(d), []string{"gpu-node-agent/xid-79:NoSchedule"})
+		return d.Name == device && slices.Equal(taintsOf(d), []string{"gpu-node-agent/xid=79:NoSchedule"})
 	})
 	t.Logf("taint in the API %.2fs after the XID", took.Seconds())
 	awaitClaimHealth(t, "one", v1.ResourceHealthStatusUnhealthy, "xid-79")
@@ -340,7 +340,7 @@ func checkFinding(t *testing.T) {
 	deletePods(t, "one")
 	inject(t, "{gpu: %s, lost: true}", index)
 	awaitSeries(t, "gpu_node_agent_device_finding{", fmt.Sprintf(`gpu=%q`, index), `cause="lost"`)
-	awaitTaints(t, device, "gpu-node-agent/lost:NoSchedule", "gpu-node-agent/xid-79:NoSchedule")
+	awaitTaints(t, device, "gpu-node-agent/lost:NoSchedule", "gpu-node-agent/xid=79:NoSchedule")
 	inject(t, "{gpu: %s, lost: false}", index)
 	awaitTaints(t, device)
 	awaitClaimed(t, "default", "next")
@@ -482,7 +482,7 @@ func checkOutage(t *testing.T) {
 		t.Fatal(err)
 	}
 	begin := time.Now()
-	awaitTaints(t, "gpu-2", "gpu-node-agent/xid-79:NoSchedule")
+	awaitTaints(t, "gpu-2", "gpu-node-agent/xid=79:NoSchedule")
 	t.Logf("taint in the API %.1fs after the API server was back", time.Since(begin).Seconds())
 	checkSamePod(t, agent)
 	keeps()
@@ -580,7 +580,7 @@ func checkMIG(t *testing.T) {
 		devices, err = publishedDevices(ctx)
 		tainted := 0
 		for _, d := range devices {
-			if slices.Contains(taintsOf(d), "gpu-node-agent/xid-79:NoSchedule") {
+			if slices.Contains(taintsOf(d), "gpu-node-agent/xid=79:NoSchedule") {
 				tainted++
 			}
 		}

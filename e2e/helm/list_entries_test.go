@@ -89,7 +89,7 @@ func addEntrySchemas(constraints map[string]map[string]any) {
 			"activeThreadPercentage": count(0, 100), "pinnedMemory": text("^$|" + size),
 		}, "name", "replicas"),
 		"plugin.sharing.memory.devices": selector(),
-		"plugin.dra.evictOn":            text("^(xid-[1-9][0-9]*|[a-z]+(-[a-z0-9]+)*)$"),
+		"plugin.dra.evictOn":            text("^(xid=[1-9][0-9]*|[a-z]+(-[a-z0-9]+)*)$"),
 		"metrics.podLabels":             number(0, maxIndex, "^("+labelKey+"|[-A-Za-z0-9_./]*[*][-A-Za-z0-9_./*]*|/.+/)$"),
 		"source.sim.past":               object(map[string]any{"ago": duration(), "gpu": count(0, maxIndex), "xid": xid()}, "ago", "gpu", "xid"),
 		"source.sim.scenario": object(map[string]any{
@@ -221,8 +221,8 @@ func TestEntries(t *testing.T) {
 			[]string{`""`, "150", `"150"`, "~", "[default]", "{}", `{name: ""}`, "{name: 150}", `{name: "150"}`, "{name: ~}", "{help: x}", "{name: default, typ: gauge}", "{name: default, help: [x]}"},
 		}},
 		"plugin.dra.evictOn": {{
-			[]string{"xid-79", "lost", "dcgm-nvlink-down"},
-			[]string{"79", `"79"`, "Xid-79", "xid 79", "xid_79", `""`, "~", "[lost]", "{a: b}", "lost, lost"},
+			[]string{"xid=79", "lost", "dcgm-nvlink-down"},
+			[]string{"79", `"79"`, "Xid=79", "xid 79", "xid_79", `""`, "~", "[lost]", "{a: b}", "lost, lost"},
 		}},
 		"metrics.podLabels": {{
 			[]string{"team", "app.kubernetes.io/name", "app.kubernetes.io/*", `"*"`, "/^team-/", "7"},

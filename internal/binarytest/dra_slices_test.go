@@ -103,7 +103,7 @@ func TestDRASlicesTaints(t *testing.T) {
 				for _, d := range devices {
 					switch {
 					case d.Name != "gpu-3" && len(d.Taints) == 0:
-					case d.Name == "gpu-3" && len(d.Taints) == 1 && d.Taints[0].Key == "gpu-node-agent/xid-48" && d.Taints[0].Effect == resourceapi.DeviceTaintEffectNoSchedule:
+					case d.Name == "gpu-3" && len(d.Taints) == 1 && d.Taints[0].Key == "gpu-node-agent/xid" && d.Taints[0].Value == "48" && d.Taints[0].Effect == resourceapi.DeviceTaintEffectNoSchedule:
 						at = d.Taints[0].TimeAdded.Time
 					default:
 						t.Errorf("%s: %s has %v", when, d.Name, d.Taints)

@@ -98,7 +98,7 @@ func (n *draNode) devices() map[string]resourceapi.Device {
 func (n *draNode) taints(device string) []string {
 	taints := []string{}
 	for _, t := range n.devices()[device].Taints {
-		taints = append(taints, t.Key+":"+string(t.Effect))
+		taints = append(taints, strings.TrimSuffix(t.Key+"="+t.Value, "=")+":"+string(t.Effect))
 	}
 	slices.Sort(taints)
 	return taints
@@ -225,7 +225,7 @@ func TestDRATaints(t *testing.T) {
 	n := startDRANode(t, kubelettest.V137)
 	n.sim("{gpu: 3, xid: 48}")
 	n.sim("{gpu: 3, xid: 13}")
-	want := []string{"gpu-node-agent/xid-48:NoSchedule"}
+	want := []string{"gpu-node-agent/xid=48:NoSchedule"}
 	tainted := func() bool { return slices.Equal(n.taints("gpu-3"), want) }
 	n.await("the taint", tainted)
 	n.await("the health with its reason", func() bool {

@@ -103,7 +103,7 @@ func (pl *plan) addDevice(
 	}})
 	pl.requests = append(pl.requests, offer.Request{
 		Device: device, Related: related[device.ID], Verdict: &state.Verdict, Admin: d.Admin,
-		Tolerates: func(f *health.Finding) bool { return tolerates(r, f.Cause, in.cfg.DRA.EvictOn) },
+		Tolerates: func(f *health.Finding) bool { return tolerates(r, f.Cause, &in.cfg.DRA) },
 	})
 }
 
@@ -232,9 +232,9 @@ func orNone(list string) string {
 }
 
 // tolerates reports whether the claim tolerates the taint of an Unhealthy finding.
-func tolerates(r *resourceapi.DeviceRequestAllocationResult, cause string, evictOn []string) bool {
-	taint := resourceapi.DeviceTaint{Key: TaintKey(cause), Effect: resourceapi.DeviceTaintEffectNoSchedule}
-	if slices.Contains(evictOn, cause) {
+func tolerates(r *resourceapi.DeviceRequestAllocationResult, cause string, c *plugin.DRAConfig) bool {
+	taint := findingTaint(cause)
+	if taint.Effect = resourceapi.DeviceTaintEffectNoSchedule; c.Evicts(cause) {
 		taint.Effect = resourceapi.DeviceTaintEffectNoExecute
 	}
 	return slices.ContainsFunc(r.Tolerations, func(t resourceapi.DeviceToleration) bool { return resourceclaim.ToleratesTaint(t, taint) })

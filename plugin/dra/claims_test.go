@@ -527,13 +527,13 @@ func TestPrepareRefuses(t *testing.T) {
 		},
 		"another taint tolerated": {
 			edit: func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) }, reason: reasonUnhealthyDevice,
-			claim: claim("a", result("gpu-0", tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid-48", Operator: resourceapi.DeviceTolerationOpExists}))),
+			claim: claim("a", result("gpu-0", tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid", Value: "48", Operator: resourceapi.DeviceTolerationOpEqual}))),
 		},
 		"NoSchedule tolerated of a cause that evicts": {
-			config: func(c *plugin.Config) { c.DRA.EvictOn = []string{"xid-79"} },
+			config: func(c *plugin.Config) { c.DRA.EvictOn = []string{"xid=79"} },
 			edit:   func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) }, reason: reasonUnhealthyDevice,
 			claim: claim("a", result("gpu-0", tolerating(resourceapi.DeviceToleration{
-				Key: "gpu-node-agent/xid-79", Operator: resourceapi.DeviceTolerationOpExists, Effect: resourceapi.DeviceTaintEffectNoSchedule,
+				Key: "gpu-node-agent/xid", Operator: resourceapi.DeviceTolerationOpExists, Effect: resourceapi.DeviceTaintEffectNoSchedule,
 			}))),
 		},
 		"MIG mode": {claim: claim("a", result("gpu-3")), reason: reasonMIGMode, parts: []string{"gpu-3"}},
@@ -607,7 +607,11 @@ func TestPrepareAccepts(t *testing.T) {
 		"unhealthy, as admin": {edit: func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) }, claim: claim("a", result("gpu-0", asAdmin))},
 		"unhealthy, tolerated": {
 			edit:  func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) },
-			claim: claim("a", result("gpu-0", tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid-79", Operator: resourceapi.DeviceTolerationOpExists}))),
+			claim: claim("a", result("gpu-0", tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid", Value: "79", Operator: resourceapi.DeviceTolerationOpEqual}))),
+		},
+		"unhealthy, any XID tolerated": {
+			edit:  func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) },
+			claim: claim("a", result("gpu-0", tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid", Operator: resourceapi.DeviceTolerationOpExists}))),
 		},
 		"MIG mode, as admin": {claim: claim("a", result("gpu-3", asAdmin))},
 		"twice, as admin":    {claim: claim("a", result("gpu-0", asAdmin), result("gpu-0", asAdmin, byRequest("b")))},

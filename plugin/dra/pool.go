@@ -132,7 +132,7 @@ func (b *builder) build(s *plugin.SelectedDevice) (device resourceapi.Device, ok
 	switch {
 	case !b.NoTaints:
 	case slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }):
-		if key := worstKey(taints); key != TaintMIGMode { // no claim could get that GPU anyway
+		if key := worstTaint(taints); key != TaintMIGMode { // no claim could get that GPU anyway
 			b.warnings.add(d, "the API server has no taints of devices, so devices with %s are not published", key)
 		}
 		return device, false

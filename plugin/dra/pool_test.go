@@ -175,10 +175,11 @@ func verdict(findings ...health.Finding) health.Verdict {
 
 func taintsOf(d resourceapi.Device) (all []string) {
 	for _, t := range d.Taints {
-		all = append(all, strings.TrimPrefix(t.Key, Domain+"/")+":"+string(t.Effect))
+		name := strings.TrimPrefix(t.Key, Domain+"/")
 		if t.Value != "" {
-			all = append(all, "value "+t.Value)
+			name += "=" + t.Value
 		}
+		all = append(all, name+":"+string(t.Effect))
 	}
 	return all
 }
@@ -195,11 +196,12 @@ func TestTaints(t *testing.T) {
 		want     []string
 	}{
 		"healthy":         {nil, nil, nil},
-		"unhealthy":       {[]health.Finding{finding("xid-48", health.Unhealthy)}, nil, []string{"xid-48:NoSchedule"}},
-		"degraded":        {[]health.Finding{finding("xid-13", health.Degraded)}, nil, []string{"xid-13:None"}},
-		"several":         {[]health.Finding{finding("xid-79", health.Unhealthy), finding("lost", health.Unhealthy), finding("xid-13", health.Degraded)}, nil, []string{"lost:NoSchedule", "xid-13:None", "xid-79:NoSchedule"}},
-		"evicts":          {[]health.Finding{finding("xid-79", health.Unhealthy), finding("lost", health.Unhealthy)}, []string{"xid-79"}, []string{"lost:NoSchedule", "xid-79:NoExecute"}},
-		"degraded evicts": {[]health.Finding{finding("xid-79", health.Degraded)}, []string{"xid-79"}, []string{"xid-79:None"}},
+		"unhealthy":       {[]health.Finding{finding("xid-48", health.Unhealthy)}, nil, []string{"xid=48:NoSchedule"}},
+		"degraded":        {[]health.Finding{finding("xid-13", health.Degraded)}, nil, []string{"xid=13:None"}},
+		"several":         {[]health.Finding{finding("xid-79", health.Unhealthy), finding("lost", health.Unhealthy), finding("xid-13", health.Degraded)}, nil, []string{"lost:NoSchedule", "xid=13:None", "xid=79:NoSchedule"}},
+		"evicts":          {[]health.Finding{finding("xid-79", health.Unhealthy), finding("lost", health.Unhealthy)}, []string{"xid=79"}, []string{"lost:NoSchedule", "xid=79:NoExecute"}},
+		"degraded evicts": {[]health.Finding{finding("xid-79", health.Degraded)}, []string{"xid=79"}, []string{"xid=79:None"}},
+		"by code":         {[]health.Finding{finding("xid-119", health.Unhealthy), finding("xid-79", health.Unhealthy)}, []string{"xid=119"}, []string{"xid=79:NoSchedule", "xid=119:NoExecute"}},
 		"decision":        {[]health.Finding{finding("cordoned", health.Unhealthy)}, nil, []string{"cordoned:NoSchedule"}},
 		"twice":           {[]health.Finding{finding("lost", health.Degraded), finding("lost", health.Unhealthy)}, nil, []string{"lost:NoSchedule"}},
 	} {
@@ -237,16 +239,16 @@ func TestTaintOfXIDs(t *testing.T) {
 	id := devices[3].ID
 	cfg := health.DefaultConfig()
 	var first string
-	for i, xids := range [][]int{{48}, {13}, nil} {
+	for i, xids := range [][]int{{48}, {13}, nil, {79}} {
 		samples := map[health.DeviceID]health.Sample{id: healthtest.Present(healthtest.XIDs(xids...))}
 		snap.Devices = healthtest.Judge(cfg, snap.Devices, 10*(i+1), func(health.DeviceID) bool { return false }, samples, devices...)
 		all := devicesOf(t, BuildPool(PoolInput{Config: configured(), Snapshot: snap}))
 		for name, d := range all {
-			if got, want := taintsOf(d), []string{"xid-48:NoSchedule"}; name == "gpu-3" && !slices.Equal(got, want) || name != "gpu-3" && got != nil {
+			if got, want := taintsOf(d), []string{"xid=48:NoSchedule", "xid=79:NoSchedule"}[:1+i/3]; name == "gpu-3" && !slices.Equal(got, want) || name != "gpu-3" && got != nil {
 				t.Errorf("%v: %s has %q", xids, name, got)
 			}
 		}
-		text, err := json.Marshal(all["gpu-3"].Taints)
+		text, err := json.Marshal(all["gpu-3"].Taints[:1])
 		if first == "" {
 			first = string(text)
 		}
@@ -278,7 +280,7 @@ func TestTaintsOfMIG(t *testing.T) {
 		}
 	}
 	devices = devicesOf(t, BuildPool(PoolInput{Config: configured(), Snapshot: snap}))
-	if got := taintsOf(devices["gpu-7-mig-3g40gb-9-4"]); !slices.Equal(got, []string{"xid-79:NoSchedule"}) {
+	if got := taintsOf(devices["gpu-7-mig-3g40gb-9-4"]); !slices.Equal(got, []string{"xid=79:NoSchedule"}) {
 		t.Errorf("MIG device with a finding of its parent: %q", got)
 	}
 }
@@ -330,15 +332,18 @@ func TestWarningsOfMIG(t *testing.T) {
 	}
 }
 
-func TestTaintKey(t *testing.T) {
-	for _, cause := range []string{"xid-79", "lost", "dcgm-nvlink-down", "too-many-retired-pages"} {
-		if got := TaintKey(cause); got != Domain+"/"+cause {
-			t.Errorf("%s: %s", cause, got)
+func TestFindingTaint(t *testing.T) {
+	for _, cause := range []string{"lost", "dcgm-nvlink-down", "too-many-retired-pages", "xid-079", "xid-x"} {
+		if got := findingTaint(cause); got.Key != Domain+"/"+cause || got.Value != "" {
+			t.Errorf("%s: %+v", cause, got)
 		}
+	}
+	if got := findingTaint("xid-79"); got.Key != TaintXID || got.Value != "79" {
+		t.Errorf("%+v", got)
 	}
 	keys := map[string]string{}
 	for _, cause := range []string{"", "-", "a b", "a/b", "ä", strings.Repeat("x", 64), strings.Repeat("x", 65), strings.Repeat("-", 80), "end-", "\x00"} {
-		key := TaintKey(cause)
+		key := findingTaint(cause).Key
 		if errs := validation.IsQualifiedName(key); len(errs) > 0 || keys[key] != "" || !strings.HasPrefix(key, Domain+"/") {
 			t.Errorf("%q: %s: %v; the key of %q", cause, key, errs, keys[key])
 		}
@@ -731,12 +736,13 @@ func problemsOfDevice(d resourceapi.Device) (problems []string) {
 			}
 		}
 	}
-	keys := map[string]bool{}
+	names := map[string]bool{}
 	if len(d.Taints) > 16 {
 		bad("%d taints", len(d.Taints))
 	}
 	for _, taint := range d.Taints {
-		if len(validation.IsQualifiedName(taint.Key)) > 0 || taint.Value != "" || keys[taint.Key] || taint.TimeAdded.IsZero() || taint.TimeAdded.Nanosecond() != 0 {
+		name := taint.Key + "=" + taint.Value
+		if len(validation.IsQualifiedName(taint.Key))+len(validation.IsValidLabelValue(taint.Value)) > 0 || names[name] || taint.TimeAdded.IsZero() || taint.TimeAdded.Nanosecond() != 0 {
 			bad("taint %+v", taint)
 		}
 		if text, err := json.Marshal(taint.TimeAdded); err != nil || len(text) != len(`"2000-01-01T00:00:00Z"`) {
@@ -745,7 +751,7 @@ func problemsOfDevice(d resourceapi.Device) (problems []string) {
 		if !slices.Contains([]resourceapi.DeviceTaintEffect{"None", "NoSchedule", "NoExecute"}, taint.Effect) {
 			bad("taint %+v", taint)
 		}
-		keys[taint.Key] = true
+		names[name] = true
 	}
 	return problems
 }
@@ -768,7 +774,7 @@ func randomInput(r *rand.Rand) PoolInput {
 			sharedMemory([]string{"1Mi", "1Gi", "30Gi", "50Gi"}[r.IntN(4)])(c)
 			c.Sharing.Memory.Enforcement = []string{plugin.EnforceAuto, plugin.EnforceMPS, plugin.EnforceNone}[r.IntN(3)]
 		}
-		c.DRA.EvictOn = []string{"xid-79", text()}
+		c.DRA.EvictOn = []string{"xid=79", text()}
 	})
 	properties := func() *health.Properties {
 		p := &health.Properties{Brand: text(), AddressingMode: text(), Serial: text()}
@@ -853,13 +859,14 @@ func FuzzSemanticVersion(f *testing.F) {
 	})
 }
 
-func FuzzTaintKey(f *testing.F) {
+func FuzzFindingTaint(f *testing.F) {
 	for _, s := range []string{"xid-79", "", "-", "ä", strings.Repeat("x", 64)} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, cause string) {
-		if key := TaintKey(cause); len(validation.IsQualifiedName(key)) > 0 {
-			t.Errorf("%q: %q", cause, key)
+		taint := findingTaint(cause)
+		if len(validation.IsQualifiedName(taint.Key))+len(validation.IsValidLabelValue(taint.Value)) > 0 {
+			t.Errorf("%q: %+v", cause, taint)
 		}
 	})
 }

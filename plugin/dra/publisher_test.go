@@ -103,6 +103,9 @@ func (g *publishRig) wantDevices(want ...string) {
 			text := d.Name
 			for i, taint := range d.Taints {
 				text += map[bool]string{true: "!", false: ","}[i == 0] + taint.Key
+				if taint.Value != "" {
+					text += "=" + taint.Value
+				}
 			}
 			have = append(have, text)
 		}

@@ -126,7 +126,7 @@ func TestSessionPublishesTaintsWithoutDisk(t *testing.T) {
 				end := make(chan struct{})
 				g.write = func() error { return disk(end) }
 				g.poll(func(d []health.DeviceState) []health.DeviceState { return breakGPU0(d) })
-				g.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1")
+				g.wantDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1")
 				var s Status
 				g.session.report(&s)
 				if !strings.Contains(s.Err, "checkpoint") {
@@ -137,7 +137,7 @@ func TestSessionPublishesTaintsWithoutDisk(t *testing.T) {
 				g.write = nil
 				close(end)
 				g.poll(breakGPU0)
-				g.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1", "gpu-2")
+				g.wantDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1", "gpu-2")
 				if g.session.report(&s); strings.Contains(s.Err, "checkpoint") {
 					t.Errorf("error %q after the disk's recovery", s.Err)
 				}
@@ -175,7 +175,7 @@ func TestSessionBeforeHoldersAreKnown(t *testing.T) {
 		first := prepareSession(t, api)
 		first.begin()
 		first.poll(func(d []health.DeviceState) []health.DeviceState { return breakGPU0(d)[:2] })
-		first.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1")
+		first.wantDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1")
 		first.end()
 
 		g := prepareSession(t, api)
@@ -183,7 +183,7 @@ func TestSessionBeforeHoldersAreKnown(t *testing.T) {
 		g.writes()
 		g.begin()
 		g.poll(func(d []health.DeviceState) []health.DeviceState { return d }) // with gpu-2, and GPU 0 is healthy
-		g.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1")
+		g.wantDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1")
 		g.wantWrites("update resourceslices 200") // the attribute state
 		var s Status
 		if g.session.report(&s); !strings.Contains(s.Err, "may not have read all its pods") {
@@ -193,7 +193,7 @@ func TestSessionBeforeHoldersAreKnown(t *testing.T) {
 			d[1].Verdict = breakGPU0(testDevices())[0].Verdict
 			return d
 		})
-		g.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1!gpu-node-agent/xid-79")
+		g.wantDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1!gpu-node-agent/xid=79")
 		g.hold(podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-2": {pluginHolder("GPU-2")}}})
 		g.poll(func(d []health.DeviceState) []health.DeviceState { return d })
 		g.wantDevices("gpu-0", "gpu-1", "gpu-2!gpu-node-agent/withheld")
@@ -236,7 +236,7 @@ func TestSessionKnowsNothing(t *testing.T) {
 		g.api.Answer(nil)
 		g.hold(podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}})
 		g.poll(breakGPU0)
-		g.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1", "gpu-2")
+		g.wantDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1", "gpu-2")
 		if g.session.report(&s); strings.Contains(s.Err, "unknown") {
 			t.Errorf("error %q", s.Err)
 		}
@@ -253,13 +253,13 @@ func TestSessionRestart(t *testing.T) {
 		first.noPlugin = true
 		first.begin()
 		first.poll(breakGPU0)
-		first.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1", "gpu-2")
+		first.wantDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1", "gpu-2")
 		first.end()
 		second := prepareSession(t, api)
 		second.writes()
 		second.begin()
 		second.poll(breakGPU0)
-		second.wantDevices("gpu-0!gpu-node-agent/xid-79", "gpu-1", "gpu-2")
+		second.wantDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1", "gpu-2")
 		second.wantWrites()
 	})
 }

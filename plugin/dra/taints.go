@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -27,42 +28,61 @@ const (
 // taintEpoch is the time of taints that begin with the device: it does not change over restarts.
 func taintEpoch() metav1.Time { return metav1.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC) }
 
-// TaintKey returns the key of the taint of a finding. A cause that cannot be in a label is changed: a device without the taint would be
-// allocated.
-func TaintKey(cause string) string {
+// TaintXID is the key of the taints of XIDs; their value is the code. So a claim can tolerate one XID, or each.
+const TaintXID = Domain + "/xid"
+
+// findingTaint returns the key and the value of the taint of a finding. A cause that cannot be in a label is changed: a device without the taint
+// would be allocated.
+func findingTaint(cause string) resourceapi.DeviceTaint {
+	if xid, ok := health.XIDOfCause(cause); ok {
+		return resourceapi.DeviceTaint{Key: TaintXID, Value: strconv.Itoa(xid)}
+	}
 	key := Domain + "/" + cause
 	if len(validation.IsQualifiedName(key)) == 0 {
-		return key
+		return resourceapi.DeviceTaint{Key: key}
 	}
 	hash := fnv.New32a()
 	_, _ = hash.Write([]byte(cause)) // cannot fail
 	name := dnsLabel(cause)
-	return fmt.Sprintf("%s/%s-%08x", Domain, strings.Trim(name[:min(len(name), 40)]+"-x", "-"), hash.Sum32())
+	return resourceapi.DeviceTaint{Key: fmt.Sprintf("%s/%s-%08x", Domain, strings.Trim(name[:min(len(name), 40)]+"-x", "-"), hash.Sum32())}
+}
+
+// compareTaints compares what identifies taints: keys, then values, of which shorter numbers come first.
+func compareTaints(x, y resourceapi.DeviceTaint) int {
+	return cmp.Or(cmp.Compare(x.Key, y.Key), cmp.Compare(len(x.Value), len(y.Value)), cmp.Compare(x.Value, y.Value))
+}
+
+// indexTaint returns the position of the taint with the key and the value of another one, -1 if there is none.
+func indexTaint(all []resourceapi.DeviceTaint, taint resourceapi.DeviceTaint) int {
+	return slices.IndexFunc(all, func(t resourceapi.DeviceTaint) bool { return compareTaints(t, taint) == 0 })
 }
 
 // taints returns the taints of a device: one for each finding, and those above. If there are too many, the worst remain.
 func (b *builder) taints(s *plugin.SelectedDevice) []resourceapi.DeviceTaint {
 	var all []resourceapi.DeviceTaint
-	add := func(key string, effect resourceapi.DeviceTaintEffect, at metav1.Time) {
-		i := slices.IndexFunc(all, func(t resourceapi.DeviceTaint) bool { return t.Key == key })
-		switch taint := (resourceapi.DeviceTaint{Key: key, Effect: effect, TimeAdded: &at}); {
+	add := func(taint resourceapi.DeviceTaint, effect resourceapi.DeviceTaintEffect, at metav1.Time) {
+		taint.Effect, taint.TimeAdded = effect, &at
+		switch i := indexTaint(all, taint); {
 		case i < 0:
 			all = append(all, taint)
 		case severity(effect) > severity(all[i].Effect):
 			all[i] = taint
 		}
 	}
+	addFixed := func(key string) {
+		add(resourceapi.DeviceTaint{Key: key}, resourceapi.DeviceTaintEffectNoSchedule, taintEpoch())
+	}
 	if s.State.Device.Kind == health.KindGPU && s.State.Device.MIGMode {
-		add(TaintMIGMode, resourceapi.DeviceTaintEffectNoSchedule, taintEpoch())
+		addFixed(TaintMIGMode)
 	}
 	if s.Memory != nil && s.Memory.Blocked != "" && !b.NoShares {
-		add(TaintMemoryLimits, resourceapi.DeviceTaintEffectNoSchedule, taintEpoch())
+		addFixed(TaintMemoryLimits)
 		if !b.Examined || b.Capabilities != nil { // else only until the node is examined
 			b.warnings.add(&s.State.Device, "no claim gets a share: %s", s.Memory.Blocked)
 		}
 	}
 	if answer := b.Offers[s.State.Device.ID]; answer.Code() == offer.Held {
-		add(TaintWithheld, resourceapi.DeviceTaintEffectNoSchedule, taintEpoch())
+		addFixed(TaintWithheld)
 		b.withheld = append(b.withheld, fmt.Sprintf("%s is not offered to new claims: %s", s.State.Device.Name(), answer.Reason()))
 	}
 	for i := range s.State.Verdict.Findings {
@@ -70,29 +90,28 @@ func (b *builder) taints(s *plugin.SelectedDevice) []resourceapi.DeviceTaint {
 		effect := resourceapi.DeviceTaintEffectNone
 		switch {
 		case f.State != health.Unhealthy:
-		case slices.Contains(b.Config.DRA.EvictOn, f.Cause):
+		case b.Config.DRA.Evicts(f.Cause):
 			effect = resourceapi.DeviceTaintEffectNoExecute
 		default:
 			effect = resourceapi.DeviceTaintEffectNoSchedule
 		}
-		add(TaintKey(f.Cause), effect, taintTime(f.Since))
+		add(findingTaint(f.Cause), effect, taintTime(f.Since))
 	}
 	return worstTaints(all)
 }
 
-// worstTaints returns as many of the worst taints as a device can have, by key.
+// worstTaints returns as many of the worst taints as a device can have, by key and value.
 func worstTaints(all []resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
 	slices.SortStableFunc(all, func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(severity(y.Effect), severity(x.Effect)) })
 	all = all[:min(len(all), resourceapi.DeviceTaintsMaxLength)]
-	slices.SortFunc(all, func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(x.Key, y.Key) })
+	slices.SortFunc(all, compareTaints)
 	return all
 }
 
-// addTaints adds the taints of before whose key is not among taints, or there with a weaker effect.
+// addTaints adds the taints of before that are not among taints, or there with a weaker effect.
 func addTaints(taints, before []resourceapi.DeviceTaint) []resourceapi.DeviceTaint {
 	for _, old := range before {
-		i := slices.IndexFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Key == old.Key })
-		switch {
+		switch i := indexTaint(taints, old); {
 		case i < 0:
 			taints = append(taints, old)
 		case severity(old.Effect) > severity(taints[i].Effect):
@@ -116,7 +135,11 @@ func severity(e resourceapi.DeviceTaintEffect) int {
 	}, e)
 }
 
-// worstKey returns the key of the worst taint.
-func worstKey(taints []resourceapi.DeviceTaint) string {
-	return slices.MaxFunc(taints, func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(severity(x.Effect), severity(y.Effect)) }).Key
+// worstTaint returns the name of the worst taint.
+func worstTaint(taints []resourceapi.DeviceTaint) string {
+	worst := slices.MaxFunc(taints, func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(severity(x.Effect), severity(y.Effect)) })
+	if worst.Value != "" {
+		return worst.Key + "=" + worst.Value
+	}
+	return worst.Key
 }

@@ -67,8 +67,8 @@ func TestDRASlicesWithoutAgent(t *testing.T) {
 			}
 		}
 	}
-	if types["gpu"] != 16 || types["mig"] != 112 {
-		t.Errorf("%v, want 16 GPUs and 112 MIG devices", types)
+	if types["mig-parent"] != 16 || types["mig"] != 112 {
+		t.Errorf("%v, want 16 GPUs in MIG mode and 112 MIG devices", types)
 	}
 	if _, err := os.Stat(p.stateFile()); err == nil {
 		t.Error("the command made a state file")

@@ -35,13 +35,8 @@ func (c Config) validateDRA() error {
 		}
 	}
 	for i, taint := range c.DRA.EvictOn {
-		code, isXID := strings.CutPrefix(taint, "xid=")
-		cause := taint
-		if isXID {
-			cause = "xid-" + code
-		}
-		switch _, hasXID := health.XIDOfCause(cause); {
-		case isXID != hasXID || !health.ValidCause(cause):
+		switch cause := strings.Replace(taint, "xid=", "xid-", 1); {
+		case !health.ValidCause(cause) || evictionName(cause) != taint:
 			errs = append(errs, fmt.Errorf("dra.evictOn[%d]: expected the taint of a finding such as xid=79, dcgm-nvlink-down or lost, got %q", i, taint))
 		case slices.Index(c.DRA.EvictOn, taint) < i:
 			errs = append(errs, fmt.Errorf("dra.evictOn[%d]: duplicate %q", i, taint))
@@ -51,11 +46,14 @@ func (c Config) validateDRA() error {
 }
 
 // Evicts reports whether the taint of an unhealthy finding evicts pods.
-func (c *DRAConfig) Evicts(cause string) bool {
+func (c *DRAConfig) Evicts(cause string) bool { return slices.Contains(c.EvictOn, evictionName(cause)) }
+
+// evictionName returns how EvictOn names the taint of a cause: xid=79 for xid-79, and other causes as they are.
+func evictionName(cause string) string {
 	if xid, ok := health.XIDOfCause(cause); ok {
-		return slices.Contains(c.EvictOn, fmt.Sprintf("xid=%d", xid))
+		return fmt.Sprintf("xid=%d", xid)
 	}
-	return slices.Contains(c.EvictOn, cause)
+	return cause
 }
 
 // DRADir returns the directory of the driver's socket and of its checkpoint.

@@ -175,11 +175,7 @@ func verdict(findings ...health.Finding) health.Verdict {
 
 func taintsOf(d resourceapi.Device) (all []string) {
 	for _, t := range d.Taints {
-		name := strings.TrimPrefix(t.Key, Domain+"/")
-		if t.Value != "" {
-			name += "=" + t.Value
-		}
-		all = append(all, name+":"+string(t.Effect))
+		all = append(all, strings.TrimPrefix(taintName(t), Domain+"/")+":"+string(t.Effect))
 	}
 	return all
 }
@@ -741,7 +737,7 @@ func problemsOfDevice(d resourceapi.Device) (problems []string) {
 		bad("%d taints", len(d.Taints))
 	}
 	for _, taint := range d.Taints {
-		name := taint.Key + "=" + taint.Value
+		name := taintName(taint)
 		if len(validation.IsQualifiedName(taint.Key))+len(validation.IsValidLabelValue(taint.Value)) > 0 || names[name] || taint.TimeAdded.IsZero() || taint.TimeAdded.Nanosecond() != 0 {
 			bad("taint %+v", taint)
 		}

@@ -102,10 +102,7 @@ func (g *publishRig) wantDevices(want ...string) {
 		for _, d := range s.Spec.Devices {
 			text := d.Name
 			for i, taint := range d.Taints {
-				text += map[bool]string{true: "!", false: ","}[i == 0] + taint.Key
-				if taint.Value != "" {
-					text += "=" + taint.Value
-				}
+				text += map[bool]string{true: "!", false: ","}[i == 0] + taintName(taint)
 			}
 			have = append(have, text)
 		}

@@ -137,9 +137,8 @@ func severity(e resourceapi.DeviceTaintEffect) int {
 
 // worstTaint returns the name of the worst taint.
 func worstTaint(taints []resourceapi.DeviceTaint) string {
-	worst := slices.MaxFunc(taints, func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(severity(x.Effect), severity(y.Effect)) })
-	if worst.Value != "" {
-		return worst.Key + "=" + worst.Value
-	}
-	return worst.Key
+	return taintName(slices.MaxFunc(taints, func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(severity(x.Effect), severity(y.Effect)) }))
 }
+
+// taintName returns key=value, or the key of a taint without a value.
+func taintName(t resourceapi.DeviceTaint) string { return strings.TrimSuffix(t.Key+"="+t.Value, "=") }

@@ -153,20 +153,20 @@ func TestDirectoryMissing(t *testing.T) {
 // A directory that was replaced is locked anew. An agent that had the former directory stops serving if another one has the new one.
 func TestDirectoryReplaced(t *testing.T) {
 	t.Parallel()
-	dir := shortDir(t)
-	path := filepath.Join(dir, Directory)
-	first := start(t, "first", dir)
-	first.await(t, "the lock", held)
-	other := replaceDirectory(t, path)
+	first, dir, other := startReplaced(t)
 	first.await(t, "another one has the new directory, and does not answer", func(s State) bool { return s.Waits && s.Holder == nil })
 	other.Release()
 	first.await(t, "the new directory", held)
 	start(t, "second", dir).await(t, "the second", func(s State) bool { return s.Waits })
 }
 
-// replaceDirectory replaces a directory by one that another process has locked.
-func replaceDirectory(t *testing.T, path string) *filelock.Held {
+// startReplaced starts an agent that has the lock, and then replaces its directory by one that another process has locked.
+func startReplaced(t *testing.T) (a *agent, dir string, other *filelock.Held) {
 	t.Helper()
+	dir = shortDir(t)
+	path := filepath.Join(dir, Directory)
+	a = start(t, "first", dir)
+	a.await(t, "the lock", held)
 	fresh := path + ".new"
 	if err := os.Mkdir(fresh, 0o750); err != nil {
 		t.Fatal(err)
@@ -175,23 +175,20 @@ func replaceDirectory(t *testing.T, path string) *filelock.Held {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(other.Release)
 	if err := errors.Join(os.Rename(path, path+".old"), os.Rename(fresh, path)); err != nil {
 		t.Fatal(err)
 	}
-	return other
+	return a, dir, other
 }
 
 // The directory that this process has locked may come back, or be requested again, by this path or another.
 func TestDirectoryAgain(t *testing.T) {
 	t.Parallel()
-	dir := shortDir(t)
+	a, dir, _ := startReplaced(t)
 	path := filepath.Join(dir, Directory)
-	a := start(t, "first", dir)
-	a.await(t, "the lock", held)
 	of := func(dir string) func(State) bool { return func(s State) bool { return s.Held && s.KubeletDir == dir } }
 
-	other := replaceDirectory(t, path)
-	defer other.Release()
 	a.await(t, "another one has the new directory", func(s State) bool { return s.Waits })
 	if err := os.RemoveAll(path); err != nil {
 		t.Fatal(err)

@@ -189,6 +189,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 		Properties: propertiesOf(&a.sourceConfig, &a.snapshots, nvml.Properties(log.Named("nvml"))),
 		Log:        log.Named("dra"),
 	})
+	a.stateFile.AddSection(draSection, a.dra.Saved())
 	a.plugin.SetDRA(a.dra.Released())
 	a.plugin.SetClaims(a.dra.ClaimDevice, a.dra.Prepared())
 	a.memoryLimits = a.newMemoryLimits(log.Named("memory limits"))
@@ -244,6 +245,7 @@ const (
 	idleSection   = "idle"         // idle times
 	nodeSection   = "node"         // the labels of the node, and where they were written
 	servedSection = "devicePlugin" // exists if a device plugin has served in this boot
+	draSection    = "dra"          // since when the devices are handed over
 )
 
 // restore gives the saved state of the previous process to the monitor and the totals, and returns the restored devices.
@@ -256,6 +258,11 @@ func (a *Agent) restore(c config.Config, boot string) []health.DeviceState {
 	if text := saved.Section(idleSection, boot); text != nil {
 		if err := a.totals.Restore(text); err != nil {
 			a.log.Warn("cannot restore saved times", zap.String("key", "health.stateFile"), zap.Error(err))
+		}
+	}
+	if text := saved.Sections[draSection]; text != nil { // a handover may last over reboots
+		if err := a.dra.Restore(text); err != nil {
+			a.log.Warn("cannot restore the beginning of a handover", zap.String("key", "health.stateFile"), zap.Error(err))
 		}
 	}
 	if err := a.restoreNode(saved, boot); err != nil {

@@ -107,9 +107,8 @@ func (a *Agent) status() status.Node {
 func (a *Agent) notReady() []string {
 	p := a.plugin.Status()
 	reasons := web.NotReady(a.snapshots.Load(), p, 3*a.pollInterval()+a.sourceConfig.Load().StallAfter)
-	// While the devices change from one API to the other, pods get none. Unready restarts nothing, and it keeps a rolling update from
-	// taking the devices of the next node.
-	if s := a.dra.Status(); s.Err != "" && s.Err != p.Err { // both wait for one lock
+	// A handover that waits for pods may last days, and must not stop a rolling update; see warnings.
+	if s := a.dra.Status(); s.Err != "" && !s.WaitsForPods && s.Err != p.Err { // both wait for one lock
 		reasons = append(reasons, "dra: "+s.Err)
 	}
 	return reasons

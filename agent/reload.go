@@ -144,7 +144,13 @@ func (a *Agent) warnings() (all []string) {
 			}
 		}
 	}
-	p := a.plugin.Status()
+	p, d := a.plugin.Status(), a.dra.Status()
+	if p.WaitsForPods {
+		all = append(all, "plugin: "+p.Err)
+	}
+	if d.WaitsForPods {
+		all = append(all, "dra: "+d.Err)
+	}
 	for _, r := range p.Resources {
 		if r.Warning != "" {
 			all = append(all, "plugin: "+r.Warning)
@@ -156,7 +162,7 @@ func (a *Agent) warnings() (all []string) {
 	if s := a.lock.State().Load(); s.Warning != "" {
 		all = append(all, "plugin: "+s.Warning)
 	}
-	all = append(all, draWarnings(a.dra.Status())...)
+	all = append(all, draWarnings(d)...)
 	if p := a.processes.Latest().Load(); p != nil && p.Err != "" {
 		all = append(all, "processes: "+p.Err)
 	}

@@ -66,6 +66,11 @@ func (s *scrape) collectDRA() {
 	s.Add(draRegistered, boolValue(status.Registered), nil)
 	s.Add(draPublished, boolValue(!status.Behind && !status.Published.IsZero()), nil)
 	s.Add(draHandover, boolValue(status.Handover), nil)
+	since := 0.0
+	if !status.HandoverSince.IsZero() {
+		since = max(0, s.now.Sub(status.HandoverSince).Seconds()) // the clock may have been set back
+	}
+	s.Add(draHandoverSeconds, since, nil)
 	s.Add(draSlices, float64(status.Slices), nil)
 	s.Add(draDevices, float64(status.Devices), nil)
 	s.Add(draTainted, float64(status.Tainted), nil)

@@ -96,6 +96,7 @@ const (
 	draRegistered
 	draPublished
 	draHandover
+	draHandoverSeconds
 	draSlices
 	draDevices
 	draTainted
@@ -268,14 +269,15 @@ func agentMetrics() []MetricInfo {
 		draHandover: {
 			"dra_handover", gauge, "Whether the devices are being handed over between the device plugin and DRA. Meanwhile no new pod gets one.", nil,
 		},
-		draSlices:         {"dra_slices", gauge, "Number of ResourceSlices that the DRA driver publishes.", nil},
-		draDevices:        {"dra_devices", gauge, "Number of devices in these slices.", nil},
-		draTainted:        {"dra_tainted_devices", gauge, "Number of devices in these slices with a taint NoSchedule or NoExecute.", nil},
-		draPreparedClaims: {"dra_prepared_claims", gauge, "Number of prepared claims.", nil},
-		draPublishErrors:  {"dra_publish_errors_total", counter, "Total number of failed tries to publish devices, by reason; they are retried.", []string{"reason"}},
-		draPrepareErrors:  {"dra_prepare_errors_total", counter, "Total number of times the driver refused to prepare a claim, by reason; the kubelet retries.", []string{"reason"}},
-		draPrepares:       {"dra_prepare_duration_seconds", histogram, "Duration of a call of the kubelet that prepares claims.", nil},
-		draUnprepares:     {"dra_unprepare_duration_seconds", histogram, "Duration of a call of the kubelet that unprepares claims.", nil},
+		draHandoverSeconds: {"dra_handover_seconds", gauge, "Time since the handover began, also before the agent started; 0 while there is none.", nil},
+		draSlices:          {"dra_slices", gauge, "Number of ResourceSlices that the DRA driver publishes.", nil},
+		draDevices:         {"dra_devices", gauge, "Number of devices in these slices.", nil},
+		draTainted:         {"dra_tainted_devices", gauge, "Number of devices in these slices with a taint NoSchedule or NoExecute.", nil},
+		draPreparedClaims:  {"dra_prepared_claims", gauge, "Number of prepared claims.", nil},
+		draPublishErrors:   {"dra_publish_errors_total", counter, "Total number of failed tries to publish devices, by reason; they are retried.", []string{"reason"}},
+		draPrepareErrors:   {"dra_prepare_errors_total", counter, "Total number of times the driver refused to prepare a claim, by reason; the kubelet retries.", []string{"reason"}},
+		draPrepares:        {"dra_prepare_duration_seconds", histogram, "Duration of a call of the kubelet that prepares claims.", nil},
+		draUnprepares:      {"dra_unprepare_duration_seconds", histogram, "Duration of a call of the kubelet that unprepares claims.", nil},
 
 		nodeDevices: {
 			"node_devices", gauge, "Number of GPUs, as several parties see them: pci counts those on the PCI bus without those for virtual machines, driver those that the " +

@@ -320,7 +320,7 @@ func TestDRA(t *testing.T) {
 	if got := page(dra.Status{}); strings.Contains(got, namespace+"dra_") {
 		t.Errorf("series of a driver that is off:\n%s", got)
 	}
-	waiting := page(dra.Status{Enabled: true, Handover: true})
+	waiting := page(dra.Status{Enabled: true, Handover: true, HandoverSince: now.Add(-time.Hour)})
 	for _, reason := range dra.PublishErrors() {
 		expectSeries(t, waiting, 1, namespace+"dra_publish_errors_total", `reason="`+reason+`"`, " 0")
 	}
@@ -328,6 +328,8 @@ func TestDRA(t *testing.T) {
 		expectSeries(t, waiting, 1, namespace+"dra_prepare_errors_total", `reason="`+reason+`"`, " 0")
 	}
 	expectSeries(t, waiting, 1, namespace+"dra_handover", " 1")
+	expectSeries(t, waiting, 1, namespace+"dra_handover_seconds", " 3600")
+	expectSeries(t, page(dra.Status{Enabled: true, Handover: true, HandoverSince: now.Add(time.Hour)}), 1, namespace+"dra_handover_seconds", " 0") // the clock was set back
 	for name, c := range map[string]struct {
 		status dra.Status
 		want   string

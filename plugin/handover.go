@@ -24,6 +24,7 @@ import (
 type Handover struct {
 	Released bool
 	Reason   string // why not; empty if it has
+	Pods     bool   // the reason is only that pods still hold devices: that ends by itself, maybe after days
 }
 
 // SetDRA sets where the plugin finds whether dynamic resource allocation has released the devices. Call it before Run. Without it, it has.
@@ -67,6 +68,7 @@ type release struct {
 type releaseStep struct {
 	serve  bool   // serve the resources withheld, so that the devices of running pods stay healthy
 	reason string // why the devices are not released; empty if they are
+	pods   bool   // Handover.Pods
 }
 
 // next decides the next step. An answer of the kubelet counts only if it was asked some time after the last allocation could have been
@@ -79,20 +81,20 @@ func (r *release) next() releaseStep {
 	case r.facts.NobodyHas() && !r.serves:
 		return releaseStep{}
 	default:
-		return releaseStep{r.serves, unknown}
+		return releaseStep{serve: r.serves, reason: unknown}
 	}
 	if pods, served := pluginPods(&r.facts); len(pods) > 0 {
-		return releaseStep{r.serves || served, "waiting for the end of the pods with devices of a device plugin: " + podNames(pods)}
+		return releaseStep{r.serves || served, "waiting for the end of the pods with devices of a device plugin: " + podNames(pods), true}
 	}
 	switch {
 	case !counts(r.facts.Holders.At):
-		return releaseStep{r.serves, "about to ask the kubelet which pods hold devices"}
+		return releaseStep{serve: r.serves, reason: "about to ask the kubelet which pods hold devices"}
 	case r.serves:
-		return releaseStep{false, "about to send the kubelet an empty device list"}
+		return releaseStep{reason: "about to send the kubelet an empty device list"}
 	case a == nil || !counts(a.At):
-		return releaseStep{false, "about to ask the kubelet which devices it lists"}
+		return releaseStep{reason: "about to ask the kubelet which devices it lists"}
 	case a.Err != "":
-		return releaseStep{false, "the kubelet does not list its devices: " + a.Err}
+		return releaseStep{reason: "the kubelet does not list its devices: " + a.Err}
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.IDs)) {
 		n := 0
@@ -102,7 +104,7 @@ func (r *release) next() releaseStep {
 			}
 		}
 		if n > 0 {
-			return releaseStep{false, fmt.Sprintf("the kubelet lists %d devices of %s; stop the device plugin that serves them", n, name)}
+			return releaseStep{reason: fmt.Sprintf("the kubelet lists %d devices of %s; stop the device plugin that serves them", n, name)}
 		}
 	}
 	return releaseStep{}
@@ -118,15 +120,15 @@ func pluginPods(facts *offer.Facts) (pods []Pod, served bool) {
 	return uniquePods(pods), served
 }
 
-// handOver follows plugin.api. It reports whether the resources of the layout may be served and why they are not offered to new pods;
-// the reason is empty if they are, and if dynamic resource allocation is to serve the devices. It belongs to Run.
-func (p *Plugin) handOver() (serve bool, reason string) {
+// handOver follows plugin.api. It reports whether the resources of the layout may be served and why they are not offered to new pods; there is
+// no reason if they are, and if dynamic resource allocation is to serve the devices. It belongs to Run.
+func (p *Plugin) handOver() (serve bool, notOffered Handover) {
 	cfg, snap := p.cfg.Load(), p.snapshots.Load()
 	serves := len(p.registrars()) > 0
 	if cfg == nil || !cfg.Enabled {
 		p.exclusive = false
 		p.setReleased(Handover{Reason: "plugin.enabled is false"})
-		return false, ""
+		return false, Handover{}
 	}
 	if p.exclusive || cfg.ServesDRA() {
 		p.claimingSince = time.Time{}
@@ -135,7 +137,7 @@ func (p *Plugin) handOver() (serve bool, reason string) {
 		p.exclusive, p.releasingSince, p.claimingSince = false, time.Time{}, time.Time{}
 		p.setReleased(Handover{Reason: lock.Reason})
 		p.setTurn(turn{notServing: lock.Reason})
-		return false, lock.Reason
+		return false, Handover{Reason: lock.Reason}
 	}
 	if !cfg.ServesDRA() {
 		p.releasingSince = time.Time{}
@@ -143,27 +145,27 @@ func (p *Plugin) handOver() (serve bool, reason string) {
 		if !snap.Polled() && !p.exclusive { // no holder resolves yet
 			p.claimingSince = time.Time{}
 			p.setTurn(turn{notServing: holdersUnknown})
-			return serves, ""
+			return serves, Handover{}
 		}
-		reason := p.claimDevices()
+		wait := p.claimDevices()
 		switch {
-		case reason == "":
+		case wait.Reason == "":
 			p.setTurn(turn{})
-			return true, ""
+			return true, wait
 		case serves:
-			p.setTurn(turn{releasing: reason})
+			p.setTurn(turn{releasing: wait.Reason})
 		default:
-			p.setTurn(turn{notServing: reason})
+			p.setTurn(turn{notServing: wait.Reason})
 		}
-		return serves, reason
+		return serves, wait
 	}
 	if r := p.released.Load(); r != nil && r.Released {
-		return false, ""
+		return false, Handover{}
 	}
 	if !snap.Polled() {
 		p.releasingSince = time.Time{}
 		p.setReleased(Handover{Reason: "no poll of the GPUs has succeeded yet"}) // the IDs of other plugins resolve only with the devices
-		return serves, ""
+		return serves, Handover{}
 	}
 	if p.releasingSince.IsZero() || serves != p.releasingServes {
 		p.releasingSince, p.releasingServes = time.Now(), serves
@@ -182,8 +184,8 @@ func (p *Plugin) handOver() (serve bool, reason string) {
 	} else {
 		p.pods.QueryWithin(p.timing.pods.QuickRefresh)
 	}
-	p.setReleased(Handover{Released: step.reason == "", Reason: step.reason})
-	return step.serve, ""
+	p.setReleased(Handover{Released: step.reason == "", Reason: step.reason, Pods: step.pods})
+	return step.serve, Handover{}
 }
 
 // Why the plugin does not offer devices while it starts.
@@ -197,18 +199,18 @@ func isStarting(reason string) bool {
 	return reason == draUnknown || strings.HasPrefix(reason, holdersUnknown)
 }
 
-// claimDevices returns why the plugin must not offer devices to pods; empty if it may. It may from the moment when dynamic resource
+// claimDevices returns why the plugin must not offer devices to pods; there is no reason if it may. It may from the moment when dynamic resource
 // allocation had released the devices, and the kubelet had said which pods hold them, until the plugin releases them.
-func (p *Plugin) claimDevices() (reason string) {
+func (p *Plugin) claimDevices() Handover {
 	if p.exclusive {
-		return ""
+		return Handover{}
 	}
 	if p.dra != nil {
 		switch dra := p.dra.Load(); {
 		case dra == nil:
-			return draUnknown
+			return Handover{Reason: draUnknown}
 		case !dra.Released:
-			return dra.Reason
+			return *dra
 		}
 	}
 	if p.claimingSince.IsZero() {
@@ -219,13 +221,13 @@ func (p *Plugin) claimDevices() (reason string) {
 	switch {
 	case !h.At.Before(p.claimingSince.Add(p.timing.settle)) && h.Unknown(time.Now()) == "": // it has the last allocations of the agent before
 		p.exclusive = true
-		return ""
+		return Handover{}
 	case h.Silent:
-		return "" // that must not cost the node its devices; another kubelet is asked again
+		return Handover{} // that must not cost the node its devices; another kubelet is asked again
 	case h.Err != "" && !h.Pending:
-		return holdersUnknown + ": " + h.Err
+		return Handover{Reason: holdersUnknown + ": " + h.Err}
 	}
-	return holdersUnknown
+	return Handover{Reason: holdersUnknown}
 }
 
 // hasDRAReleased reports whether dynamic resource allocation has released the devices.

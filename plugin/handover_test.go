@@ -63,6 +63,9 @@ func TestRelease(t *testing.T) {
 			if got.serve != c.serve || (got.reason == "") != (c.reason == "") || !strings.Contains(got.reason, c.reason) {
 				t.Errorf("%+v, want serve %v, reason %q", got, c.serve, c.reason)
 			}
+			if forPods := strings.HasPrefix(name, "a pod holds"); got.pods != forPods {
+				t.Errorf("waits only for pods: %v, want %v", got.pods, forPods)
+			}
 		})
 	}
 }

@@ -67,6 +67,7 @@ type Plugin struct {
 	running  []*runningRegistrar // by resource name
 	disabled bool                // Status.Off
 	err      string              // Status.Err
+	forPods  bool                // Status.WaitsForPods
 	warnings []string            // Status.Warnings
 
 	stoppedAt time.Time // when a resource was last stopped
@@ -74,11 +75,12 @@ type Plugin struct {
 
 // Status is the state of the plugin.
 type Status struct {
-	Off       bool             // plugin.enabled is false, or plugin.api is dra and the devices are released, so nothing is served
-	Resources []ResourceStatus // by name
-	Err       string           // why no resource, or not every resource, is served; empty if all are
-	Warnings  []string         // working devices that are not offered to pods, with the reason
-	AuditErr  string           // why the kubelet's devices cannot be audited; empty if they can
+	Off          bool             // plugin.enabled is false, or plugin.api is dra and the devices are released, so nothing is served
+	Resources    []ResourceStatus // by name
+	Err          string           // why no resource, or not every resource, is served; empty if all are
+	WaitsForPods bool             // Err is only that pods still hold devices of claims; see Handover.Pods
+	Warnings     []string         // working devices that are not offered to pods, with the reason
+	AuditErr     string           // why the kubelet's devices cannot be audited; empty if they can
 
 	OtherPlugins map[string]int // see Plugin.OtherPlugins
 }
@@ -215,19 +217,19 @@ func (p *Plugin) Run(ctx context.Context) error {
 				starting = starting || soon && reason == ""
 				reason = strings.TrimPrefix(reason+"; "+why, "; ")
 			}
-			if notOffered != "" {
-				reason = notOffered
-				starting = starting || isStarting(notOffered)
+			if notOffered.Reason != "" {
+				reason = notOffered.Reason
+				starting = starting || isStarting(reason) || notOffered.Pods
 			}
 			if !serve {
 				desired = nil
 			}
-			if serve || notOffered == "" && !cfg.ServesDRA() && p.hasDRAReleased() { // otherwise dynamic resource allocation stores it
+			if serve || notOffered.Reason == "" && !cfg.ServesDRA() && p.hasDRAReleased() { // otherwise dynamic resource allocation stores it
 				p.storeMPS(now)
 			}
 			p.reconcile(ctx, desired, *cfg, holds) // an empty list would take the devices from an agent that serves now
 		}
-		p.setError(cfg, reason, starting, holds)
+		p.setError(cfg, reason, starting, holds, notOffered.Pods)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -421,7 +423,7 @@ func (p *Plugin) start(ctx context.Context, t target, cfg Config) *runningRegist
 // Status may be called from any goroutine, at any time.
 func (p *Plugin) Status() Status {
 	p.mu.Lock()
-	s, running := Status{Off: p.disabled, Err: p.err, Warnings: p.warnings}, slices.Clone(p.running)
+	s, running := Status{Off: p.disabled, Err: p.err, WaitsForPods: p.forPods, Warnings: p.warnings}, slices.Clone(p.running)
 	p.mu.Unlock()
 	s.AuditErr = p.pods.AllocatableError()
 	s.OtherPlugins = p.OtherPlugins()

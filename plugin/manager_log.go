@@ -59,7 +59,7 @@ func (p *Plugin) logUnmatchedSelectors(unmatched []unmatchedSelectors) {
 
 // setError stores why nothing is served and logs it when it changes: as information during the start, otherwise as a
 // warning. The lock of the node logs itself why it is not held.
-func (p *Plugin) setError(cfg *Config, reason string, starting, holds bool) {
+func (p *Plugin) setError(cfg *Config, reason string, starting, holds, forPods bool) {
 	disabled, released := cfg != nil && !cfg.Enabled, p.released.Load()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -67,6 +67,7 @@ func (p *Plugin) setError(cfg *Config, reason string, starting, holds bool) {
 		p.log.Info(msgDisabled, zap.String("key", "plugin.enabled"))
 	}
 	p.disabled = disabled || released != nil && released.Released
+	p.forPods = forPods
 	if p.err == reason {
 		return
 	}

@@ -32,7 +32,7 @@ func NotReady(s *health.Snapshot, p plugin.Status, maxAge time.Duration) (reason
 	} else if age := time.Since(s.At); age > maxAge { // by the monotonic clock
 		reasons = append(reasons, fmt.Sprintf("GPUs were last measured %v ago, though the source is up", age.Round(time.Second)))
 	}
-	if p.Err != "" {
+	if p.Err != "" && !p.WaitsForPods {
 		reasons = append(reasons, "plugin: "+p.Err)
 	}
 	for _, r := range p.Resources {

@@ -48,6 +48,19 @@ func TestNotReadyNamesEachReason(t *testing.T) {
 	}
 }
 
+// A handover that waits for pods may last days.
+func TestNotReadyIgnoresHandoverThatWaitsForPods(t *testing.T) {
+	up := &health.Snapshot{Source: health.Source{Status: health.SourceUp}, At: time.Now()}
+	p := plugin.Status{Err: "claims", WaitsForPods: true}
+	if reasons := web.NotReady(up, p, time.Minute); len(reasons) > 0 {
+		t.Errorf("%q", reasons)
+	}
+	p.Resources = []plugin.ResourceStatus{{Name: "a", Err: "rejected"}}
+	if reasons := web.NotReady(up, p, time.Minute); len(reasons) != 1 {
+		t.Errorf("%q", reasons)
+	}
+}
+
 // A warning is in the response and does not make the agent unready.
 func TestReadyzWarns(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -43,14 +43,20 @@ const (
 // TestDRA serves the node's devices by dynamic resource allocation, from the switch of a node that the device plugin serves to the switch back.
 func TestDRA(t *testing.T) {
 	step(t, "the device plugin serves a pod", func(t *testing.T) {
-		upgrade(t, oldTag, draValues(servesPlugin)...)
+		upgrade(t, oldTag, draValues(`dra.enabled=false`)...)
 		awaitAmounts(t, gpu, "6/6")
 		startPod(t, "classic", gpu, "1")
 		awaitRunning(t, "classic")
 	})
-	step(t, "the node waits for this pod before it changes to DRA", func(t *testing.T) {
+	step(t, "the node waits for this pod before it changes to DRA, and is ready", func(t *testing.T) {
 		keeps := containerOf(t, "classic")
-		helm(t, upgradeArgs(oldTag, draValues(servesDRA)...)...)
+		upgrade(t, oldTag, draValues(servesPlugin)...) // the mounts and rights
+		agent := mustAgentPod(t)
+		upgrade(t, oldTag, draValues(servesDRA)...)
+		awaitHandover(t, "default/classic")
+		checkSamePod(t, agent)
+		replaceAgentPod(t)
+		upgrade(t, oldTag, draValues(servesDRA)...) // the new pod becomes ready
 		awaitHandover(t, "default/classic")
 		awaitAmounts(t, gpu, "6/1") // the others are withheld
 		startPod(t, "early", gpu, "1")
@@ -123,8 +129,10 @@ func TestDRA(t *testing.T) {
 		startClaimPod(t, "default", "late", claim(request(gpuClass), ""))
 		awaitClaimed(t, "default", "late")
 		keeps := containerOf(t, "late")
-		helm(t, upgradeArgs(oldTag, draValues(servesPlugin)...)...)
+		agent := mustAgentPod(t)
+		upgrade(t, oldTag, draValues(servesPlugin)...)
 		awaitHandover(t, "default/late")
+		checkSamePod(t, agent)
 		awaitDevices(t, 0)
 		startClaimPod(t, "default", "refused", claim(request(gpuClass), ""))
 		awaitUnschedulable(t, "refused")
@@ -150,12 +158,12 @@ func TestDRA(t *testing.T) {
 	step(t, "helm uninstall", uninstall)
 }
 
-// awaitHandover waits until the agent says that a pod delays the change of the API.
+// awaitHandover waits until the agent says that a pod delays the change of the API. The agent is ready.
 func awaitHandover(t *testing.T, pod string) {
 	t.Helper()
 	eventually(t, "/readyz names "+pod, func(ctx context.Context) error {
 		text, err := scrapePath(ctx, "/readyz")
-		if err == nil && !strings.Contains(text, pod) {
+		if err == nil && (!strings.HasPrefix(text, "ok\n") || !strings.Contains(text, pod)) {
 			err = fmt.Errorf("/readyz responds %q", text)
 		}
 		return err

@@ -110,10 +110,11 @@ func TestRulesAreDocumented(t *testing.T) {
 			}
 		}
 		for _, r := range rules {
-			if names[r.name()] {
-				t.Errorf("%s is defined twice", r.name())
+			id := strings.TrimSpace(r.name() + " " + r.Labels["severity"])
+			if names[id] {
+				t.Errorf("%s is defined twice", id)
 			}
-			names[r.name()] = true
+			names[id] = true
 			if r.Alert == "" {
 				if !slices.ContainsFunc(samples, func(l string) bool { return strings.HasPrefix(l, r.Record+"{") }) {
 					t.Errorf("%s has no unit test", r.Record)
@@ -124,7 +125,7 @@ func TestRulesAreDocumented(t *testing.T) {
 				t.Errorf("%s: severity %q; use critical, warning or info", r.Alert, r.Labels["severity"])
 			}
 			i := slices.IndexFunc(samples, func(l string) bool {
-				return strings.HasPrefix(l, fmt.Sprintf(`ALERTS{alertname=%q, alertstate="firing"`, r.Alert))
+				return strings.HasPrefix(l, fmt.Sprintf(`ALERTS{alertname=%q, alertstate="firing", severity=%q`, r.Alert, r.Labels["severity"]))
 			})
 			if i < 0 {
 				t.Errorf("%s never fires in its unit tests", r.Alert)

@@ -360,7 +360,7 @@ func TestDRAShares(t *testing.T) {
 }
 
 // A node changes to dra and back while pods of the other API hold devices: each change waits for them, says which they are, and continues
-// after kill -9. At no moment do both APIs offer devices.
+// after kill -9. The node is ready while it waits for nothing else. At no moment do both APIs offer devices.
 func TestDRAHandover(t *testing.T) {
 	t.Parallel()
 	n := newDRANode(t, kubelettest.V137)
@@ -378,10 +378,19 @@ func TestDRAHandover(t *testing.T) {
 		return r.Capacity() == 8 && r.Allocatable() == 1 && slices.Contains(r.Allocated, held.Devices[0])
 	}
 	n.await("only the held device to be healthy", onlyHeld)
-	n.awaitPage("/readyz", 503, "default/"+held.Container.Pod)
+	n.awaitPage("/readyz", 200, "dra: waiting for the device plugin", "default/"+held.Container.Pod)
+	n.kubelet.SetFault(kubelettest.Fault{ListError: "no answer"})
+	n.awaitPage("/readyz", 503, "no answer") // whether pods hold devices is unknown
+	n.kubelet.SetFault(kubelettest.Fault{})
+	n.awaitPage("/readyz", 200, "default/"+held.Container.Pod)
+	waiting := n.value("gpu_node_agent_dra_handover_seconds")
 	n.kill()
 	n.run()
 	n.await("the held device to be healthy after kill -9", onlyHeld)
+	n.awaitPage("/readyz", 200, "default/"+held.Container.Pod)
+	if seconds := n.value("gpu_node_agent_dra_handover_seconds"); waiting <= 0 || seconds <= waiting {
+		t.Errorf("the handover lasts %v s, before kill -9 %v s", seconds, waiting)
+	}
 	n.reload(n.config("devicePlugin")) // nothing was handed over yet
 	n.awaitAllocatable(n.kubelet, 8)
 	n.awaitPage("/readyz", 200)
@@ -402,10 +411,10 @@ func TestDRAHandover(t *testing.T) {
 	free := n.hold(c, "gpu-5")
 	n.reload(n.config("devicePlugin"))
 	n.await("no device in the slices", func() bool { return len(n.devices()) == 0 })
-	n.awaitPage("/readyz", 503, "default/train", "pod-of-train")
+	n.awaitPage("/readyz", 200, "plugin: dynamic resource allocation still has the devices", "default/train", "pod-of-train")
 	n.kill()
 	n.run()
-	n.awaitPage("/readyz", 503, "default/train")
+	n.awaitPage("/readyz", 200, "default/train")
 	n.await("the driver again", func() bool { return n.dra.Registered(draDriver) })
 	if again := n.prepare(c); !slices.Equal(again[0].CDI, devices[0].CDI) {
 		t.Errorf("prepared as %v, then as %v", devices, again)
@@ -513,10 +522,10 @@ func TestDRADriverName(t *testing.T) {
 	c := n.claim("train", "gpu-7")
 	n.prepare(c)
 	n.reload(n.config("dra", "dra: {driverName: "+renamed+"}"))
-	n.awaitPage("/readyz", 503, draDriver, "default/train")
+	n.awaitPage("/readyz", 200, draDriver, "default/train")
 	n.kill()
 	n.run()
-	n.awaitPage("/readyz", 503, draDriver, "default/train")
+	n.awaitPage("/readyz", 200, draDriver, "default/train")
 	if n.dra.Registered(renamed) {
 		t.Error("two drivers serve the devices")
 	}

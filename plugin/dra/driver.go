@@ -10,7 +10,9 @@
 package dra
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -62,6 +64,7 @@ type Driver struct {
 	Options
 	timing       timing
 	released     health.Latest[plugin.Handover]
+	saved        health.Latest[[]byte] // see Saved
 	claims       health.Latest[Claims]
 	names        health.Latest[names]
 	pool         health.Latest[Pool] // the newest that was built; empty before the first instance
@@ -71,6 +74,8 @@ type Driver struct {
 	mu      sync.Mutex // guards the fields below
 	enabled bool       // Status.Enabled
 	err     string     // why nothing is served; empty while an instance is
+	forPods bool       // Status.WaitsForPods
+	since   time.Time  // Status.HandoverSince
 	session *session   // nil while no instance is served
 }
 
@@ -155,6 +160,7 @@ func (d *Driver) Run(ctx context.Context) error {
 		case err != nil:
 			retry, retryDelay = time.After(retryDelay), min(2*retryDelay, d.timing.retryMax)
 		}
+		d.followHandover()
 		select {
 		case <-ctx.Done():
 		case <-cfgChanged:
@@ -202,7 +208,7 @@ func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (i instance, serv
 		d.setReleased(lock.Reason)
 		d.mu.Lock() // the lock logs why
 		defer d.mu.Unlock()
-		d.enabled, d.err = cfg.ServesDRA(), lock.Reason
+		d.enabled, d.err, d.forPods = cfg.ServesDRA(), lock.Reason, false
 		return instance{}, false, nil
 	}
 	configured := configuredInstance(cfg)
@@ -210,23 +216,20 @@ func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (i instance, serv
 	switch {
 	case err != nil:
 		d.setReleased("the prepared claims are unknown: " + err.Error())
-		d.setWaiting(cfg.ServesDRA(), "the prepared claims are unknown: "+err.Error())
+		d.setWaiting(cfg.ServesDRA(), "the prepared claims are unknown: "+err.Error(), false)
 		return instance{}, false, err
 	case found:
 		d.setReleased("dynamic resource allocation has claims or slices on this node")
 		return left, true, nil
 	case !cfg.ServesDRA():
 		d.setReleased("")
-		d.setWaiting(false, "")
+		d.setWaiting(false, "", false)
 		return instance{}, false, nil
 	}
 	if r := d.Options.Released.Load(); r == nil || !r.Released {
-		reason := "it is starting"
-		if r != nil {
-			reason = r.Reason
-		}
+		r = cmp.Or(r, &plugin.Handover{Reason: "it is starting"})
 		d.setReleased("")
-		d.setWaiting(true, "waiting for the device plugin to release the devices: "+reason)
+		d.setWaiting(true, "waiting for the device plugin to release the devices: "+r.Reason, r.Pods)
 		return instance{}, false, nil
 	}
 	d.setReleased("dynamic resource allocation serves the devices")
@@ -278,20 +281,23 @@ func (d *Driver) Released() *health.Latest[plugin.Handover] { return &d.released
 
 // setReleased stores why the devices are not released; empty if they are.
 func (d *Driver) setReleased(reason string) {
-	h := plugin.Handover{Released: reason == "", Reason: reason}
+	d.storeReleased(plugin.Handover{Released: reason == "", Reason: reason})
+}
+
+func (d *Driver) storeReleased(h plugin.Handover) {
 	if last := d.released.Load(); last == nil || *last != h {
 		d.released.Store(&h)
 	}
 }
 
-// setWaiting stores why no instance is served, and logs it when it changes.
-func (d *Driver) setWaiting(enabled bool, reason string) {
+// setWaiting stores why no instance is served, and whether that is only that pods hold devices. It logs the reason when it changes.
+func (d *Driver) setWaiting(enabled bool, reason string, forPods bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if reason != "" && reason != d.err {
 		d.Log.Info("not serving", zap.String("reason", reason))
 	}
-	d.enabled, d.err = enabled, reason
+	d.enabled, d.err, d.forPods = enabled, reason, forPods
 }
 
 // Claims holds the prepared claims.
@@ -337,8 +343,11 @@ type Status struct {
 	Err     string // why it does not serve; empty if it does
 	Warning string // what works only in part, such as features that the API server lacks
 
+	WaitsForPods bool // Err is only that pods still hold devices; see plugin.Handover.Pods
+
 	// The devices are being handed over: the driver waits for them, or releases them. New pods get none, as the configuration orders.
-	Handover bool
+	Handover      bool
+	HandoverSince time.Time // by the wall clock, also before the process started; zero if there is none
 
 	DriverName string
 	Pool       string
@@ -372,12 +381,15 @@ func DurationBounds() []float64 {
 // Status may be called from any goroutine.
 func (d *Driver) Status() Status {
 	d.mu.Lock()
-	s, session := Status{Enabled: d.enabled, Err: d.err}, d.session
+	s, session := Status{Enabled: d.enabled, Err: d.err, WaitsForPods: d.forPods}, d.session
+	since := d.since
 	d.mu.Unlock()
 	if !s.Enabled {
 		s.Err = "" // the plugin reports why it does not offer the devices
 	}
-	s.Handover = s.Enabled && d.handingOver(session)
+	if s.Handover = s.Enabled && d.handingOver(session); s.Handover {
+		s.HandoverSince = since
+	}
 	if session != nil {
 		session.report(&s)
 	}
@@ -392,4 +404,43 @@ func (d *Driver) handingOver(s *session) bool {
 	}
 	r := d.Options.Released.Load()
 	return r == nil || !r.Released
+}
+
+// savedHandover is the section of the state file.
+type savedHandover struct {
+	Since time.Time `json:"handoverSince,omitzero"`
+}
+
+// Saved holds the section of the state file for Restore, empty before there is one.
+func (d *Driver) Saved() *health.Latest[[]byte] { return &d.saved }
+
+// Restore continues the handover of an earlier process. Call it before Run.
+func (d *Driver) Restore(text []byte) error {
+	var s savedHandover
+	if err := json.Unmarshal(text, &s); err != nil {
+		return fmt.Errorf("handover: %w", err)
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.since = s.Since
+	return nil
+}
+
+// followHandover stores when a handover began, and that it has ended.
+func (d *Driver) followHandover() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch on := d.enabled && d.handingOver(d.session); {
+	case on == !d.since.IsZero():
+		return
+	case on:
+		d.since = time.Now()
+	default:
+		d.since = time.Time{}
+	}
+	text, err := json.Marshal(savedHandover{d.since})
+	if err != nil {
+		return // impossible: the year has four digits
+	}
+	d.saved.Store(&text)
 }

@@ -40,6 +40,7 @@ type session struct {
 
 	mu       sync.Mutex // guards the fields below
 	err      string     // why the devices are not published
+	forPods  bool       // Status.WaitsForPods
 	warnings []string
 }
 
@@ -79,7 +80,7 @@ func (d *Driver) serve(ctx context.Context, i instance) {
 func (d *Driver) setSession(s *session) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.session, d.enabled, d.err = s, s != nil, ""
+	d.session, d.enabled, d.err, d.forPods = s, s != nil, "", false
 }
 
 // run follows the configuration, the snapshots and the claims. It returns when ctx ends or the devices are released.
@@ -142,6 +143,7 @@ func (s *session) run(ctx context.Context) {
 			}
 			publishedChanged, retry = s.publisher.watch(), time.After(s.timing.poll) // retry for the pods of claims
 		}
+		s.followHandover()
 		select {
 		case <-ctx.Done():
 			return
@@ -321,7 +323,7 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 		case <-s.storing.done:
 			s.storing = nil
 		default: // it may still store that there are slices
-			s.setReleasing("the checkpoint is being written")
+			s.setReleasing("the checkpoint is being written", false)
 			return false
 		}
 	}
@@ -330,7 +332,7 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 			s.publisher.update(Pool{})
 			s.startPublishing(ctx)
 		}
-		s.setReleasing("waiting for the end of " + s.describeClaims(claims))
+		s.setReleasing("waiting for the end of "+s.describeClaims(claims), true)
 		return false
 	}
 	if s.preparer.publishing() && s.withdrawn == nil && !other {
@@ -347,7 +349,7 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 			if s.publisher.report(&status); status.PublishErr != "" {
 				reason += ": " + status.PublishErr
 			}
-			s.setReleasing(reason)
+			s.setReleasing(reason, false)
 			return false
 		}
 		if ctx.Err() != nil {
@@ -355,23 +357,27 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 		}
 	}
 	if err := s.preparer.setPublishing(ctx, false); err != nil {
-		s.setReleasing("cannot write the checkpoint: " + err.Error())
+		s.setReleasing("cannot write the checkpoint: "+err.Error(), false)
 		return false
 	}
 	if s.preparer.needed() {
-		s.setReleasing("waiting for the end of pods with claims that were prepared before the checkpoint was lost")
+		s.setReleasing("waiting for the end of pods with claims that were prepared before the checkpoint was lost", true)
 		return false
 	}
 	return true
 }
 
-func (s *session) setReleasing(reason string) {
-	s.setReleased("dynamic resource allocation still has the devices: " + reason)
-	if s.Config.Load().ServesDRA() { // another instance is to serve them; otherwise the plugin reports the reason
-		s.setError(fmt.Sprintf("releasing the devices of the driver %s: %s", s.driver, reason), nil)
-		return
+// setReleasing stores why the devices are not released, and whether that is only that pods hold them.
+func (s *session) setReleasing(reason string, forPods bool) {
+	s.storeReleased(plugin.Handover{Reason: "dynamic resource allocation still has the devices: " + reason, Pods: forPods})
+	switch cfg := s.Config.Load(); {
+	case cfg.ServesDRA(): // another instance is to serve them
+		s.setState(fmt.Sprintf("releasing the devices of the driver %s: %s", s.driver, reason), forPods, nil)
+	case cfg.Enabled: // the plugin is to serve them, and reports the reason
+		s.setState("", false, nil)
+	default:
+		s.setState("", false, []string{"releasing the devices: " + reason})
 	}
-	s.setError("", []string{"releasing the devices: " + reason})
 }
 
 // maxNamedClaims limits the claims that a text names.
@@ -411,7 +417,10 @@ func (s *session) describeClaims(claims map[types.UID]Claim) string {
 }
 
 // setError stores why nothing is published, and warnings. It logs those that are new.
-func (s *session) setError(err string, warnings []string) {
+func (s *session) setError(err string, warnings []string) { s.setState(err, false, warnings) }
+
+// setState is setError for an error that may be only that pods hold devices.
+func (s *session) setState(err string, forPods bool, warnings []string) {
 	for _, w := range warnings {
 		if !slices.Contains(s.loggedWarn, w) {
 			s.Log.Warn(w)
@@ -423,7 +432,7 @@ func (s *session) setError(err string, warnings []string) {
 	if err != "" && err != s.err {
 		s.Log.Warn("cannot serve claims", zap.String("reason", err))
 	}
-	s.err, s.warnings = err, warnings
+	s.err, s.forPods, s.warnings = err, forPods, warnings
 }
 
 // report sets the fields of a status that concern the instance.
@@ -431,11 +440,12 @@ func (s *session) report(status *Status) {
 	status.DriverName, status.Pool = s.driver, s.Node
 	s.publisher.report(status)
 	s.mu.Lock()
-	status.Err, status.Warning = s.err, strings.Join(s.warnings, "; ")
+	status.Err, status.WaitsForPods, status.Warning = s.err, s.forPods, strings.Join(s.warnings, "; ")
 	s.mu.Unlock()
 	var socketsErr string
 	status.Registered, socketsErr = s.sockets.status()
 	if socketsErr != "" {
+		status.WaitsForPods = false
 		status.Err = strings.TrimPrefix(status.Err+"; "+socketsErr, "; ")
 	}
 }

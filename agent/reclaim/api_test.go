@@ -126,7 +126,7 @@ func update[T interface {
 }
 
 func (g *apiRig) apply(a *api, kind ActionKind, o *Owner) error {
-	return a.apply(g.t.Context(), Policy{}, Action{Kind: kind, Ref: o.Ref, Replicas: 3, owner: o}, testAt)
+	return a.apply(g.t.Context(), Policy{}, Action{Kind: kind, Ref: o.Ref, Replicas: 3, GPUs: 2.5, owner: o}, testAt)
 }
 
 // writes returns the requests that change something.
@@ -175,7 +175,7 @@ func TestApplyScalesAndRestores(t *testing.T) {
 			if o.Replicas != 0 && !o.Suspended || o.Annotations[noticeAnnotation] != "" || o.Annotations["keep"] != "this" {
 				t.Errorf("unexpected owner %+v", o)
 			}
-			want := Record{Replicas: before.Replicas, At: testAt, Generation: o.Generation}
+			want := Record{Replicas: before.Replicas, GPUs: 2.5, At: testAt, Generation: o.Generation}
 			if r := recordIn(t, o.Annotations[recordAnnotation]); r != want {
 				t.Errorf("record %v, want %v", r, want)
 			}

@@ -75,9 +75,9 @@ func (a *api) change(ctx context.Context, p Policy, act Action, at time.Time) er
 		_, err := a.patch(ctx, r, "", map[string]any{noticeAnnotation: at.UTC().Format(time.RFC3339)}, nil)
 		return err
 	case ActionScale:
-		return a.scaleToZero(ctx, p, act.owner, at)
+		return a.scaleToZero(ctx, p, act, at)
 	case ActionSuspend:
-		record := newRecord(act.owner, at).String()
+		record := act.record(at).String()
 		_, err := a.patch(ctx, r, "", map[string]any{recordAnnotation: record, noticeAnnotation: nil}, map[string]any{"suspend": true})
 		return err
 	case ActionEvict:
@@ -93,8 +93,8 @@ func (a *api) change(ctx context.Context, p Policy, act Action, at time.Time) er
 }
 
 // scaleToZero writes the record of an owner, then scales it.
-func (a *api) scaleToZero(ctx context.Context, p Policy, o *Owner, at time.Time) error {
-	r, generation, record := Action{Ref: o.Ref, owner: o}.revision(), newRecord(o, at).Generation, newRecord(o, at).String()
+func (a *api) scaleToZero(ctx context.Context, p Policy, act Action, at time.Time) error {
+	o, r, generation, record := act.owner, act.revision(), act.record(at).Generation, act.record(at).String()
 	version, err := a.patch(ctx, r, "", map[string]any{recordAnnotation: record, noticeAnnotation: nil}, nil)
 	if err != nil {
 		return err
@@ -274,9 +274,10 @@ func eventOf(p Policy, act Action) (typ, reason, message string) {
 	return corev1.EventTypeNormal, eventRestored, "resumed"
 }
 
-// newRecord returns the record of a change of an owner to no replicas, or of a Job to be suspended.
-func newRecord(o *Owner, at time.Time) Record {
-	r := Record{Replicas: o.Replicas, At: at.UTC(), Generation: o.Generation + 1}
+// record returns the record of a change of an owner to no replicas, or of a Job to be suspended.
+func (act Action) record(at time.Time) Record {
+	o := act.owner
+	r := Record{Replicas: o.Replicas, GPUs: act.GPUs, At: at.UTC(), Generation: o.Generation + 1}
 	if o.Kind == kindDeployment {
 		r.Generation++ // the API server counts a change of a Deployment's annotations as a generation
 	}

@@ -216,7 +216,7 @@ func (r *Report) apply(ctx context.Context, api cluster, p Policy, log *zap.Logg
 	}
 	r.sum()
 	log.Info("run ended", zap.Int("actions", len(r.Actions)), zap.Int("failed", failed), zap.Int("leftAlone", len(r.Skipped)),
-		zap.Float64("gpus", rounded(r.GPUs-r.Announced)), zap.Float64("announcedGPUs", r.Announced), zap.Float64("gpuHours", r.GPUHours), zap.Strings("errors", firstOf(r.Errors, maxLoggedErrors)))
+		zap.Float64("gpus", rounded(r.GPUs-r.Announced)), zap.Float64("announcedGPUs", r.Announced), zap.Float64("restoredGPUs", r.Restored), zap.Float64("gpuHours", r.GPUHours), zap.Strings("errors", firstOf(r.Errors, maxLoggedErrors)))
 	if failed > 0 {
 		return fmt.Errorf("%d of %s failed", failed, status.Plural(len(r.Actions), "action"))
 	}

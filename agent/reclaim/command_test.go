@@ -204,6 +204,9 @@ func TestRunUndo(t *testing.T) {
 	if err != nil || !slices.Equal(c.applied, []string{"restore web"}) || !r.Actions[0].Done || len(r.Errors) > 0 {
 		t.Errorf("applied %q, %+v, %v", c.applied, r, err)
 	}
+	if got := r.summary(); got != "restores 1 object with 1.5 GPUs" {
+		t.Errorf("summary %q", got)
+	}
 }
 
 // Pods without an agent's response are left alone. It is an error if no agent responds.

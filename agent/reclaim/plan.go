@@ -354,6 +354,7 @@ func planUndo(p Policy, w World) Report {
 	slices.SortFunc(all, compareActions)
 	r.Actions = append(r.Actions, all...)
 	slices.SortFunc(r.Skipped, func(a, b Skipped) int { return compareRefs(a.Ref, b.Ref) })
+	r.sum()
 	return r
 }
 
@@ -375,9 +376,9 @@ func undo(o *Owner) (Action, string) {
 	case o.Generation > record.Generation+1: // two changes can be those of somebody who has scaled it up and down, which ChangedBy does not tell
 		return a, fmt.Sprintf("changed %d times since, maybe to other replicas and back to 0; it had %d", o.Generation-record.Generation, record.Replicas)
 	case o.Kind == kindJob:
-		a.Kind, a.Reason = ActionResume, "suspended at "+rfc3339(record.At)
+		a.Kind, a.GPUs, a.Reason = ActionResume, record.GPUs, "suspended at "+rfc3339(record.At)
 	default:
-		a.Replicas, a.Reason = record.Replicas, fmt.Sprintf("%d replicas before %s", record.Replicas, rfc3339(record.At))
+		a.Replicas, a.GPUs, a.Reason = record.Replicas, record.GPUs, fmt.Sprintf("%d replicas before %s", record.Replicas, rfc3339(record.At))
 	}
 	return a, ""
 }
@@ -390,7 +391,7 @@ func recordOf(annotations map[string]string) (*Record, error) {
 	}
 	var r Record
 	if err := json.Unmarshal([]byte(text), &r); err != nil || r.Replicas < 1 || r.At.IsZero() {
-		return nil, fmt.Errorf(`annotation %s: expected {"replicas":N,"at":"TIME","generation":N}, got %.100q`, recordAnnotation, text)
+		return nil, fmt.Errorf(`annotation %s: expected {"replicas":N,"gpus":N,"at":"TIME","generation":N}, got %.100q`, recordAnnotation, text)
 	}
 	return &r, nil
 }

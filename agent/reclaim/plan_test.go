@@ -118,7 +118,7 @@ func (w *testWorld) bare() *corev1.Pod {
 }
 
 func recordText(replicas int, at time.Time, generation int64) string {
-	return Record{Replicas: int32(replicas), At: at, Generation: generation}.String()
+	return Record{Replicas: int32(replicas), GPUs: 1.5, At: at, Generation: generation}.String()
 }
 
 // Each case changes one thing of a world in which Deployment web is scaled.
@@ -588,8 +588,8 @@ func TestPlanUndo(t *testing.T) {
 		var got string
 		for _, a := range r.Actions {
 			got += fmt.Sprint(a.Kind, " ", a.Replicas)
-			if a.owner != o {
-				t.Errorf("%s: owner %v", name, a.owner)
+			if a.owner != o || a.GPUs != 1.5 || r.Restored != 1.5 || r.GPUs != 0 {
+				t.Errorf("%s: owner %v, %v GPUs, report %+v", name, a.owner, a.GPUs, r)
 			}
 		}
 		for _, s := range r.Skipped {

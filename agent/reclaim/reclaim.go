@@ -99,6 +99,7 @@ const (
 // Record is what an owner was scaled from. It is written before the owner is changed.
 type Record struct {
 	Replicas   int32     `json:"replicas"` // of a Job 1
+	GPUs       float64   `json:"gpus"`     // that its pods held, as in Action
 	At         time.Time `json:"at"`
 	Generation int64     `json:"generation"` // that the change creates; greater than the owner's: the change did not happen
 }
@@ -131,6 +132,7 @@ type Report struct {
 	GPUs      float64 `json:"gpus"`          // that the actions give back, those that are announced after the notice
 	GPUHours  float64 `json:"gpuHours"`      // for which these have been idle
 	Announced float64 `json:"announcedGPUs"` // of GPUs, those of notices
+	Restored  float64 `json:"restoredGPUs"`  // that the actions of an undo take again
 
 	rest []Action // above Policy.MaxPerRun, in random order
 }
@@ -156,7 +158,7 @@ type Action struct {
 
 	Pods     []string `json:"pods,omitempty"`
 	Nodes    []string `json:"nodes,omitempty"`
-	GPUs     float64  `json:"gpus"`        // that the pods hold; a share of a GPU counts as its part
+	GPUs     float64  `json:"gpus"`        // that the pods hold, of an undo held before; a share of a GPU counts as its part
 	GPUHours float64  `json:"gpuHours"`    // for which these have been idle
 	Idle     float64  `json:"idleSeconds"` // the least of its pods and devices
 	Evidence string   `json:"evidence,omitempty"`

@@ -18,11 +18,15 @@ func newReport(now time.Time) Report {
 	return Report{Time: now.UTC(), DryRun: true, Actions: []Action{}, Skipped: []Skipped{}, Errors: []string{}}
 }
 
-// sum sets what the actions give back. Those that failed give back nothing.
+// sum sets what the actions give back, or take again. Those that failed give back nothing.
 func (r *Report) sum() {
-	r.GPUs, r.GPUHours, r.Announced = 0, 0, 0
+	r.GPUs, r.GPUHours, r.Announced, r.Restored = 0, 0, 0, 0
 	for _, a := range r.Actions {
 		if a.failed() {
+			continue
+		}
+		if a.Kind == ActionRestore || a.Kind == ActionResume {
+			r.Restored += a.GPUs
 			continue
 		}
 		r.GPUs += a.GPUs
@@ -31,7 +35,7 @@ func (r *Report) sum() {
 			r.Announced += a.GPUs
 		}
 	}
-	r.GPUs, r.GPUHours, r.Announced = rounded(r.GPUs), rounded(r.GPUHours), rounded(r.Announced)
+	r.GPUs, r.GPUHours, r.Announced, r.Restored = rounded(r.GPUs), rounded(r.GPUHours), rounded(r.Announced), rounded(r.Restored)
 }
 
 // failed reports whether the change was not made.
@@ -125,7 +129,7 @@ func (r Report) summary() string {
 		parts = append(parts, "idle for "+number(r.GPUHours)+" GPU-hours")
 	}
 	if restored > 0 {
-		parts = append(parts, "restores "+status.Plural(restored, "object"))
+		parts = append(parts, "restores "+status.Plural(restored, "object")+" with "+gpus(r.Restored))
 	}
 	if failed > 0 {
 		parts = append(parts, fmt.Sprintf("%d of %s failed", failed, status.Plural(len(r.Actions), "action")))

@@ -103,7 +103,7 @@ func (a allocation) allocate(ctx context.Context, r Resource, req *pluginapi.All
 		return nil, &refusal{reasonOther, "", codes.ResourceExhausted, tooManyContainers(r.Name, n)}
 	}
 	if a.absent != "" {
-		return nil, &refusal{reasonWithheldDevice, "", codes.FailedPrecondition, "no device of this node is offered to new pods: " + a.absent}
+		return nil, &refusal{reasonWithheldDevice, "", codes.FailedPrecondition, "no device of this node is offered to new pods: " + a.absent + createAgain}
 	}
 	resp := &pluginapi.AllocateResponse{}
 	for _, container := range req.GetContainerRequests() {
@@ -168,6 +168,9 @@ func (a allocation) grants(r Resource, ids []string) ([]grant, error) {
 	return grants, nil
 }
 
+// createAgain is what to do about a pod that a node refuses while none of its devices is offered. The kubelet fails the pod.
+const createAgain = "; if the pod has no controller that creates another, delete it and create it again"
+
 // refused returns the reason of a refusal, and its text with verbs for the ID and the answer's reason.
 func refused(a offer.Answer) (reason, text string) {
 	const another = "; a new pod will get another device"
@@ -177,7 +180,7 @@ func refused(a offer.Answer) (reason, text string) {
 	case offer.NotReady:
 		return reasonMPSNotReady, "the MPS daemon of device %s is not ready: %s" + another
 	case offer.Releasing:
-		return reasonWithheldDevice, "device %s is not offered to new pods: %s"
+		return reasonWithheldDevice, "device %s is not offered to new pods: %s" + createAgain
 	}
 	return reasonWithheldDevice, "device %s is not offered to new pods: %s" + another
 }

@@ -119,6 +119,9 @@ func TestHandover(t *testing.T) {
 		k.SetFault(kubelettest.Fault{ListError: "no answer"})
 		k.Free(gpu, a.Devices...)
 		h.waitHolders(func(h podresources.Holders) bool { return h.Err != "" })
+		if _, err := k.Allocate(h.ctx, gpu, 1); err == nil || !strings.Contains(err.Error(), "plugin.api has changed to dra") || !strings.Contains(err.Error(), createAgain) {
+			t.Errorf("a waiting pod gets the freed device: %v", err)
+		}
 		if r := h.p.Released().Load(); r.Released {
 			t.Error("released while the kubelet does not answer")
 		}

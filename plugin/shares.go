@@ -47,7 +47,7 @@ type share struct {
 	faulty    bool   // unready is a fault, not a start
 	displaced string // why the device is withheld for a container that holds it under an ID outside the layout; empty if none does
 
-	free    int // units that no container holds; -1 if the holders are unknown
+	free    int // units that no container holds, 0 if one holds the device under an ID outside the layout; -1 if the holders are unknown
 	largest int // the largest request of a container that the device can serve now; -1 if the holders are unknown
 }
 
@@ -75,7 +75,7 @@ type ShareUnits struct {
 	Unit     uint64 // bytes of a unit; 0 unless Sharing is SharingMemory
 
 	Total   int // offered
-	Free    int // of these, held by no container; -1 if the holders are unknown
+	Free    int // of these, held by no container, nor the whole device; -1 if the holders are unknown
 	Largest int // the largest request of a container that the device can serve now; -1 if the holders are unknown
 
 	Enforcement memlimits.Enforcement // of memory, for the next container; "" unless Sharing is SharingMemory
@@ -146,6 +146,9 @@ func (l *layout) countFree(holders map[health.DeviceID][]podresources.Holder) {
 				}
 				if s.single {
 					s.largest = min(s.largest, 1)
+				}
+				if s.displaced != "" { // by a container that holds the device under another ID
+					s.free = 0
 				}
 			}
 			first += len(units)

@@ -136,7 +136,7 @@ func (l *layout) decide(in layoutInput) {
 }
 
 // releasingReason is why a device is withheld while the node changes from one API to the other.
-const releasingReason = "the node changes plugin.api"
+const releasingReason = "plugin.api has changed to " + APIDRA + ", which serves the devices when the running GPU pods have ended"
 
 // logWithheld logs withheld devices once, those of one GPU in one line, and once when they are offered again.
 func (p *Plugin) logWithheld(before, after *layout) {

@@ -411,7 +411,7 @@ func TestDRAHandover(t *testing.T) {
 	free := n.hold(c, "gpu-5")
 	n.reload(n.config("devicePlugin"))
 	n.await("no device in the slices", func() bool { return len(n.devices()) == 0 })
-	n.awaitPage("/readyz", 200, "plugin: dynamic resource allocation still has the devices", "default/train", "pod-of-train")
+	n.awaitPage("/readyz", 200, "plugin: plugin.api has changed, and dynamic resource allocation still has the devices", "default/train", "pod-of-train")
 	n.kill()
 	n.run()
 	n.awaitPage("/readyz", 200, "default/train")

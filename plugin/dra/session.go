@@ -369,7 +369,7 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 
 // setReleasing stores why the devices are not released, and whether that is only that pods hold them.
 func (s *session) setReleasing(reason string, forPods bool) {
-	s.storeReleased(plugin.Handover{Reason: "dynamic resource allocation still has the devices: " + reason, Pods: forPods})
+	s.storeReleased(plugin.Handover{Reason: "plugin.api has changed, and dynamic resource allocation still has the devices: " + reason, Pods: forPods})
 	switch cfg := s.Config.Load(); {
 	case cfg.ServesDRA(): // another instance is to serve them
 		s.setState(fmt.Sprintf("releasing the devices of the driver %s: %s", s.driver, reason), forPods, nil)

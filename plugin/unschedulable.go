@@ -31,7 +31,10 @@ func uniquePods(pods []Pod) []Pod {
 	return slices.Compact(pods)
 }
 
-// podNames lists pods.
+// PodNames lists pods: "pod a/b" or "pods a/b, a/c and 3 more".
+func PodNames(pods []Pod) string { return podNames(uniquePods(pods)) }
+
+// podNames lists pods that uniquePods has returned.
 func podNames(pods []Pod) string {
 	names := make([]string, 0, maxNamedPods+1)
 	for _, p := range pods[:min(len(pods), maxNamedPods)] {

@@ -41,9 +41,9 @@ type PreparedClaim struct {
 	Pods      []Pod     `json:"pods"`                  // as the kubelet lists them; it lists a pod shortly after its claims are prepared
 }
 
-// draStatus returns nil while the driver neither serves nor has claims.
+// draStatus returns nil while the driver neither serves nor has claims, and nothing is wrong.
 func draStatus(s dra.Status, claims *dra.Claims, h podresources.Holders) *DRA {
-	if !s.Enabled && (claims == nil || len(claims.ByUID) == 0) {
+	if !s.Enabled && s.Warning == "" && (claims == nil || len(claims.ByUID) == 0) {
 		return nil
 	}
 	d := &DRA{

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 )
 
 const (
@@ -137,7 +138,7 @@ func (n *draNode) hold(c kubelettest.Claim, devices ...string) (free func()) {
 	to := kubelettest.Container{Namespace: c.Namespace, Pod: "pod-of-" + c.Name, Name: "main"}
 	h := kubelettest.HeldClaim{Container: to, Claim: c.Name, Driver: draDriver, Pool: draNodeName}
 	for _, d := range devices {
-		h.Devices = append(h.Devices, kubelettest.HeldDevice{Name: d})
+		h.Devices = append(h.Devices, kubelettest.HeldDevice{Name: d, CDI: []string{cdi.ClaimDeviceName(c.UID + "-" + d)}})
 	}
 	n.kubelet.HoldClaim(h)
 	return func() { n.kubelet.FreeClaims(to) }

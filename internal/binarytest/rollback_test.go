@@ -74,6 +74,52 @@ func TestDRAAfterRollback(t *testing.T) {
 	n.prepare(refused)
 }
 
+// A release with DRA, rolled back to one without its mounts while a pod has a claim: the agent names the pod that cannot end, and the cure, and
+// with the cure it ends.
+func TestDRARollbackNamesClaims(t *testing.T) {
+	t.Parallel()
+	n := startDRANode(t, kubelettest.V137)
+	c := n.claim("train", "gpu-5")
+	n.prepare(c)
+	free := n.hold(c, "gpu-5")
+	n.stop()
+	n.write(strings.ReplaceAll(n.config("devicePlugin"), "kubeletDir: DIR", "kubeletDir: "+n.view("device-plugins", "pod-resources")))
+	n.run()
+	const cure = "--set dra.enabled=true --set config.plugin.api=devicePlugin"
+	n.awaitPage("/readyz", 200, "dra: this agent has no driver "+draDriver, "default/pod-of-train", cure)
+	if text, _ := run(t, "status", "--config", n.Dir+"/config.yaml"); !strings.Contains(strings.Join(strings.Fields(text), " "), cure) {
+		t.Errorf("status does not name the cure:\n%s", text)
+	}
+	n.stop()
+
+	n.write(n.config("devicePlugin"))
+	n.run()
+	n.awaitPage("/readyz", 200, "default/train", "pod-of-train")
+	if _, text := n.get("/readyz"); strings.Contains(text, cure) {
+		t.Errorf("/readyz names the cure although it is in force: %s", text)
+	}
+	free()
+	n.unprepare(c)
+	n.awaitAllocatable(n.kubelet, 8)
+	n.await("no note of the claim", func() bool { _, text := n.get("/readyz"); return text == "ok\n" })
+}
+
+// Claims of another driver of the same name, such as NVIDIA's, are its own.
+func TestDRAForeignClaims(t *testing.T) {
+	t.Parallel()
+	n := newDRANode(t, kubelettest.V137)
+	n.kubelet.HoldClaim(kubelettest.HeldClaim{
+		Container: kubelettest.Container{Namespace: "default", Pod: "other", Name: "main"}, Claim: "other", Driver: draDriver, Pool: draNodeName,
+		Devices: []kubelettest.HeldDevice{{Name: "gpu-1", CDI: []string{"k8s.gpu.nvidia.com/claim=1-gpu-1"}}},
+	})
+	n.write(n.config("devicePlugin"))
+	n.run()
+	n.await("the foreign claim", func() bool { return n.countHolders("other") == 1 })
+	if _, text := n.get("/readyz"); strings.Contains(text, "no driver") {
+		t.Errorf("/readyz: %s", text)
+	}
+}
+
 // Without the kubelet's pod resources claims are prepared as long as no device plugin has served since the boot.
 func TestDRAWithoutPodResources(t *testing.T) {
 	t.Parallel()

@@ -37,6 +37,9 @@ type ClaimMount struct {
 // ClaimDeviceName returns the CDI name of a device of a claim, VENDOR/CLASS=NAME.
 func ClaimDeviceName(device string) string { return claimKind + "=" + device }
 
+// IsClaimDevice reports whether a CDI name is one of ClaimDeviceName: that this agent, or one before it, prepared the claim.
+func IsClaimDevice(name string) bool { return strings.HasPrefix(name, claimKind+"=") }
+
 // ClaimSpecPath returns the path of a claim's spec. ok is false if the UID cannot be part of a file name.
 func ClaimSpecPath(dir, uid string) (path string, ok bool) {
 	ok = uid != "" && len(uid) <= 100 && !strings.ContainsFunc(uid, func(r rune) bool {

@@ -249,7 +249,10 @@ func (d *Driver) leftover(configured instance) (i instance, found bool, err erro
 			all = append(all, instance{name, configured.kubeletDir})
 		}
 	}
-	for _, i := range append(all, configured) {
+	if exists(filepath.Join(configured.dataDir(), checkpointName)) || exists(configured.registryDir()) {
+		all = append(all, configured)
+	} // otherwise this agent has no mounts of DRA: see Orphans
+	for _, i := range all {
 		if err := d.preparer.open(i.dataDir()); err != nil {
 			return instance{}, false, err
 		}
@@ -258,6 +261,11 @@ func (d *Driver) leftover(configured instance) (i instance, found bool, err erro
 		}
 	}
 	return instance{}, false, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // checkpoints returns the checkpoints of all drivers on the node.
@@ -392,6 +400,8 @@ func (d *Driver) Status() Status {
 	}
 	if session != nil {
 		session.report(&s)
+	} else {
+		s.Warning = d.Orphans()
 	}
 	d.preparer.status(&s)
 	return s

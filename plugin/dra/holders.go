@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -107,4 +108,33 @@ func deviceByName(snap *health.Snapshot, name string) (id health.DeviceID, ok bo
 		return "", false
 	}
 	return id, true
+}
+
+// Orphans describes the pods with claims that an agent before this one prepared, and that this agent has no driver for; empty if there is none. A
+// rollback to a release without dra.enabled leaves them: the agent has neither the checkpoint nor the rights that their end needs.
+func (d *Driver) Orphans() string {
+	cfg, released := d.Config.Load(), d.released.Load()
+	d.mu.Lock()
+	serves := d.session != nil
+	d.mu.Unlock()
+	if cfg == nil || !cfg.Enabled || cfg.ServesDRA() || serves || released == nil || !released.Released {
+		return ""
+	}
+	var pods []plugin.Pod
+	driver, h := "", d.Holders.Load()
+	for _, byDevice := range []map[health.DeviceID][]podresources.Holder{h.By, h.Admin} { //nolint:forbidigo // for a text
+		for _, holders := range byDevice {
+			for _, holder := range holders {
+				if cdi.IsClaimDevice(holder.Claim.CDI) {
+					pods, driver = append(pods, plugin.Pod{Namespace: holder.Namespace, Name: holder.Pod}), holder.Claim.Driver
+				}
+			}
+		}
+	}
+	if len(pods) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("this agent has no driver %s for the claims of %s: such a pod cannot end, and 30 seconds after the end of the driver the kubelet has "+
+		"removed its ResourceSlices; until the pods have ended, set plugin.api to devicePlugin and give the agent the mounts and rights of DRA "+
+		"(in the chart --set dra.enabled=true --set config.plugin.api=devicePlugin)", driver, plugin.PodNames(pods))
 }

@@ -13,12 +13,14 @@ import (
 
 // claimDevice is a device of a claim as the kubelet lists it.
 func claimDevice(driver, name, share string) *podsapi.ClaimResource {
-	r := &podsapi.ClaimResource{DriverName: driver, PoolName: "node-1", DeviceName: name}
+	r := &podsapi.ClaimResource{DriverName: driver, PoolName: "node-1", DeviceName: name, CdiDevices: []*podsapi.CDIDevice{{Name: cdiName(name)}, {Name: "other"}}}
 	if share != "" {
 		r.ShareId = &share
 	}
 	return r
 }
+
+func cdiName(device string) string { return "vendor/claim=" + device }
 
 func containerWithClaim(name, claim string, devices ...*podsapi.ClaimResource) *podsapi.ContainerResources {
 	return &podsapi.ContainerResources{Name: name, DynamicResources: []*podsapi.DynamicResource{
@@ -51,7 +53,7 @@ func TestHoldersByClaim(t *testing.T) {
 		{Namespace: "ns", Name: "exporter", Containers: []*podsapi.ContainerResources{containerWithClaim("main", "monitor", claimDevice(driver, "gpu-0", ""))}},
 	}}
 	held := func(pod, container, claim, name, share string) Holder {
-		return Holder{Namespace: "ns", Pod: pod, Container: container, DeviceID: name, Claim: ClaimRef{claim, driver, "node-1", share}}
+		return Holder{Namespace: "ns", Pod: pod, Container: container, DeviceID: name, Claim: ClaimRef{claim, driver, "node-1", share, cdiName(name)}}
 	}
 	got := NewHolders(time.Now(), pods, Resolvers{Resource: noResource, Claim: claimsOf(driver)})
 	by := map[health.DeviceID][]Holder{
@@ -101,7 +103,10 @@ func FuzzHoldersByClaim(f *testing.F) {
 		for _, c := range list {
 			for _, r := range c.GetDynamicResources() {
 				for _, d := range r.GetClaimResources() {
-					held := Holder{Container: c.GetName(), DeviceID: d.GetDeviceName(), Claim: ClaimRef{r.GetClaimName(), d.GetDriverName(), d.GetPoolName(), d.GetShareId()}}
+					held := Holder{Container: c.GetName(), DeviceID: d.GetDeviceName(), Claim: ClaimRef{r.GetClaimName(), d.GetDriverName(), d.GetPoolName(), d.GetShareId(), ""}}
+					if d != nil {
+						held.Claim.CDI = cdiName(d.GetDeviceName())
+					}
 					want := 0
 					if _, _, ok := resolve("", held.DeviceID, held.Claim); ok && held.ByClaim() {
 						want = 1

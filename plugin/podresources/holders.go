@@ -26,6 +26,7 @@ type Holder struct {
 type ClaimRef struct {
 	Name, Driver, Pool string
 	ShareID            string // of a share of a device; empty for a whole one
+	CDI                string // the first CDI name that the driver gave the kubelet; it tells drivers of one name apart
 }
 
 // ByClaim reports whether the container got the device by a claim.
@@ -145,6 +146,9 @@ func (h *Holders) addClaims(claims []*podsapi.DynamicResource, holder Holder, re
 		for _, r := range claim.GetClaimResources() {
 			holder.Resource, holder.DeviceID = "", r.GetDeviceName()
 			holder.Claim = ClaimRef{Name: claim.GetClaimName(), Driver: r.GetDriverName(), Pool: r.GetPoolName(), ShareID: r.GetShareId()}
+			if names := r.GetCdiDevices(); len(names) > 0 {
+				holder.Claim.CDI = names[0].GetName()
+			}
 			if !holder.ByClaim() {
 				continue
 			}
@@ -162,7 +166,7 @@ func (h *Holders) addClaims(claims []*podsapi.DynamicResource, holder Holder, re
 func compareHolders(a, b Holder) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container),
 		cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.DeviceID, b.DeviceID), cmp.Compare(a.Claim.Name, b.Claim.Name),
-		cmp.Compare(a.Claim.Driver, b.Claim.Driver), cmp.Compare(a.Claim.Pool, b.Claim.Pool), cmp.Compare(a.Claim.ShareID, b.Claim.ShareID))
+		cmp.Compare(a.Claim.Driver, b.Claim.Driver), cmp.Compare(a.Claim.Pool, b.Claim.Pool), cmp.Compare(a.Claim.ShareID, b.Claim.ShareID), cmp.Compare(a.Claim.CDI, b.Claim.CDI))
 }
 
 // Allocatable is the kubelet's list of the device IDs that it may allocate.

@@ -24,6 +24,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/mounts"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/podlabels"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
@@ -94,6 +95,8 @@ type Agent struct {
 	reporter     *kube.Reporter
 	node         *node.Follower
 	nodeWriter   *kube.NodeWriter
+	mounts       *mounts.Watcher
+	loss         *mounts.Loss // of the state directory; nil if an earlier process did not lose it
 }
 
 // Run loads the configuration and runs an agent until ctx ends.
@@ -128,11 +131,13 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	}
 	a.logNotes(c)
 	a.monitor.SetHeld((&holderCheck{facts: a.facts, refresh: a.plugin.RefreshHolders}).mayBeHeld)
+	a.readLoss()
 	a.reporter = a.newReporter(a.restore(c, boot))
 	err = supervise(ctx, log,
 		component{name: "source", run: a.runSource},
 		component{name: "monitor", run: a.monitor.Run},
 		component{name: "state file", run: a.stateFile.Run, after: []string{"monitor", "operator", "totals", "node"}}, // to save their last changes
+		component{name: "mounts", run: a.mounts.Run},
 		component{name: "operator", run: a.operatorServer().Run},
 		component{name: "lock", run: a.lock.Run, after: []string{"plugin", "dra"}}, // it stays to the end of the process
 		component{name: "plugin", run: a.plugin.Run},
@@ -149,6 +154,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 		component{name: "web", run: a.webServer().Run},
 		component{name: "reload", run: func(ctx context.Context) error { a.reloadOn(ctx, hup); return nil }},
 	)
+	a.mounts.RecordLoss()
 	log.Info("stopped")
 	return err
 }
@@ -213,6 +219,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 		Desired: a.node.Desired(), Written: a.node.Written(), Kubeconfig: func() string { return a.healthConfig.Load().Kubernetes.Kubeconfig },
 		Node: nodeName(), Namespace: kube.PodNamespace(), Log: log.Named("kubernetes"),
 	})
+	a.mounts = a.newMounts()
 	return a
 }
 
@@ -316,7 +323,7 @@ func storeChanged[T any](l *health.Latest[T], v T) {
 func (a *Agent) newReporter(restored []health.DeviceState) *kube.Reporter {
 	return kube.New(kube.Options{
 		Config: &a.healthConfig, Snapshots: &a.snapshots, Node: nodeName(), Holders: a.holdingPods,
-		Unschedulable: a.plugin.Unschedulable, Idle: a.idlePods, Saved: restored, Log: a.log.Named("kubernetes"),
+		Unschedulable: a.plugin.Unschedulable, Idle: a.idlePods, Saved: restored, Event: a.lossEvent(), Log: a.log.Named("kubernetes"),
 	})
 }
 

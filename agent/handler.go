@@ -94,7 +94,7 @@ func (a *Agent) status() status.Node {
 		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(), Lock: *a.lock.State().Load(),
 		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), DRA: a.dra.Status(), Claims: a.dra.Claims().Load(), Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
 		Shares: a.shares(), IdleTimes: a.totals.IdleTimes(), Idle: a.nodeConfig.Load().Idle, Memory: a.memoryLimits.Latest().Load(),
-		Kube: a.reporter.Status(), NodeObject: a.nodeWriter.Status(), Unready: a.startupTaintReasons(), StateFile: a.stateFile.Status(), Events: a.events.Latest(),
+		Kube: a.reporter.Status(), NodeObject: a.nodeWriter.Status(), Unready: a.startupTaintReasons(), StateFile: a.stateFile.Status(), StateLoss: a.lossText(), Events: a.events.Latest(),
 	}
 	if err := a.configError.Load(); err != nil {
 		in.ConfigError = *err

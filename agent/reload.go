@@ -134,6 +134,9 @@ func (a *Agent) warnings() (all []string) {
 	if err := a.configError.Load(); err != nil && !a.lastReload.Load().OK {
 		all = append(all, "configuration: invalid; the last good one is in force: "+*err)
 	}
+	if text := a.lossText(); text != "" {
+		all = append(all, "health.stateFile: "+text)
+	}
 	if s := a.snapshots.Load(); s != nil {
 		if s.Source.Checks.Status == health.ChecksDown {
 			all = append(all, "health checks down: "+s.Source.Checks.Err)

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"hash/fnv"
 	"slices"
 	"time"
 
@@ -36,6 +37,22 @@ type eventKey struct {
 	reason string
 	device health.DeviceID
 	cause  string
+}
+
+// NodeEvent is a warning about the node.
+type NodeEvent struct {
+	Reason, Message string
+	At              time.Time
+}
+
+// event returns the event of a node. Its name is fixed, so that the API server refuses it from another process as long as it has it.
+func (n *NodeEvent) event(node string) event {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(n.Reason + n.At.UTC().Format(time.RFC3339))) // never fails
+	return event{
+		key: eventKey{object: object{name: node}, reason: n.Reason}, typ: corev1.EventTypeWarning, message: truncate(n.Message, maxMessage),
+		count: 1, first: n.At, last: n.At, name: eventNameOf(node, h.Sum64()),
+	}
 }
 
 // merge adds a repetition of the event.

@@ -217,3 +217,51 @@ func TestEventQueueMerges(t *testing.T) {
 		}
 	})
 }
+
+// An event from before the start of the process is written once, however many processes report it, and not after an hour. It waits until
+// reports are enabled.
+func TestEventFromBeforeStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api, at := newAPI(), time.Now()
+		process := func() *rig {
+			g := newRig(api)
+			o := g.reporter.Options
+			o.Event = &NodeEvent{Reason: "GPUStateLost", Message: "lost", At: at}
+			open := g.reporter.open
+			g.reporter = New(o)
+			g.reporter.open = open
+			g.enable(false)
+			g.start(t)
+			g.advance(time.Minute)
+			return g
+		}
+		g := process()
+		g.wantEvents(t)
+		g.enable(true)
+		g.advance(time.Minute)
+		g.wantEvents(t, "node/node1 GPUStateLost ×1")
+		for _, e := range g.events {
+			if e.Type != corev1.EventTypeWarning || e.Message != "lost" || !e.FirstTimestamp.Time.Equal(at) {
+				t.Errorf("%+v", e)
+			}
+		}
+		g.stop()
+
+		g = process()
+		g.enable(true)
+		g.advance(time.Minute)
+		g.wantEvents(t, "node/node1 GPUStateLost ×1")
+		if s := g.reporter.Status(); s.Errors > 0 || s.Dropped > 0 {
+			t.Errorf("%+v", s)
+		}
+		g.stop()
+
+		g.advance(eventTTL)
+		clear(g.events) // the API server has forgotten it
+		g = process()
+		g.enable(true)
+		g.advance(time.Minute)
+		g.wantEvents(t)
+		g.stop()
+	})
+}

@@ -43,6 +43,7 @@ type Inputs struct {
 	NodeObject  kube.NodeStatus
 	Unready     []string // NodeObject.StartupTaint
 	StateFile   statefile.Status
+	StateLoss   string // why an earlier process lost the state file; empty if none did
 	Events      []Event
 }
 
@@ -56,7 +57,7 @@ func New(k Inputs) Node {
 			k.Kube.Enabled || k.Kube.IdleEnabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr, cmp.Or(k.Kube.EventErr, k.Kube.IdleErr),
 		},
 		Object: NodeObject{k.NodeObject.Enabled, k.NodeObject.Writes, k.NodeObject.Errors, k.NodeObject.LabelsErr, k.NodeObject.FeatureErr, k.NodeObject.TaintsErr, k.Unready},
-		Memory: StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC()},
+		Memory: StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC(), k.StateLoss},
 		Source: Source{Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{}, Events: []EventSource{}}, GPUs: []Device{},
 	}
 	if !k.Reload.OK {

@@ -125,6 +125,7 @@ type StateFile struct {
 	Error   string    `json:"error,omitempty"` // why the file cannot be written
 	Since   time.Time `json:"since,omitzero"`  // of the error
 	Written time.Time `json:"written,omitzero"`
+	Loss    string    `json:"loss,omitempty"` // why an earlier process lost the file with its directory
 }
 
 // Resource is the status of a resource.

@@ -113,6 +113,7 @@ func (p *printer) header(s Node, wide bool) {
 	p.line("processes", terminal.Yellow, s.ProcessesError)
 	p.line("memory", terminal.Yellow, formatIf("limits unknown: %s", s.MemoryLimitsError))
 	p.line("state", terminal.Yellow, stateFileErrorText(s.Memory))
+	p.line("state", terminal.Yellow, s.Memory.Loss)
 	if !s.Config.OK {
 		p.labelled("config", terminal.Cell{Text: "invalid", Colour: terminal.Red}, plain(": "+configErrorText(s.Time, s.Config)))
 	}

@@ -53,6 +53,14 @@ func (c Config) file() string {
 	return filepath.Join(c.Dir, strings.ReplaceAll(c.EffectiveKind(), "/", "-")+".json")
 }
 
+// Dirs returns the directories of the specs that are written, or read if those of others are used.
+func (c Config) Dirs() []string {
+	if c.Generate {
+		return []string{c.Dir}
+	}
+	return []string{c.Dir, staticDir}
+}
+
 // Validate returns every error in the section, joined. Each starts with its key.
 func (c Config) Validate() error {
 	var errs []error

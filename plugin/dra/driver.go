@@ -131,6 +131,21 @@ func (i instance) serves(c *plugin.Config) bool { return c.ServesDRA() && config
 func (i instance) dataDir() string     { return filepath.Join(i.kubeletDir, "plugins", i.driver) }
 func (i instance) registryDir() string { return filepath.Join(i.kubeletDir, "plugins_registry") }
 
+// Dirs returns the directories of the kubelet that the driver uses: none if it serves no claims and is not configured to.
+func (d *Driver) Dirs() []string {
+	c := d.Config.Load()
+	i := configuredInstance(c)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch {
+	case d.session != nil:
+		i = d.session.instance
+	case !c.ServesDRA():
+		return nil
+	}
+	return []string{i.registryDir(), i.dataDir()}
+}
+
 // makeDataDir makes the directory of the checkpoint and of the socket that the kubelet calls, if the kubelet's directory exists.
 func (i instance) makeDataDir() error {
 	_, err := os.Stat(i.registryDir())

@@ -81,7 +81,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 				w.RecordLoss()
 				w.Log.Error("the host has deleted a directory that this container mounts; ending, so that the next container mounts the new one",
 					zap.String("directory", a.dir))
-				return fmt.Errorf("%s: deleted on the host", a.dir)
+				return fmt.Errorf("%s: the mounted directory was deleted on the host", a.dir)
 			}
 			suspected[a.dir] = a.deleted
 		}

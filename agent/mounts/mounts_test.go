@@ -228,7 +228,7 @@ func TestLossIsRecorded(t *testing.T) {
 			r.w.RecordLoss()
 			r.w.RecordLoss() // once
 			l, err = ReadLoss(note, time.Now())
-			if err != nil || l == nil || *l != (Loss{state, noticed}) || !strings.HasPrefix(l.String(), state+" was deleted on the host at 2000-01-01T00:00:0") {
+			if err != nil || l == nil || *l != (Loss{state, noticed}) || !strings.HasPrefix(l.String(), "the directory mounted at "+state+" was deleted on the host at 2000-01-01T00:00:0") {
 				t.Errorf("%v, %v", l, err)
 			}
 			if n := r.logged.FilterMessageSnippet("findings are lost").Len(); n != 1 {

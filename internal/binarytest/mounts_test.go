@@ -116,7 +116,7 @@ func TestMountedDirectoryDeleted(t *testing.T) {
 			c.sim("{gpu: 3, xid: 95}") // the state file may not have it yet
 			c.await("xid-95", func() bool { return c.findings("xid-95") == 1 })
 			c.remove(dir)
-			c.awaitEnd(c.Dir + "/" + dir + ": deleted on the host")
+			c.awaitEnd(c.Dir + "/" + dir + ": the mounted directory was deleted on the host")
 			c.launch(c.env...)
 			c.restartKubelet()
 			c.awaitAllocatable(c.k, 5)
@@ -129,21 +129,21 @@ func TestMountedDirectoryDeleted(t *testing.T) {
 	}
 }
 
-// Without the state directory nothing can be saved. The next container learns that, also if another directory was removed first, and
-// still knows it after an ordinary restart.
+// Without the state directory nothing can be saved. The next container learns that, also if another directory was removed too, and still
+// knows it after an ordinary restart.
 func TestMountedStateDirectoryDeleted(t *testing.T) {
 	t.Parallel()
-	for name, dirs := range map[string][]string{"alone": {"state"}, "after another one": {"device-plugins", "state"}} {
+	for name, dirs := range map[string][]string{"alone": {"state"}, "with another one": {"device-plugins", "state"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := startContainer(t)
 			c.remove(dirs...)
-			c.awaitEnd(c.Dir + "/" + dirs[0] + ": deleted on the host")
+			c.awaitEnd(": the mounted directory was deleted on the host")
 			for range 2 {
 				c.launch(c.env...)
 				c.restartKubelet()
 				c.awaitAllocatable(c.k, 7) // the finding is lost; the cordon is of the configuration
-				c.awaitPage("/readyz", http.StatusOK, "health.stateFile: "+c.Dir+"/state was deleted on the host at ")
+				c.awaitPage("/readyz", http.StatusOK, "health.stateFile: the directory mounted at "+c.Dir+"/state was deleted on the host at ")
 				if out, _ := run(t, "status", "--config", c.config()); !strings.Contains(out, "was deleted on the host at ") {
 					t.Errorf("status does not say what is lost:\n%s", out)
 				}

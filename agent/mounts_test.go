@@ -1,13 +1,18 @@
 package agent
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/mounts"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -39,6 +44,39 @@ func TestHostDirs(t *testing.T) {
 		a.apply(reloaded)
 		if got := a.hostDirs(); !slices.Equal(got, strings.Fields(c.want)) {
 			t.Errorf("%s: %v, want %s", name, got, c.want)
+		}
+	}
+}
+
+// A process that finds the note of a lost state directory says so on /readyz, in the status and by an event, and does not conclude from the
+// missing file that no device plugin has served.
+func TestLossOfStateDirectory(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		dir := t.TempDir()
+		c := config.DefaultConfig()
+		c.Health.Socket = filepath.Join(dir, "agent.sock")
+		at := time.Now().UTC().Truncate(time.Second)
+		if lost {
+			note := fmt.Sprintf(`{"directory": "/var/lib/gpu-node-agent", "at": %q}`, at.Format(time.RFC3339))
+			if err := os.WriteFile(filepath.Join(dir, mounts.NoteName), []byte(note), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		a := idleAgent(nil)
+		a.apply(c)
+		a.readLoss()
+		const text = "the directory mounted at /var/lib/gpu-node-agent was deleted on the host at "
+		if all := strings.Join(a.warnings(), "\n"); strings.Contains(all, "health.stateFile: "+text) != lost {
+			t.Errorf("lost %v: warnings %s", lost, all)
+		}
+		if got := a.status().Memory.Loss; strings.HasPrefix(got, text) != lost {
+			t.Errorf("lost %v: status %q", lost, got)
+		}
+		if e := a.lossEvent(); (e != nil) != lost || lost && (!e.At.Equal(at) || !strings.Contains(e.Message, text)) {
+			t.Errorf("lost %v: event %+v", lost, e)
+		}
+		if served := a.served.Load() != nil; served != lost {
+			t.Errorf("lost %v: a device plugin may have served: %v", lost, served)
 		}
 	}
 }

@@ -48,6 +48,7 @@ func testInputs() Inputs {
 	k.NodeObject = kube.NodeStatus{Enabled: true, Writes: 2, Errors: 1, LabelsErr: "nodes is forbidden"}
 	k.Unready = []string{"plugin nvidia.com/x: registration refused"}
 	k.StateFile = statefile.Status{Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device", Since: agenttest.Ago(time.Minute)}
+	k.StateLoss = "the directory mounted at /var/lib was deleted"
 	k.Events = prependEvents(prependEvents(nil, eventsBetween(nil, &before)), eventsBetween(&before, snapshot))
 	return k
 }
@@ -85,7 +86,7 @@ func TestPageShowsNode(t *testing.T) {
 		`href="/metrics"`, `href="/readyz"`, `href="/api/v1/snapshot"`, `<noscript><meta http-equiv="refresh" content="5">`,
 		"1 unhealthy", "1 degraded", "1 healthy", "for 1d2h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>", "2 of 4 devices held by pods",
 		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device, 1 audit mismatch<", "registration refused", `<p class="degraded">GPU 2 is left out</p>`, "List: denied",
-		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost", "events is forbidden", "2 writes of labels and taints, 1 failed try<", "labels: nodes is forbidden", "startup taint stays: plugin nvidia.com/x", "/var/lib/state.json: no space left on device")
+		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost", "events is forbidden", "2 writes of labels and taints, 1 failed try<", "labels: nodes is forbidden", "startup taint stays: plugin nvidia.com/x", "/var/lib/state.json: no space left on device", "the directory mounted at /var/lib was deleted")
 	agenttest.MustContain(t, section(t, page, 0), "51 °C", "312 W", "87 %", "1980 MHz", "40.0 / 80.0 GiB",
 		"training/llm-0 (torch) ×2", "web/chat-1 (vllm)", "GPU-0", "00000000:1B:00.0", "NUMA 0")
 	lost := section(t, page, 1)
@@ -143,7 +144,7 @@ func TestStatusEscapesText(t *testing.T) {
 	d.Device.Model, d.Device.PCI, d.Device.ID = bad, bad, bad
 	d.Verdict.Findings[0].Reason, d.Verdict.Findings[0].Cause, d.Verdict.Findings[0].Action = bad, bad, bad
 	k.Snapshot.Devices[4].Device.Profile = bad
-	k.Kube.ConditionErr, k.Kube.EventErr, k.StateFile.Err, k.NodeObject.TaintsErr, k.Unready[0] = bad, bad, bad, bad, bad
+	k.Kube.ConditionErr, k.Kube.EventErr, k.StateFile.Err, k.StateLoss, k.NodeObject.TaintsErr, k.Unready[0] = bad, bad, bad, bad, bad, bad
 	k.Holders.By[bad] = []podresources.Holder{{Namespace: bad, Pod: bad, Container: bad}}
 	k.Events[0].Text = bad
 	if page := pageOf(t, k); strings.Contains(page, "<script>alert") || strings.Contains(page, `"'>`) {
@@ -177,7 +178,7 @@ func TestAskReturnsStatus(t *testing.T) {
 		`"memoryUsedBytes":42949672960`, `"pod":"llm-0"`, `"kind":"xid"`, `"notReady":["plugin nvidia.com/x: registration refused"]`,
 		`"apiServer":{"enabled":true,"writes":12,"events":4,"dropped":1,"errors":2,"eventError":"events is forbidden"}`,
 		`"nodeObject":{"enabled":true,"writes":2,"errors":1,"labelsError":"nodes is forbidden","startupTaint":["plugin nvidia.com/x: registration refused"]}`,
-		`"memory":{"file":"/var/lib/state.json","error":"/var/lib/state.json: no space left on device","since":"2026-03-02T11:59:00Z"}`)
+		`"memory":{"file":"/var/lib/state.json","error":"/var/lib/state.json: no space left on device","since":"2026-03-02T11:59:00Z","loss":"the directory mounted at /var/lib was deleted"}`)
 	var tree struct {
 		GPUs []map[string]any `json:"gpus"`
 	}

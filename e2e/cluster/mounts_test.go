@@ -95,10 +95,8 @@ func awaitOneRestart(t *testing.T, dirs ...string) {
 	t.Helper()
 	pod := mustAgentPod(t)
 	restarts := pod.Status.ContainerStatuses[0].RestartCount
-	for _, dir := range dirs {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Fatal(err)
-		}
+	for _, dir := range dirs { // the agent may write a file meanwhile
+		eventually(t, dir+" is removed", func(context.Context) error { return os.RemoveAll(dir) })
 	}
 	eventually(t, fmt.Sprintf("the agent's container is restarted without %v", dirs), func(ctx context.Context) error {
 		is, err := theCluster.client.CoreV1().Pods(namespace).Get(ctx, pod.Name, metav1.GetOptions{})

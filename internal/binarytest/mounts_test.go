@@ -73,10 +73,8 @@ func (c *container) host(elements ...string) string {
 // remove removes directories of the host.
 func (c *container) remove(dirs ...string) {
 	c.t.Helper()
-	for _, dir := range dirs {
-		if err := os.RemoveAll(c.host(dir)); err != nil {
-			c.t.Fatal(err)
-		}
+	for _, dir := range dirs { // the agent may write a file meanwhile
+		c.await("the removal of "+dir, func() bool { return os.RemoveAll(c.host(dir)) == nil })
 	}
 }
 

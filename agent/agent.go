@@ -133,6 +133,9 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	a.monitor.SetHeld((&holderCheck{facts: a.facts, refresh: a.plugin.RefreshHolders}).mayBeHeld)
 	a.readLoss()
 	a.reporter = a.newReporter(a.restore(c, boot))
+	if e := a.lossEvent(); e != nil {
+		a.reporter.Report(*e)
+	}
 	err = supervise(ctx, log,
 		component{name: "source", run: a.runSource},
 		component{name: "monitor", run: a.monitor.Run},
@@ -145,6 +148,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 		component{name: "kubernetes", run: a.unlessWaiting(a.reporter.Run)},
 		component{name: "node", run: a.unlessWaiting(a.node.Run)},
 		component{name: "node writer", run: a.unlessWaiting(a.nodeWriter.Run), after: []string{"node"}}, // to remove its labels at last
+		component{name: "claims without driver", run: a.unlessWaiting(a.reportOrphans)},
 		component{name: "events", run: func(ctx context.Context) error { return a.events.Follow(ctx, &a.snapshots) }},
 		component{name: "history", run: func(ctx context.Context) error { return a.history.Follow(ctx, &a.snapshots, a.pollInterval) }},
 		component{name: "totals", run: a.totals.Run},
@@ -323,7 +327,7 @@ func storeChanged[T any](l *health.Latest[T], v T) {
 func (a *Agent) newReporter(restored []health.DeviceState) *kube.Reporter {
 	return kube.New(kube.Options{
 		Config: &a.healthConfig, Snapshots: &a.snapshots, Node: nodeName(), Holders: a.holdingPods,
-		Unschedulable: a.plugin.Unschedulable, Idle: a.idlePods, Saved: restored, Event: a.lossEvent(), Log: a.log.Named("kubernetes"),
+		Unschedulable: a.plugin.Unschedulable, Idle: a.idlePods, Saved: restored, Log: a.log.Named("kubernetes"),
 	})
 }
 

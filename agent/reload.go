@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
@@ -177,6 +178,24 @@ func (a *Agent) warnings() (all []string) {
 	}
 	all = append(all, nodeWarnings(a.nodeWriter.Status(), a.startupTaintReasons())...)
 	return append(all, sharingWarnings(a.snapshots.Load(), a.shares(), a.pluginConfig.Load().Sharing.Memory.Enforcement)...)
+}
+
+// reportOrphans reports pods with claims that have no driver as an event of the node, until ctx ends. Other pods are another event.
+func (a *Agent) reportOrphans(ctx context.Context) error {
+	reported := ""
+	for ctx.Err() == nil {
+		_, changed := a.plugin.LatestHolders().Watch()
+		text := a.dra.Orphans()
+		if text != "" && text != reported {
+			a.reporter.Report(kube.NodeEvent{Reason: "GPUClaimsWithoutDriver", Message: text, At: time.Now()})
+		}
+		reported = text
+		select {
+		case <-ctx.Done():
+		case <-changed:
+		}
+	}
+	return nil
 }
 
 // draWarnings returns what keeps dynamic resource allocation from publishing, or works only in part.

@@ -225,11 +225,7 @@ func TestEventFromBeforeStart(t *testing.T) {
 		api, at := newAPI(), time.Now()
 		process := func() *rig {
 			g := newRig(api)
-			o := g.reporter.Options
-			o.Event = &NodeEvent{Reason: "GPUStateLost", Message: "lost", At: at}
-			open := g.reporter.open
-			g.reporter = New(o)
-			g.reporter.open = open
+			g.reporter.Report(NodeEvent{Reason: "GPUStateLost", Message: "lost", At: at})
 			g.enable(false)
 			g.start(t)
 			g.advance(time.Minute)

@@ -34,7 +34,7 @@ func CaptureLog(log *zap.Logger) {
 // Pod names a pod.
 type Pod struct{ Namespace, Name string }
 
-// Options configure a Reporter. All fields but Idle, Saved and Event are required.
+// Options configure a Reporter. All fields but Idle and Saved are required.
 type Options struct {
 	Config    *health.Latest[health.Config]
 	Snapshots *health.Latest[health.Snapshot]
@@ -47,8 +47,6 @@ type Options struct {
 	Idle func() IdlePods
 	// Saved holds the devices of the saved state. Events report what has changed since.
 	Saved []health.DeviceState
-	// Event is an event of the node from before the process started; nil if there is none. Several processes may report it: it is written once.
-	Event *NodeEvent
 	Log   *zap.Logger
 }
 
@@ -80,11 +78,15 @@ type Status struct {
 
 // New returns a reporter. While health.kubernetes.enabled is false, it reports idle pods only.
 func New(o Options) *Reporter {
-	r := &Reporter{Options: o, open: connect, queue: newEventQueue(), reported: o.Saved}
-	if o.Event != nil && time.Since(o.Event.At) < eventTTL {
-		r.queue.add(o.Event.event(o.Node))
+	return &Reporter{Options: o, open: connect, queue: newEventQueue(), reported: o.Saved}
+}
+
+// Report queues an event of the node, which may be from before the process started: it is written once, however many processes report it. It
+// may be called from any goroutine and never waits.
+func (r *Reporter) Report(e NodeEvent) {
+	if time.Since(e.At) < eventTTL {
+		r.queue.add(e.event(r.Node))
 	}
-	return r
 }
 
 // Status returns the reporter's counts. It may be called from any goroutine.

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
@@ -83,13 +85,19 @@ func TestDRARollbackNamesClaims(t *testing.T) {
 	n.prepare(c)
 	free := n.hold(c, "gpu-5")
 	n.stop()
-	n.write(strings.ReplaceAll(n.config("devicePlugin"), "kubeletDir: DIR", "kubeletDir: "+n.view("device-plugins", "pod-resources")))
+	without := strings.ReplaceAll(n.config("devicePlugin"), "kubeletDir: DIR", "kubeletDir: "+n.view("device-plugins", "pod-resources"))
+	n.write(strings.ReplaceAll(without, "{kubeconfig:", "{enabled: true, kubeconfig:"))
 	n.run()
 	const cure = "--set dra.enabled=true --set config.plugin.api=devicePlugin"
 	n.awaitPage("/readyz", 200, "dra: this agent has no driver "+draDriver, "default/pod-of-train", cure)
 	if text, _ := run(t, "status", "--config", n.Dir+"/config.yaml"); !strings.Contains(strings.Join(strings.Fields(text), " "), cure) {
 		t.Errorf("status does not name the cure:\n%s", text)
 	}
+	n.await("the event", func() bool {
+		return slices.ContainsFunc(n.api.Events(), func(e corev1.Event) bool {
+			return e.Reason == "GPUClaimsWithoutDriver" && e.InvolvedObject.Name == draNodeName && strings.Contains(e.Message, "default/pod-of-train")
+		})
+	})
 	n.stop()
 
 	n.write(n.config("devicePlugin"))

@@ -122,7 +122,7 @@ func (d *Driver) Orphans() string {
 	}
 	var pods []plugin.Pod
 	driver, h := "", d.Holders.Load()
-	for _, byDevice := range []map[health.DeviceID][]podresources.Holder{h.By, h.Admin} { //nolint:forbidigo // for a text
+	for _, byDevice := range []map[health.DeviceID][]podresources.Holder{h.By, h.Admin} {
 		for _, holders := range byDevice {
 			for _, holder := range holders {
 				if cdi.IsClaimDevice(holder.Claim.CDI) {

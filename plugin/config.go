@@ -102,7 +102,7 @@ func DefaultConfig() Config {
 			Memory: MemorySharing{Unit: "1Gi", Devices: []string{}, Reserve: "512Mi", Enforcement: EnforceAuto},
 		},
 		DeviceList: []string{ListEnv}, DeviceID: DeviceIDUUID, DriverRoot: "/",
-		CDI:              cdi.Config{Dir: "/var/run/cdi", AnnotationPrefix: "cdi.k8s.io/"},
+		CDI:              cdi.Config{Dir: "/var/run/cdi", AnnotationPrefix: "cdi.k8s.io/", Runtime: cdi.RuntimeAuto},
 		DRA:              DRAConfig{DriverName: DefaultDRADriver, EvictOn: []string{}},
 		AllocationPolicy: AllocationDistributed, OnStop: OnStopKeep,
 	}
@@ -196,6 +196,16 @@ func (c Config) validateAllocation() error {
 // UsesCDI reports whether containers get their devices by CDI names.
 func (c Config) UsesCDI() bool {
 	return slices.Contains(c.DeviceList, ListCDICRI) || slices.Contains(c.DeviceList, ListCDIAnnotations)
+}
+
+// NeedsCDI reports whether pods get the devices by CDI names alone, so that a container runtime that ignores CDI runs them without.
+func (c *Config) NeedsCDI() bool {
+	return c.ServesDRA() || c.Enabled && c.UsesCDI() && !slices.Contains(c.DeviceList, ListEnv) && !slices.Contains(c.DeviceList, ListMounts)
+}
+
+// JudgeRuntime returns what the container runtime does with the devices of pods that get them by CDI names.
+func (c *Config) JudgeRuntime(r cdi.Runtime) cdi.RuntimeVerdict {
+	return c.CDI.Judge(r, !c.ServesDRA() && (slices.Contains(c.DeviceList, ListCDIAnnotations) || r.KubeletAnnotates()))
 }
 
 // Host returns the locations of device nodes and driver files in a file system.

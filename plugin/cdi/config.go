@@ -19,6 +19,7 @@ type Config struct {
 	Dir              string `yaml:"dir"`              // where specs are written, and read from in addition to /etc/cdi
 	HookPath         string `yaml:"hookPath"`         // nvidia-cdi-hook or nvidia-ctk on the host; empty: specs without hooks, and without nvcdi
 	AnnotationPrefix string `yaml:"annotationPrefix"` // of the key that cdi-annotations writes
+	Runtime          string `yaml:"runtime"`          // whether the container runtime supports CDI: auto, supported
 }
 
 // The default kinds of NVIDIA's plugin and of its container toolkit.
@@ -79,6 +80,9 @@ func (c Config) Validate() error {
 	}
 	if !strings.HasSuffix(c.AnnotationPrefix, "/") || len(c.AnnotationPrefix) == 1 {
 		fail("cdi.annotationPrefix: expected a prefix that ends in a slash, such as cdi.k8s.io/, got %q", c.AnnotationPrefix)
+	}
+	if c.Runtime != RuntimeAuto && c.Runtime != RuntimeSupported {
+		fail("cdi.runtime: expected one of %s, %s, got %q", RuntimeAuto, RuntimeSupported, c.Runtime)
 	}
 	return errors.Join(errs...)
 }

@@ -43,6 +43,7 @@ const (
 	NotReady        // what serves the device to containers, such as its MPS daemon, is not ready
 	Unknown         // which containers have devices is unknown
 	Held            // a container has it, its GPU or a part of it otherwise than it is asked for
+	NoCDI           // the container runtime would start the container without it
 	Releasing       // the node changes from one API to the other
 	Reserved        // only clients of its MPS daemon can use it
 	Blocked         // nothing enforces the limits of its shares
@@ -92,6 +93,7 @@ type Facts struct {
 	// NoPlugin means that no device plugin of ours has served in this boot: where the kubelet does not tell who has devices, nobody has one by it.
 	NoPlugin bool
 
+	NoCDI      string // why the container runtime would start new containers without their devices; empty if it would not, as far as is known
 	NotServing string // why this process does not serve: the lock of the node, the other API; empty if it does
 	Releasing  string // why new pods get nothing: a handover; empty if they do
 	Detached   string // why nothing can be given: an operator's detach; empty if it can
@@ -131,6 +133,7 @@ type Request struct {
 //     that is asked for, it shares: that ID stays listed as healthy, and the other units of the device stay offered. A prepared claim counts as a
 //     container, from before its container starts.
 //   - Nothing is taken from a container, and nothing is taken or added on the word of a kubelet that may not have read all its pods.
+//   - While the container runtime surely ignores the devices of containers, none is offered or given, also not for adminAccess. Containers keep theirs.
 //   - While the node changes from one API to the other, or only some can use the device, it is offered to no new pod.
 //
 // Inputs that two processes or two APIs change are read in this order: what this one has stored about itself, that it does not serve, and then the
@@ -145,6 +148,8 @@ func (f *Facts) Decide(r *Request) Answer {
 			return no(NotServing, f.NotServing)
 		case r.Purpose == Give && f.Detached != "":
 			return no(Detached, f.Detached)
+		case r.Admin && f.NoCDI != "":
+			return no(NoCDI, f.NoCDI)
 		case r.Admin:
 			return Answer{purpose: r.Purpose}
 		case r.Purpose == Give && r.API == DRA && r.Device.Kind == health.KindGPU && r.Device.MIGMode:
@@ -166,6 +171,9 @@ func (f *Facts) Decide(r *Request) Answer {
 	}
 	if c, p := f.claim(r); c != nil {
 		return no(Held, "claim "+c.String()+" has "+p.Name)
+	}
+	if r.Purpose != Take && f.NoCDI != "" {
+		return no(NoCDI, f.NoCDI)
 	}
 	if unknown := f.Unknown(); unknown != "" && r.MustKnow && (r.Purpose == Take || !f.NobodyHas()) {
 		return no(Unknown, unknown)

@@ -116,6 +116,13 @@ func TestDecide(t *testing.T) {
 			facts: func(f *Facts) { unknown(f); f.Holders.Silent, f.NoPlugin, f.Claims.Lost = true, true, true }, request: []func(*Request){mustKnow}, want: [5]Code{Unknown, Unknown, Unknown, Unknown, Unknown},
 		},
 		"releasing":       {facts: func(f *Facts) { f.Releasing = "handover" }, want: [5]Code{Releasing, Releasing, Releasing, Releasing, a}, text: "handover"},
+		"no CDI":          {facts: noCDI, want: [5]Code{NoCDI, NoCDI, NoCDI, NoCDI, a}, text: "ignores CDI"},
+		"no CDI, admin":   {facts: noCDI, request: []func(*Request){func(r *Request) { r.Admin = true }}, want: [5]Code{NoCDI, NoCDI, NoCDI, NoCDI, a}},
+		"no CDI, unknown": {facts: func(f *Facts) { unknown(f); noCDI(f) }, request: []func(*Request){mustKnow}, want: [5]Code{NoCDI, NoCDI, NoCDI, NoCDI, Unknown}},
+		"no CDI, held":    {facts: func(f *Facts) { held("GPU-0", byPlugin("GPU-0"))(f); noCDI(f) }, want: [5]Code{Held, Held, Held, Held, Held}},
+		"no CDI, unhealthy": {
+			facts: noCDI, request: []func(*Request){func(r *Request) { r.Verdict = unhealthy }}, want: [5]Code{Unhealthy, Unhealthy, Unhealthy, Unhealthy, a},
+		},
 		"reserved":        {request: []func(*Request){func(r *Request) { r.Reserved = "for MPS" }}, want: [5]Code{Reserved, Reserved, Reserved, Reserved, a}, text: "for MPS"},
 		"blocked":         {request: []func(*Request){func(r *Request) { r.Blocked = "no limits" }}, want: [5]Code{Blocked, Blocked, Blocked, Blocked, a}, text: "no limits"},
 		"held, unhealthy": {facts: held("GPU-0", byPlugin("GPU-0")), request: []func(*Request){func(r *Request) { r.Verdict = unhealthy }}, want: [5]Code{Unhealthy, Unhealthy, Unhealthy, Unhealthy, Held}},
@@ -153,12 +160,13 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+func noCDI(f *Facts)      { f.NoCDI = "the runtime ignores CDI devices" }
 func mustKnow(r *Request) { r.MustKnow = true }
 func monitors(r *Request) { r.Monitors = true }
 
 // A container keeps what it holds, whatever keeps others from it, but not a device that is unfit.
 func TestKeeps(t *testing.T) {
-	keeps := map[Code]bool{Allowed: true, Unknown: true, Held: true, Releasing: true, Reserved: true, Blocked: true}
+	keeps := map[Code]bool{Allowed: true, Unknown: true, Held: true, NoCDI: true, Releasing: true, Reserved: true, Blocked: true}
 	for code := Allowed; code <= Blocked; code++ {
 		if got := (Answer{code: code}).Keeps(); got != keeps[code] {
 			t.Errorf("code %d: %v", code, got)

@@ -36,6 +36,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
@@ -64,6 +65,7 @@ type Agent struct {
 	processesConfig    health.Latest[processes.Config]
 	memoryLimitsConfig health.Latest[memlimits.Config]
 	nodeConfig         health.Latest[node.Config]
+	runtimeConfig      health.Latest[kube.RuntimeConfig]
 	served             health.Latest[[]byte] // servedSection
 	lastGood           health.Latest[[]byte] // Config.LastGood of the newest configuration that fits the devices
 
@@ -78,7 +80,8 @@ type Agent struct {
 
 	sources      health.Latest[monitor.Source]
 	snapshots    health.Latest[health.Snapshot]
-	pciGPUs      health.Latest[int] // number on the PCI bus
+	pciGPUs      health.Latest[int]         // number on the PCI bus
+	runtime      health.Latest[cdi.Runtime] // the container runtime of the node; empty until it was asked for
 	events       status.Events
 	history      status.History
 	monitor      *monitor.Monitor
@@ -149,6 +152,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 		component{name: "node", run: a.unlessWaiting(a.node.Run)},
 		component{name: "node writer", run: a.unlessWaiting(a.nodeWriter.Run), after: []string{"node"}}, // to remove its labels at last
 		component{name: "claims without driver", run: a.unlessWaiting(a.reportOrphans)},
+		component{name: "runtime", run: a.followRuntime},
 		component{name: "events", run: func(ctx context.Context) error { return a.events.Follow(ctx, &a.snapshots) }},
 		component{name: "history", run: func(ctx context.Context) error { return a.history.Follow(ctx, &a.snapshots, a.pollInterval) }},
 		component{name: "totals", run: a.totals.Run},
@@ -191,6 +195,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.dra = dra.New(dra.Options{
 		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: boot, Released: a.plugin.Released(), Holders: a.plugin.LatestHolders(),
 		Ask:        a.plugin.AskHolders,
+		Runtime:    &a.runtime,
 		NoPlugin:   noPlugin,
 		Connect:    kube.Connector(func() string { return a.healthConfig.Load().Kubernetes.Kubeconfig }),
 		MPS:        a.plugin.MPS(),
@@ -200,6 +205,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 		Log:        log.Named("dra"),
 	})
 	a.stateFile.AddSection(draSection, a.dra.Saved())
+	a.plugin.SetRuntime(&a.runtime)
 	a.plugin.SetDRA(a.dra.Released())
 	a.plugin.SetClaims(a.dra.ClaimDevice, a.dra.Prepared())
 	a.memoryLimits = a.newMemoryLimits(log.Named("memory limits"))
@@ -306,6 +312,7 @@ func (a *Agent) apply(c config.Config) {
 	}
 	storeChanged(&a.processesConfig, c.Metrics.Processes)
 	storeChanged(&a.nodeConfig, c.Node)
+	storeChanged(&a.runtimeConfig, kube.RuntimeConfig{Needed: c.Plugin.NeedsCDI(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 	storeChanged(&a.memoryLimitsConfig, c.Plugin.MemoryLimits(c.Metrics.Processes.PodLogs))
 	storeChanged(&a.podLabelsConfig, podlabels.Config{Labels: c.Metrics.SelectedPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 }

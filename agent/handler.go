@@ -74,6 +74,7 @@ func (a *Agent) handler() http.Handler {
 			s := a.stateFile.Status()
 			return s.Err == "", s.Path != ""
 		},
+		CDIRuntime:         a.cdiRuntime,
 		WaitsFor:           a.waitsFor,
 		OtherPlugins:       a.plugin.OtherPlugins,
 		NodeDevices:        a.nodeDevices,

@@ -87,6 +87,16 @@ func (s *scrape) collectDRA() {
 	s.addDurations(draUnprepares, status.Unprepares)
 }
 
+// collectCDIRuntime adds the support of CDI by the container runtime.
+func (s *scrape) collectCDIRuntime() {
+	if s.src.CDIRuntime == nil {
+		return
+	}
+	if r, needed := s.src.CDIRuntime(); needed {
+		s.AddWith(cdiRuntimeInfo, 1, nil, label("version", r.Version), label("cdi", r.Support))
+	}
+}
+
 func (s *scrape) addDurations(family int, d dra.Durations) {
 	h := &dto.Histogram{SampleSum: &d.Sum}
 	bounds, total := dra.DurationBounds(), uint64(0)

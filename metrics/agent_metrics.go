@@ -106,6 +106,7 @@ const (
 	draPrepares
 	draUnprepares
 
+	cdiRuntimeInfo
 	nodeDevices
 	otherPluginDevices
 
@@ -278,6 +279,11 @@ func agentMetrics() []MetricInfo {
 		draPrepareErrors:   {"dra_prepare_errors_total", counter, "Total number of times the driver refused to prepare a claim, by reason; the kubelet retries.", []string{"reason"}},
 		draPrepares:        {"dra_prepare_duration_seconds", histogram, "Duration of a call of the kubelet that prepares claims.", nil},
 		draUnprepares:      {"dra_unprepare_duration_seconds", histogram, "Duration of a call of the kubelet that unprepares claims.", nil},
+
+		cdiRuntimeInfo: {
+			"cdi_runtime_info", gauge, "The container runtime of the node, while pods get their devices by CDI names alone, and what it does with CDI: supported, ignored, " +
+				"depends (on a setting of the host) or unknown; always 1.", []string{"version", "cdi"},
+		},
 
 		nodeDevices: {
 			"node_devices", gauge, "Number of GPUs, as several parties see them: pci counts those on the PCI bus without those for virtual machines, driver those that the " +

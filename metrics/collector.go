@@ -68,6 +68,8 @@ type Sources struct {
 	DRA    func() dra.Status          // of the DRA driver; nil: none
 	Claims *health.Latest[dra.Claims] // prepared by it; required with DRA
 
+	CDIRuntime func() (r CDIRuntime, needed bool) // nil, or not needed: no series
+
 	// The status of optional parts. A part has no series if it is not enabled or its function is nil.
 	Kubernetes  func() (k Kubernetes, enabled bool)
 	NodeWrites  func() (n NodeWrites, enabled bool)
@@ -87,6 +89,12 @@ type Sources struct {
 	ConnectionsDropped func() uint64 // dropped connections of the web server
 
 	Version, Revision string // of the agent
+}
+
+// CDIRuntime is the container runtime of the node, while pods get their devices by CDI names alone.
+type CDIRuntime struct {
+	Version string // empty if it is unknown
+	Support string // see cdi.Support
 }
 
 // SeenBy is who sees GPUs.
@@ -240,6 +248,7 @@ func (s *scrape) collectDevicesAndNode() {
 	}
 	s.collectPlugin(s.src.Plugin())
 	s.collectDRA()
+	s.collectCDIRuntime()
 	s.collectNode()
 }
 

@@ -179,7 +179,7 @@ func refused(a offer.Answer) (reason, text string) {
 		return reasonUnhealthyDevice, "device %s is unhealthy: %s" + another
 	case offer.NotReady:
 		return reasonMPSNotReady, "the MPS daemon of device %s is not ready: %s" + another
-	case offer.Releasing:
+	case offer.Releasing, offer.NoCDI: // no other device is offered either
 		return reasonWithheldDevice, "device %s is not offered to new pods: %s" + createAgain
 	}
 	return reasonWithheldDevice, "device %s is not offered to new pods: %s" + another

@@ -65,6 +65,8 @@ type layoutInput struct {
 	facts  offer.Facts
 	before uniformLayout // of the previous layout
 
+	runtime cdi.RuntimeVerdict // if pods need CDI
+
 	capabilities *memlimits.Capabilities // nil before the node is examined
 	examined     bool                    // the node is examined at all
 }
@@ -76,7 +78,7 @@ type layout struct {
 	holders   *podresources.Holders // nil before the first
 	absent    string                // why there is no resource: the plugin does not serve; empty if it does
 	resources []Resource            // by name
-	err       string                // why some or all are missing, if the configuration does not fit the node
+	err       string                // why some or all are missing or not offered: the configuration does not fit the node, or the container runtime
 	misfits   misfits               // the part of err about how devices are shared
 	warnings  []string              // devices that are not offered, with the reason
 	withheld  []withheldDevice      // by resource and index
@@ -159,6 +161,12 @@ func newLayout(in layoutInput) layout {
 	}
 	for _, text := range l.misfits.texts() {
 		l.err = strings.TrimPrefix(l.err+"; "+text, "; ")
+	}
+	if warning := in.runtime.Warning(); warning != "" {
+		l.warn("%s", warning)
+	}
+	if noCDI := in.facts.NoCDI; noCDI != "" && len(l.resources) > 0 {
+		l.err = strings.TrimPrefix(l.err+"; "+noCDI, "; ")
 	}
 	l.decide(in)
 	if by := in.facts.Holders.By; by != nil { //nolint:forbidigo // only counts
@@ -389,6 +397,7 @@ type layoutCache struct {
 	holders      *health.Latest[podresources.Holders]
 	capabilities *health.Latest[memlimits.Capabilities] // nil: nothing examines the node
 	turn         *health.Latest[turn]                   // nil: this process serves
+	runtime      *health.Latest[cdi.Runtime]            // nil: it is unknown
 	claims       *health.Latest[offer.Claims]           // nil: there are none
 	recent       *recentAllocations
 
@@ -404,6 +413,7 @@ type cacheInput struct {
 	holders      *podresources.Holders
 	capabilities *memlimits.Capabilities
 	turn         *turn
+	runtime      *cdi.Runtime
 	claims       *offer.Claims
 }
 
@@ -424,7 +434,7 @@ func (l *layoutCache) current() *layout {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	// Loaded under the mutex, so that no older layout replaces a newer one.
-	now := cacheInput{l.cfg.Load(), l.snapshots.Load(), l.holders.Load(), load(l.capabilities), load(l.turn), load(l.claims)}
+	now := cacheInput{l.cfg.Load(), l.snapshots.Load(), l.holders.Load(), load(l.capabilities), load(l.turn), load(l.runtime), load(l.claims)}
 	if now == l.lastInput {
 		return l.last
 	}
@@ -435,6 +445,14 @@ func (l *layoutCache) current() *layout {
 	}
 	if now.turn != nil {
 		in.facts.NotServing, in.facts.Releasing = now.turn.notServing, now.turn.releasing
+	}
+	if l.runtime != nil && now.cfg != nil && !now.cfg.ServesDRA() && now.cfg.NeedsCDI() {
+		if now.runtime == nil { // for a moment
+			in.facts.Releasing = cmp.Or(in.facts.Releasing, "about to learn which container runtime the node has")
+		} else {
+			in.runtime = now.cfg.JudgeRuntime(*now.runtime)
+			in.facts.NoCDI = in.runtime.Refusal()
+		}
 	}
 	if now.claims != nil {
 		in.facts.Claims = *now.claims
@@ -449,11 +467,11 @@ func (l *layoutCache) current() *layout {
 }
 
 // changes are channels that close when an input of the layout changes.
-type changes struct{ cfg, snap, holders, capabilities, turn, claims <-chan struct{} }
+type changes struct{ cfg, snap, holders, capabilities, turn, runtime, claims <-chan struct{} }
 
 // watch must precede current, so that no change is missed.
 func (l *layoutCache) watch() changes {
-	return changes{changeOf(l.cfg), changeOf(l.snapshots), changeOf(l.holders), changeOf(l.capabilities), changeOf(l.turn), changeOf(l.claims)}
+	return changes{changeOf(l.cfg), changeOf(l.snapshots), changeOf(l.holders), changeOf(l.capabilities), changeOf(l.turn), changeOf(l.runtime), changeOf(l.claims)}
 }
 
 // changeOf returns a channel that closes when a newer value is stored; nil if there is nothing to load from.

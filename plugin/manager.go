@@ -238,6 +238,7 @@ func (p *Plugin) Run(ctx context.Context) error {
 		case <-changed.holders:
 		case <-changed.capabilities:
 		case <-changed.turn:
+		case <-changed.runtime:
 		case <-changed.claims:
 		case <-draChanged:
 		case <-lockChanged:
@@ -245,6 +246,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 		}
 	}
 }
+
+// SetRuntime sets where the plugin finds the container runtime of the node. It is empty until it was asked for once. Call it before Run. Without it,
+// the runtime is unknown.
+func (p *Plugin) SetRuntime(r *health.Latest[cdi.Runtime]) { p.layouts.runtime = r }
 
 // GenerateCDI generates parts of CDI specs with the driver until ctx ends; see cdi.Toolkit.Run.
 func (p *Plugin) GenerateCDI(ctx context.Context) { p.cdi.Toolkit.Run(ctx) }

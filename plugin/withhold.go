@@ -120,6 +120,8 @@ func (l *layout) decide(in layoutInput) {
 				if s != nil {
 					s.displaced = w.reason
 				}
+			case answer.Code() == offer.NoCDI: // it concerns all devices, so it is in layout.err
+				continue
 			case answer.Code() > offer.Held && !answer.Pending(): // what is pending takes a moment only
 				w.reason = answer.Reason()
 			default:

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
@@ -94,7 +95,7 @@ type doctor struct {
 	version     string // of this program
 	mpsStatus   func(context.Context, mps.Root) (mps.Status, error)
 
-	runtimeVersion func(ctx context.Context, kubeconfig string) (string, error)
+	runtime func(ctx context.Context, kubeconfig string) (kube.Runtime, error)
 }
 
 // surveyFunc is dcgm.MeasureOnce, which changes nothing in an engine that others use.
@@ -107,7 +108,7 @@ func Diagnose(ctx context.Context, loader config.Loader, root, version string) R
 	h := host(root)
 	d := doctor{
 		loader: loader, host: h, library: dcgm.Library, nvml: nvml.Path, survey: dcgm.MeasureOnce, engine: "localhost:5555",
-		version: version, mpsStatus: mps.QueryStatus, runtimeVersion: runtimeVersionOf,
+		version: version, mpsStatus: mps.QueryStatus, runtime: runtimeOf,
 		inContainer: filepath.Clean(root) == "/" &&
 			(os.Getenv("KUBERNETES_SERVICE_HOST") != "" || h.exists("/.dockerenv") || h.exists("/run/.containerenv")),
 	}
@@ -138,7 +139,7 @@ func (d doctor) run(ctx context.Context) Report {
 			}
 		}
 		steps = append(steps, d.sharingSteps(c)...)
-		steps = append(steps, d.draSteps(c)...)
+		steps = append(append(steps, d.draSteps(c)...), d.cdiSteps(c)...)
 		others <- runSteps(ctx, append(steps,
 			step{"kubelet", ifPluginOn(func(ctx context.Context) []Check { return checkKubelet(ctx, c.Plugin.KubeletDir) })},
 			step{"pod resources", func(ctx context.Context) []Check { return checkPodResources(ctx, c.Plugin.KubeletDir) }},

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
@@ -27,10 +28,6 @@ func (d doctor) draSteps(c config.Config) []step {
 	return []step{
 		{"DRA directories", func(context.Context) []Check { return checkDRADirs(c.Plugin) }},
 		{"DRA driver", func(ctx context.Context) []Check { return checkDRADriver(ctx, c) }},
-		{"CDI support", func(ctx context.Context) []Check {
-			version, err := d.runtimeVersion(ctx, c.Health.Kubernetes.Kubeconfig)
-			return d.checkCDISupport(version, err)
-		}},
 	}
 }
 
@@ -101,33 +98,46 @@ func agentStatus(ctx context.Context, c config.Config) (s status.Node, ok bool) 
 	return s, code == http.StatusOK && json.Unmarshal([]byte(text), &s) == nil
 }
 
-// runtimeVersionOf returns the container runtime of this node, as the kubelet reports it: containerd://2.1.4.
-func runtimeVersionOf(ctx context.Context, kubeconfig string) (string, error) {
+// runtimeOf returns the container runtime of this node.
+func runtimeOf(ctx context.Context, kubeconfig string) (kube.Runtime, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	return kube.RuntimeVersion(ctx, kubeconfig, kube.NodeName())
+	return kube.ReadRuntime(ctx, kubeconfig, kube.NodeName())
+}
+
+// cdiSteps returns the check of the container runtime for nodes whose pods get devices by CDI names alone.
+func (d doctor) cdiSteps(c config.Config) []step {
+	if !c.Plugin.NeedsCDI() {
+		return nil
+	}
+	return []step{{"CDI support", func(ctx context.Context) []Check {
+		found, err := d.runtime(ctx, c.Health.Kubernetes.Kubeconfig)
+		r := cdi.Runtime{Version: found.Version, Kubelet: found.Kubelet}
+		if err != nil {
+			r.Err = err.Error()
+		}
+		return d.checkCDISupport(&c.Plugin, r)
+	}}}
 }
 
 // checkCDISupport checks whether the container runtime gives containers their CDI devices. One that ignores them starts the containers
 // without an error.
-func (d doctor) checkCDISupport(version string, err error) []Check {
-	m := regexp.MustCompile(`^containerd://v?(\d{1,4})\.(\d{1,4})\.`).FindStringSubmatch(version)
-	const upgrade = "upgrade to containerd 2: with an older one, a pod can run without its GPU"
-	switch {
-	case err != nil:
-		return info("the container runtime's version is unknown: " + err.Error())
-	case m == nil:
-		return info(version + ": expected to support CDI")
-	case m[1] != "0" && m[1] != "1":
-		return pass(version + " supports CDI")
-	case m[1] == "0" || len(m[2]) == 1 && m[2] < "7":
-		return fail(version+" ignores CDI", upgrade)
+func (d doctor) checkCDISupport(c *plugin.Config, r cdi.Runtime) []Check {
+	v := c.JudgeRuntime(r)
+	switch v.Support {
+	case cdi.Supported:
+		return pass(v.Found)
+	case cdi.SupportIgnored:
+		return fail(v.Found, v.Fix)
+	case cdi.SupportUnknown:
+		return info(v.Found)
+	case cdi.SupportDepends:
 	}
 	enabled := regexp.MustCompile(`(?m)^\s*enable_cdi\s*=\s*true\b`)
 	for _, file := range d.host.glob(runtimeConfigs()...) {
-		if enabled.MatchString(d.host.read(file)) {
-			return pass(version + " supports CDI: enable_cdi in " + file)
+		if v.EnableCDI && enabled.MatchString(d.host.read(file)) {
+			return pass(r.Version + " supports CDI: enable_cdi in " + file)
 		}
 	}
-	return warn(version+" ignores CDI unless enable_cdi is true, which no configuration file that is found has", upgrade+"; or set enable_cdi in its configuration")
+	return warn(v.Found, v.Fix)
 }

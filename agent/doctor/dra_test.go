@@ -2,7 +2,6 @@ package doctor
 
 import (
 	"encoding/json"
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -14,14 +13,15 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 )
 
 func TestDRAStepsOnlyWithDRA(t *testing.T) {
 	for api, want := range map[string]bool{plugin.APIDRA: true, plugin.APIDevicePlugin: false} {
 		c := config.Config{Plugin: plugin.DefaultConfig()}
 		c.Plugin.API = api
-		if steps := (doctor{}).draSteps(c); (len(steps) > 0) != want {
-			t.Errorf("%s: %d checks", api, len(steps))
+		if dra, cdi := (doctor{}).draSteps(c), (doctor{}).cdiSteps(c); (len(dra) > 0) != want || (len(cdi) > 0) != want {
+			t.Errorf("%s: %d and %d checks", api, len(dra), len(cdi))
 		}
 	}
 }
@@ -50,25 +50,38 @@ func TestCheckDRADirs(t *testing.T) {
 
 func TestCheckCDISupport(t *testing.T) {
 	const enabled = "[plugins.\"io.containerd.grpc.v1.cri\"]\n  enable_cdi = true\n"
+	dra := func(*plugin.Config) {}
+	list := func(list ...string) func(*plugin.Config) {
+		return func(c *plugin.Config) { c.API, c.DeviceList = plugin.APIDevicePlugin, list }
+	}
+	looked := func(c *plugin.Config) { c.CDI.Runtime = cdi.RuntimeSupported }
 	for name, c := range map[string]struct {
 		version string
-		err     error
+		err     string
+		change  func(*plugin.Config)
 		config  string
 		want    want
 	}{
-		"containerd 2":            {"containerd://2.1.4", nil, "", want{CheckOK, "2.1.4", ""}},
-		"containerd 10":           {"containerd://10.0.0", nil, "", want{CheckOK, "10.0.0", ""}},
-		"containerd 1.6":          {"containerd://1.6.38", nil, enabled, want{CheckFail, "1.6.38", "containerd 2"}},
-		"containerd 1.7":          {"containerd://1.7.27", nil, "", want{CheckWarn, "1.7.27", "enable_cdi"}},
-		"containerd 1.7 with CDI": {"containerd://1.7.27", nil, enabled, want{CheckOK, "1.7.27", ""}},
-		"comment":                 {"containerd://1.7.27", nil, "# enable_cdi = true\n", want{CheckWarn, "1.7.27", "enable_cdi"}},
-		"cri-o":                   {"cri-o://1.34.0", nil, "", want{CheckInfo, "cri-o", ""}},
-		"no API server":           {"", errors.New("connection refused"), "", want{CheckInfo, "connection refused", ""}},
-		"none reported":           {"", nil, "", want{CheckInfo, "", ""}},
+		"containerd 2":            {"containerd://2.1.4", "", dra, "", want{CheckOK, "2.1.4", ""}},
+		"containerd 10":           {"containerd://10.0.0", "", dra, "", want{CheckOK, "10.0.0", ""}},
+		"containerd 1.6":          {"containerd://1.6.38", "", dra, enabled, want{CheckFail, "1.6.38", "containerd 2"}},
+		"1.6, looked at":          {"containerd://1.6.38", "", looked, enabled, want{CheckFail, "1.6.38", "containerd 2"}},
+		"1.6, names in the CRI":   {"containerd://1.6.38", "", list(plugin.ListCDICRI), "", want{CheckFail, "1.6.38", "containerd 2"}},
+		"1.6, annotations":        {"containerd://1.6.38", "", list(plugin.ListCDIAnnotations), enabled, want{CheckWarn, "NVIDIA's", "plugin.cdi.runtime"}},
+		"containerd 1.7":          {"containerd://1.7.27", "", dra, "", want{CheckWarn, "1.7.27", "enable_cdi"}},
+		"containerd 1.7 with CDI": {"containerd://1.7.27", "", dra, enabled, want{CheckOK, "1.7.27", ""}},
+		"1.7, looked at":          {"containerd://1.7.27", "", looked, "", want{CheckOK, "1.7.27", ""}},
+		"comment":                 {"containerd://1.7.27", "", dra, "# enable_cdi = true\n", want{CheckWarn, "1.7.27", "enable_cdi"}},
+		"cri-o":                   {"cri-o://1.34.0", "", dra, "", want{CheckInfo, "cri-o", ""}},
+		"no API server":           {"", "connection refused", dra, "", want{CheckInfo, "connection refused", ""}},
+		"none reported":           {"", "", dra, "", want{CheckInfo, "", ""}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := doctor{host: files{"etc/containerd/config.toml": c.config}.with(nil).root(t)}
-			expect(t, d.checkCDISupport(c.version, c.err), c.want)
+			cfg := plugin.DefaultConfig()
+			cfg.API = plugin.APIDRA
+			c.change(&cfg)
+			expect(t, d.checkCDISupport(&cfg, cdi.Runtime{Version: c.version, Kubelet: "v1.37.0", Err: c.err}), c.want)
 		})
 	}
 }

@@ -20,7 +20,7 @@ var untestedAlerts = []string{
 	"GPUMemoryNearlyFull", "GPUAllocatedButIdle", "GPUAllocatedWithoutProcess", "GPUAgentMissing", "GPUKubeletDisagrees", "GPUAllocationErrors",
 	"GPUPodLabelsUnknown", "GPUAgentRestarting", "GPUWaitsForReset", "GPUAgentStateNotKept", "GPUAgentAPIErrors",
 	"GPUAgentServesNothing", "GPUSourceDetached", "GPUMeasurementsStuck", "GPUMPSRestarted", "GPUMemoryOverUse",
-	"GPUDRANotPublished", "GPUDRAPrepareErrors", "GPUDRAHandover", "GPUNotSeen", "GPUAgentWaits", "GPUServedTwice",
+	"GPUDRANotPublished", "GPURuntimeIgnoresCDI", "GPUDRAPrepareErrors", "GPUDRAHandover", "GPUNotSeen", "GPUAgentWaits", "GPUServedTwice",
 }
 
 // TestAlertsAndDashboards makes GPUs, the source, the configuration, the kubelet and the agent fail one after the other, and checks

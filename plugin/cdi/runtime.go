@@ -50,6 +50,8 @@ type RuntimeVerdict struct {
 	Support Support
 	Found   string // why, as a clause
 	Fix     string // what to do; empty if nothing needs to be done
+
+	EnableCDI bool // the setting on which it depends is enable_cdi
 }
 
 // String returns what was found and what to do.
@@ -58,6 +60,19 @@ func (v RuntimeVerdict) String() string {
 		return v.Found
 	}
 	return v.Found + "; " + v.Fix
+}
+
+// Refusal returns why pods must not get devices by CDI names; empty if they may.
+func (v RuntimeVerdict) Refusal() string { return v.textIf(SupportIgnored) }
+
+// Warning returns what somebody must look at; empty if there is nothing.
+func (v RuntimeVerdict) Warning() string { return v.textIf(SupportDepends) }
+
+func (v RuntimeVerdict) textIf(s Support) string {
+	if v.Support != s {
+		return ""
+	}
+	return v.String()
 }
 
 // containerdVersion matches a release of containerd, with its suffix: 1.7.27-0ubuntu1, 1.6.20~ds1, 2.0.0-rc.1.
@@ -100,7 +115,7 @@ func (c Config) Judge(r Runtime, annotated bool) RuntimeVerdict {
 		v.Fix += says
 	case major == 1, major == 2 && minor == 0 && patch == 0 && early.MatchString(m[4]):
 		v.Found = fmt.Sprintf("the container runtime %s ignores CDI devices, and pods run without their GPU, unless its configuration has enable_cdi = true", r.Version)
-		v.Fix = upgrade + ", or set enable_cdi with 1.7.2 or newer" + says
+		v.EnableCDI, v.Fix = true, upgrade+", or set enable_cdi with 1.7.2 or newer"+says
 	default:
 		v.Support = Supported
 	}

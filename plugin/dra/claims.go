@@ -78,6 +78,7 @@ const (
 	reasonMemory            = "memory"
 	reasonMPSNotReady       = "mps_not_ready"
 	reasonMemoryNotEnforced = "memory_not_enforced"
+	reasonNoCDI             = "runtime_ignores_cdi"
 	reasonCDI               = "cdi"
 	reasonCheckpoint        = "checkpoint"
 )
@@ -86,7 +87,7 @@ const (
 func PrepareErrors() []string {
 	return []string{
 		reasonNotReady, reasonReleasing, reasonUnknownDevice, reasonUnhealthyDevice, reasonDetached, reasonMIGMode, reasonInUse, reasonAPIServer,
-		reasonConfiguration, reasonMemory, reasonMPSNotReady, reasonMemoryNotEnforced, reasonCDI, reasonCheckpoint, reasonOther,
+		reasonConfiguration, reasonMemory, reasonMPSNotReady, reasonMemoryNotEnforced, reasonNoCDI, reasonCDI, reasonCheckpoint, reasonOther,
 	}
 }
 
@@ -652,6 +653,9 @@ func (p *preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 	}
 	if in == nil || in.cfg == nil || in.pool == nil || !in.snap.Polled() {
 		return nil, refuse(reasonNotReady, "the driver is starting; it does not have the devices yet")
+	}
+	if _, asked := p.options.runtime(); !asked {
+		return nil, refuse(reasonNotReady, "%s", runtimeUnasked)
 	}
 	facts, err := p.factsFor(ctx, in, claim, results, exists)
 	if err != nil {

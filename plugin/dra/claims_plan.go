@@ -143,6 +143,7 @@ func (p *preparer) factsFor(
 		Now: time.Now(), NotServing: p.notServing(), Detached: offer.DetachedReason(in.snap.Source.Detachment),
 		Holders: podresources.NewHolders(time.Now(), nil, podresources.Resolvers{}), // nobody
 	}
+	f.NoCDI = p.options.runtimeVerdict(in.cfg).Refusal()
 	state := p.state.Load()
 	f.Claims = state.offerClaims(in.cfg.DRA.DriverName)
 	if f.NotServing != "" || exists || !slices.ContainsFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool { return !isAdmin(&r) }) {
@@ -173,6 +174,8 @@ func denialReason(c offer.Code) string {
 		return reasonNotReady
 	case offer.Held:
 		return reasonInUse
+	case offer.NoCDI:
+		return reasonNoCDI
 	case offer.Blocked:
 		return reasonMemoryNotEnforced
 	}
@@ -190,7 +193,7 @@ func refusalOf(err error) error {
 	}
 	reason, text := denialReason(denial.Answer.Code()), denial.Error()
 	switch denial.Answer.Code() {
-	case offer.NotServing:
+	case offer.NotServing, offer.NoCDI:
 		text = denial.Answer.Reason()
 	case offer.Unknown:
 		text += "; the kubelet tries again"

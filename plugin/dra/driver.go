@@ -28,6 +28,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
@@ -38,7 +39,7 @@ import (
 // Domain qualifies the taints and attributes that are not NVIDIA's.
 const Domain = "gpu-node-agent"
 
-// Options configure a Driver. All fields but Lock and Faster are required to run it.
+// Options configure a Driver. All fields but Runtime, Lock and Faster are required to run it.
 type Options struct {
 	Config    *health.Latest[plugin.Config]
 	Snapshots *health.Latest[health.Snapshot]
@@ -48,7 +49,9 @@ type Options struct {
 	Released  *health.Latest[plugin.Handover]      // whether the device plugin has released the devices
 	Holders   *health.Latest[podresources.Holders] // never empty
 	// Ask asks the kubelet now and returns its answer, or the last one after a timeout; see podresources.Client.
-	Ask       func(context.Context, time.Duration) podresources.Holders
+	Ask func(context.Context, time.Duration) podresources.Holders
+	// Runtime is the container runtime of the node, empty before it was asked for. nil: it is unknown.
+	Runtime   *health.Latest[cdi.Runtime]
 	NoPlugin  func() bool                 // no device plugin of ours has served in this boot; see plugin.Note
 	MPS       *health.Latest[mps.Desired] // which MPS daemons run; the driver stores it while it serves
 	Simulated func() bool                 // the devices are not real: a container needs no device nodes
@@ -57,6 +60,24 @@ type Options struct {
 	// Properties returns what NVML knows of the devices that have none in the snapshot. It may take seconds and leave devices out.
 	Properties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
 	Log        *zap.Logger
+}
+
+// runtimeUnasked is why the driver publishes nothing and prepares no new claim when it starts.
+const runtimeUnasked = "the driver is starting; it is about to learn which container runtime the node has"
+
+// runtime returns the container runtime of the node; asked is false until it was asked for once.
+func (o *Options) runtime() (r cdi.Runtime, asked bool) {
+	if o.Runtime == nil {
+		return r, true
+	}
+	last := o.Runtime.Load()
+	return *cmp.Or(last, &r), last != nil
+}
+
+// runtimeVerdict returns what the container runtime does with the devices of claims.
+func (o *Options) runtimeVerdict(cfg *plugin.Config) cdi.RuntimeVerdict {
+	r, _ := o.runtime()
+	return cfg.JudgeRuntime(r)
 }
 
 // Driver publishes devices and prepares claims while plugin.api is dra.

@@ -36,7 +36,7 @@ type publisher struct {
 	unseen       time.Duration
 	log          *zap.Logger
 
-	desired health.Latest[Pool]     // replaced only under mu
+	desired health.Latest[Pool]     // replaced only under mu; empty before the first, and after a withdrawal
 	lacks   health.Latest[features] // replaced only under mu; never empty
 	state   health.Latest[publication]
 	recheck chan struct{} // whether the API server has the features
@@ -59,7 +59,7 @@ type givenPool struct {
 
 // publication is what the publisher reports. It is immutable.
 type publication struct {
-	desired   *Pool // nil before the first
+	desired   *Pool // nil if nothing is
 	published time.Time
 	behind    bool
 	err       string
@@ -267,15 +267,26 @@ func (p *publisher) offer(pool *Pool) (r *resourceslice.DriverResources, ok bool
 	return r, true
 }
 
-// withdraw deletes the slices and returns when the API server has none, or with the error of ctx. Call it after run has returned.
+// withdraw deletes the slices and returns when the API server has none, or with the error of ctx. Then nothing is desired. Call it after run has
+// returned.
 func (p *publisher) withdraw(ctx context.Context) error {
 	ctx = p.withLogger(ctx)
 	client, ok := p.open(ctx)
 	if !ok || !p.retry(ctx, opWithdraw, func() error { return deleteSlices(ctx, client, p.driver, p.node) }) {
 		return ctx.Err()
 	}
-	p.change(func() { p.synced = nil })
+	p.change(func() {
+		p.desired.Store(nil)
+		p.synced, p.published = nil, time.Now()
+	})
 	return nil
+}
+
+// hasDesired reports whether the API server has what is desired.
+func (p *publisher) hasDesired() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.synced != nil && p.synced == p.desired.Load()
 }
 
 // deleteSlices deletes slices until the API server has none: a request that has timed out may still create one.

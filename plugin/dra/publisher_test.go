@@ -680,8 +680,11 @@ func TestPublisherEmptyPoolAndWithdraw(t *testing.T) {
 		if n := len(g.api.Slices()); n != 0 {
 			t.Errorf("%d slices after withdraw", n)
 		}
+		if s := g.status(); s.Slices != 0 || s.Devices != 0 {
+			t.Errorf("%+v after withdraw, want nothing desired", s)
+		}
 		g.start() // the node changes back
-		g.advance(3 * time.Second)
+		g.publish(publishedGPU(0))
 		g.wantDevices("gpu-0")
 	})
 }

@@ -34,7 +34,8 @@ type session struct {
 	stop       func()            // ends what publishes or withdraws; nil if nothing does
 	withdrawn  chan struct{}     // closed when no slice is left; nil while nothing withdraws
 	loggedWarn []string          // Pool.Warnings that are logged
-	storing    *storing          // the write of the checkpoint that publishing requires; nil if there is none
+	clearing   clearing
+	storing    *storing // the write of the checkpoint that publishing requires; nil if there is none
 
 	holders sessionHolders
 
@@ -43,6 +44,16 @@ type session struct {
 	forPods  bool       // Status.WaitsForPods
 	warnings []string
 }
+
+// clearing is how far the slices are removed because the container runtime ignores CDI.
+type clearing uint8
+
+const (
+	notClearing clearing = iota
+	tainting             // the API server does not have the taints of all devices yet
+	withdrawing          // it may still have slices
+	cleared              // it has none
+)
 
 // storing is a write of the checkpoint.
 type storing struct {
@@ -102,9 +113,12 @@ func (s *session) run(ctx context.Context) {
 		other, otherChanged := s.sockets.other.Watch()
 		_, holdersChanged := s.Holders.Watch()
 		_, beforeChanged := s.holders.before.Watch()
-		var capabilitiesChanged, publishedChanged <-chan struct{}
+		var capabilitiesChanged, publishedChanged, runtimeChanged <-chan struct{}
 		if s.capabilities != nil {
 			_, capabilitiesChanged = s.capabilities.Watch()
+		}
+		if s.Runtime != nil {
+			_, runtimeChanged = s.Runtime.Watch()
 		}
 		var retry <-chan time.Time
 		var stored <-chan struct{}
@@ -121,13 +135,15 @@ func (s *session) run(ctx context.Context) {
 			if other == nil || *other != "" {
 				// Two drivers of one name would replace each other's slices. sockets reports the other one.
 				s.stopPublishing()
-				s.publishes = false
+				s.publishes, s.clearing = false, notClearing
 				if pool := s.pool.Load(); len(pool.ByName) > 0 {
 					s.preparer.update(&own, snap, pool) // the kubelet may still call this driver
 				}
 			} else if err := s.publish(ctx, &own, snap, lacks); err != nil {
 				s.setError(err.Error(), nil)
 				retry = time.After(s.timing.retryMin)
+			} else if s.clearing == tainting || s.clearing == withdrawing {
+				publishedChanged, retry = s.publisher.watch(), time.After(s.timing.poll)
 			} else if s.storing != nil && !s.publishes {
 				stored, retry = s.storing.done, time.After(s.timing.retryMin) // retry reports a disk that blocks
 			}
@@ -135,7 +151,7 @@ func (s *session) run(ctx context.Context) {
 			if was {
 				s.Log.Info("releasing the devices", zap.String("driver", s.driver))
 			}
-			s.publishes = false
+			s.publishes, s.clearing = false, notClearing
 			s.preparer.update(&own, snap, s.pool.Load())
 			if s.release(ctx, other != nil && *other != "") {
 				s.Log.Info("devices released", zap.String("driver", s.driver))
@@ -154,6 +170,7 @@ func (s *session) run(ctx context.Context) {
 		case <-lacksChanged:
 		case <-otherChanged:
 		case <-capabilitiesChanged:
+		case <-runtimeChanged:
 		case <-publishedChanged:
 		case <-holdersChanged:
 		case <-beforeChanged:
@@ -184,8 +201,15 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	if in.Examined {
 		in.Capabilities = s.capabilities.Load()
 	}
-	unknown := ""
-	if in.Offers, unknown = s.offers(snap); unknown != "" {
+	unknown, verdict := "", s.runtimeVerdict(cfg)
+	noCDI := verdict.Refusal()
+	warnings := func(p *Pool) []string {
+		if w := verdict.Warning(); w != "" {
+			return append(slices.Clip(p.Warnings), w)
+		}
+		return p.Warnings
+	}
+	if in.Offers, unknown = s.offers(noCDI, snap); unknown != "" {
 		before := s.holders.before.Load()
 		if before == nil || before.err != "" { // nothing is added, and nothing there is changed
 			if before != nil {
@@ -199,7 +223,7 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	}
 	unknown = cmp.Or(unknown, s.refusal())
 	if s.publishes && in.Same(&s.input) {
-		s.setError(unknown, s.pool.Load().Warnings)
+		s.setError(unknown, warnings(s.pool.Load()))
 		s.preparer.update(cfg, snap, s.pool.Load())
 		return nil
 	}
@@ -208,6 +232,20 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	remembered := pool.RememberNames(names)
 	s.storeNames(s.instance, &pool, remembered)
 	s.preparer.update(cfg, snap, &pool)
+	if runtime, asked := s.runtime(); !asked || runtime.Away { // slices too need an API server that answers
+		s.publishes = false
+		s.setError(strings.TrimSuffix(runtimeUnasked+": "+runtime.Err, ": "), pool.Warnings)
+		return nil
+	}
+	if noCDI != "" {
+		s.publishes = false
+		if err := s.clear(ctx, &pool); err != nil {
+			noCDI += "; " + err.Error()
+		}
+		s.setError(noCDI, pool.Warnings)
+		return nil
+	}
+	s.clearing = notClearing
 	if waits, err := s.store(ctx, names, remembered); waits {
 		s.publishes = false
 		if err != nil && s.preparer.publishing() { // the disk must not keep taints from the devices whose names are stored
@@ -216,7 +254,7 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 		}
 		return err
 	}
-	s.setError(unknown, pool.Warnings)
+	s.setError(unknown, warnings(&pool))
 	s.publisher.update(pool)
 	s.startPublishing(ctx)
 	s.input, s.publishes = in, true
@@ -315,17 +353,72 @@ func (s *session) start(ctx context.Context, run func(context.Context) error) (d
 	return done
 }
 
+// clear taints the devices, and removes the slices when the API server has the taints, so that no pod is scheduled to a device that is about to go.
+// Claims that are prepared are served until they end.
+func (s *session) clear(ctx context.Context, pool *Pool) error {
+	if s.clearing == cleared || !s.stored() {
+		return nil
+	}
+	if s.clearing == notClearing {
+		s.clearing = withdrawing // at least those of a driver before this one
+		if s.preparer.publishing() {
+			s.clearing = tainting
+		}
+	}
+	if s.clearing == tainting {
+		s.publisher.update(*pool)
+		s.startPublishing(ctx)
+		if !s.publisher.hasDesired() {
+			return nil
+		}
+		s.clearing = withdrawing
+	}
+	if !s.withdraw(ctx) {
+		return nil
+	}
+	if err := s.preparer.setPublishing(ctx, false); err != nil {
+		return fmt.Errorf("cannot write the checkpoint: %w", err)
+	}
+	s.clearing = cleared
+	s.Log.Info("the ResourceSlices of the node are removed", zap.String("driver", s.driver))
+	return nil
+}
+
+// stored reports whether no write of the checkpoint is in progress that may still store that there are slices.
+func (s *session) stored() bool {
+	if s.storing == nil {
+		return true
+	}
+	select {
+	case <-s.storing.done:
+		s.storing = nil
+		return true
+	default:
+		return false
+	}
+}
+
+// withdraw removes the slices in the background, and reports whether that is done.
+func (s *session) withdraw(ctx context.Context) (done bool) {
+	if s.withdrawn == nil {
+		s.stopPublishing()
+		s.withdrawn = s.start(ctx, s.publisher.withdraw)
+	}
+	select {
+	case <-s.withdrawn:
+		s.stopPublishing()
+		return ctx.Err() == nil // otherwise the withdrawal may have been ended
+	default:
+		return false
+	}
+}
+
 // release offers nothing, waits for the end of the claims, removes the slices and reports whether that is done. Claims that are prepared
 // are served until they end. The slices of another driver of the same name stay.
 func (s *session) release(ctx context.Context, other bool) (done bool) {
-	if s.storing != nil {
-		select {
-		case <-s.storing.done:
-			s.storing = nil
-		default: // it may still store that there are slices
-			s.setReleasing("the checkpoint is being written", false)
-			return false
-		}
+	if !s.stored() {
+		s.setReleasing("the checkpoint is being written", false)
+		return false
 	}
 	if claims := s.preparer.state.Load().Claims; len(claims) > 0 {
 		if s.preparer.publishing() && !other {
@@ -335,26 +428,14 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 		s.setReleasing("waiting for the end of "+s.describeClaims(claims), true)
 		return false
 	}
-	if s.preparer.publishing() && s.withdrawn == nil && !other {
-		s.stopPublishing()
-		s.withdrawn = s.start(ctx, s.publisher.withdraw)
-	}
-	if s.withdrawn != nil {
-		select {
-		case <-s.withdrawn:
-			s.stopPublishing()
-		default:
-			reason := "removing the ResourceSlices of the node"
-			var status Status
-			if s.publisher.report(&status); status.PublishErr != "" {
-				reason += ": " + status.PublishErr
-			}
-			s.setReleasing(reason, false)
-			return false
+	if (s.withdrawn != nil || s.preparer.publishing() && !other) && !s.withdraw(ctx) {
+		reason := "removing the ResourceSlices of the node"
+		var status Status
+		if s.publisher.report(&status); status.PublishErr != "" {
+			reason += ": " + status.PublishErr
 		}
-		if ctx.Err() != nil {
-			return false // the withdrawal may have been ended
-		}
+		s.setReleasing(reason, false)
+		return false
 	}
 	if err := s.preparer.setPublishing(ctx, false); err != nil {
 		s.setReleasing("cannot write the checkpoint: "+err.Error(), false)

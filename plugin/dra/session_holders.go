@@ -87,7 +87,7 @@ func (s *session) publishedTaints(ctx context.Context) (map[string][]resourceapi
 
 // offers returns for each device of a snapshot whether it may be offered, and why that is unknown for some; empty if it is known. The health of
 // a device and the claims of this driver do not matter: the scheduler knows them by taints and allocations.
-func (s *session) offers(snap *health.Snapshot) (answers map[health.DeviceID]offer.Answer, unknown string) {
+func (s *session) offers(noCDI string, snap *health.Snapshot) (answers map[health.DeviceID]offer.Answer, unknown string) {
 	known := false
 	select {
 	case <-s.holders.known:
@@ -95,6 +95,7 @@ func (s *session) offers(snap *health.Snapshot) (answers map[health.DeviceID]off
 	default:
 	}
 	facts := s.facts()
+	facts.NoCDI = noCDI
 	switch {
 	case facts.Unknown() == "" && !known:
 		facts.Holders.Err = "the kubelet has not been asked since the start"

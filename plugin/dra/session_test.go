@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -27,6 +28,7 @@ type sessionRig struct {
 	snapshots health.Latest[health.Snapshot]
 	write     func() error // replaces the write of the checkpoint, until it returns nil
 	holders   health.Latest[podresources.Holders]
+	runtime   health.Latest[cdi.Runtime]
 	noPlugin  bool
 }
 
@@ -38,16 +40,22 @@ func newSessionRig(t *testing.T) *sessionRig {
 
 // prepareSession returns a session of a new process that does not run yet.
 func prepareSession(t *testing.T, api *apiservertest.Server) *sessionRig {
+	return prepareSessionIn(t, api, t.TempDir())
+}
+
+// prepareSessionIn is prepareSession for a kubelet's directory that may have a checkpoint.
+func prepareSessionIn(t *testing.T, api *apiservertest.Server, kubeletDir string) *sessionRig {
 	g := &sessionRig{publishRig: newPublishRig(t, api)}
+	g.runtime.Store(&cdi.Runtime{Version: "containerd://2.1.4"})
 	g.hold(podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}})
 	cfg := plugin.DefaultConfig()
-	cfg.API, cfg.KubeletDir, cfg.CDI.Dir = plugin.APIDRA, t.TempDir(), t.TempDir()
-	if err := os.Mkdir(filepath.Join(cfg.KubeletDir, "plugins_registry"), 0o700); err != nil {
+	cfg.API, cfg.KubeletDir, cfg.CDI.Dir = plugin.APIDRA, kubeletDir, filepath.Join(kubeletDir, "cdi")
+	if err := os.MkdirAll(filepath.Join(cfg.KubeletDir, "plugins_registry"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	g.config.Store(&cfg)
 	d := New(Options{
-		Config: &g.config, Snapshots: &g.snapshots, Node: publishNode, Connect: g.api.Client, Released: &health.Latest[plugin.Handover]{},
+		Config: &g.config, Runtime: &g.runtime, Snapshots: &g.snapshots, Node: publishNode, Connect: g.api.Client, Released: &health.Latest[plugin.Handover]{},
 		Holders: &g.holders, Ask: g.ask, NoPlugin: func() bool { return g.noPlugin }, Simulated: func() bool { return true }, Log: zap.NewNop(),
 		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
 	})

@@ -20,8 +20,10 @@ import (
 
 // The taints that are no finding's. Their time is taintEpoch.
 const (
-	TaintMIGMode      = Domain + "/mig-mode"      // a GPU in MIG mode: only its MIG devices can be allocated
-	TaintWithheld     = Domain + "/withheld"      // a container has the device, its GPU or a part of it otherwise than by a claim of the driver
+	TaintMIGMode = Domain + "/mig-mode" // a GPU in MIG mode: only its MIG devices can be allocated
+	// TaintWithheld means that a container has the device, its GPU or a part of it otherwise than by a claim of the driver, or that the container
+	// runtime ignores CDI devices.
+	TaintWithheld     = Domain + "/withheld"
 	TaintMemoryLimits = Domain + "/memory-limits" // nothing enforces the limits of shares yet, see plugin.sharing.memory.requireEnforcement
 )
 
@@ -81,7 +83,10 @@ func (b *builder) taints(s *plugin.SelectedDevice) []resourceapi.DeviceTaint {
 			b.warnings.add(&s.State.Device, "no claim gets a share: %s", s.Memory.Blocked)
 		}
 	}
-	if answer := b.Offers[s.State.Device.ID]; answer.Code() == offer.Held {
+	switch answer := b.Offers[s.State.Device.ID]; answer.Code() {
+	case offer.NoCDI: // the session reports it
+		addFixed(TaintWithheld)
+	case offer.Held:
 		addFixed(TaintWithheld)
 		b.withheld = append(b.withheld, fmt.Sprintf("%s is not offered to new claims: %s", s.State.Device.Name(), answer.Reason()))
 	}

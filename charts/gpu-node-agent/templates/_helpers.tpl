@@ -221,6 +221,8 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- include "gpu-node-agent.check" (dict "root" .root "name" .name "config" $config "agent" .agent) }}
 {{- $mig := has (dig "plugin" "migStrategy" "none" $config) (list "single" "mixed") }}
 {{- $lists := dig "plugin" "deviceList" (list) $config | toStrings }}
+{{- /* Pods get their devices by CDI names alone: the agent reads the version of the container runtime from its Node. */}}
+{{- $_ := set .agent "needsCDI" (and (dig "plugin" "enabled" true $config) (not (empty $lists)) (empty (without $lists "cdi-cri" "cdi-annotations"))) }}
 {{- if $claims }}
 {{- $lists = list "cdi-cri" }}
 {{- end }}
@@ -250,7 +252,7 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- $_ := set .agent "port" (regexFind "[0-9]+$" (dig "metrics" "listen" ":9400" $config) | int) }}
 {{- $_ := set .agent "conditions" (dig "health" "kubernetes" "enabled" false $config) }}
 {{- $_ := set .agent "podLabels" (or (dig "metrics" "podUID" false $config) (dig "metrics" "podLabels" (list) $config | empty | not)) }}
-{{- $_ := set .agent "token" (or .agent.conditions .agent.podLabels .agent.dra .agent.writesNode .agent.nodeFeature .agent.idleEvents) }}
+{{- $_ := set .agent "token" (or .agent.conditions .agent.podLabels .agent.dra .agent.writesNode .agent.nodeFeature .agent.idleEvents .agent.needsCDI) }}
 {{- $_ := set .agent "needsSysAdmin" (and $needs (not $sim)) }}
 {{- $kernelLog := dig "source" "kernelLog" false $config }}
 {{- $kernelLogPath := dig "source" "kernelLogPath" "/dev/kmsg" $config | clean }}
@@ -310,7 +312,7 @@ with (dict "root" $ "any" (dict)).
 {{- range $name := include "gpu-node-agent.names" .root | fromJsonArray }}
 {{- $agent := dict }}
 {{- include "gpu-node-agent.agent" (dict "root" $.root "name" $name "agent" $agent) }}
-{{- range list "conditions" "podLabels" "labelsAPI" "nodeFeature" "setsTaints" "writesNode" "idleEvents" "processes" "token" }}
+{{- range list "conditions" "podLabels" "labelsAPI" "nodeFeature" "setsTaints" "writesNode" "idleEvents" "needsCDI" "processes" "token" }}
 {{- $_ := set $.any . (or (get $.any .) (get $agent .)) }}
 {{- end }}
 {{- range list "taints" "startupTaints" }}

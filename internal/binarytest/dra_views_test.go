@@ -57,25 +57,75 @@ func TestDRAViews(t *testing.T) {
 	n.await("no claim", func() bool { return len(n.snapshot().DRA.Claims) == 0 })
 }
 
-// /readyz and doctor name what the API server lacks, and doctor a container runtime that ignores CDI.
+// /readyz and doctor name what the API server lacks, and a container runtime that may ignore CDI.
 func TestDRAFeaturesLacking(t *testing.T) {
 	t.Parallel()
 	n := newDRANode(t, kubelettest.V137)
 	n.api.Lack(apiservertest.TaintsGate)
-	old := &corev1.Node{}
-	old.Name = draNodeName
-	old.Status.NodeInfo.ContainerRuntimeVersion = "containerd://1.6.38"
-	n.api.Put(old)
+	n.setRuntime("containerd://1.7.27")
 	n.write(n.config("dra"))
 	n.run()
 	n.awaitServing()
-	n.awaitPage("/readyz", 200, "dra: the API server lacks "+apiservertest.TaintsGate)
-	doctor := exec.CommandContext(t.Context(), binary, "doctor", "--config", n.Dir+"/config.yaml")
+	n.awaitPage("/readyz", 200, "dra: the API server lacks "+apiservertest.TaintsGate, "containerd://1.7.27", "enable_cdi")
+	n.awaitPage("/metrics", 200, `gpu_node_agent_cdi_runtime_info{cdi="depends"`, `version="containerd://1.7.27"`)
+	n.wantDoctor(0, "warn  DRA driver", apiservertest.TaintsGate, "warn  CDI support", "containerd://1.7.27")
+	n.write(strings.Replace(n.config("dra"), "cdi: {", "cdi: {runtime: supported, ", 1))
+	n.awaitPage("/metrics", 200, `cdi="supported"`)
+	n.wantDoctor(0, "ok    CDI support")
+	if d := n.snapshot().DRA; strings.Contains(d.Warning, "containerd") {
+		t.Errorf("warning %q", d.Warning)
+	}
+}
+
+// On a container runtime that ignores CDI, known before the start, the agent publishes nothing and prepares nothing, and says why, until the runtime
+// is upgraded.
+func TestDRARuntimeIgnoresCDI(t *testing.T) {
+	t.Parallel()
+	n := newDRANode(t, kubelettest.V137)
+	n.setRuntime("containerd://1.6.36")
+	n.write(n.config("dra"))
+	n.run()
+	const reason = "the container runtime containerd://1.6.36 ignores CDI devices"
+	n.awaitPage("/readyz", 503, "dra: "+reason)
+	n.awaitPage("/metrics", 200, `gpu_node_agent_cdi_runtime_info{cdi="ignored"`, `version="containerd://1.6.36"`)
+	n.await("registration", func() bool { return n.dra.Registered(draDriver) })
+	if _, err := n.dra.Prepare(t.Context(), draDriver, n.claim("train", "gpu-3")); err == nil || !strings.Contains(err.Error(), reason) {
+		t.Errorf("prepared with %v", err)
+	}
+	if out, _ := run(t, "status", "--config", n.Dir+"/config.yaml"); !strings.Contains(out, reason) {
+		t.Errorf("status:\n%s", out)
+	}
+	n.wantDoctor(1, "fail  CDI support", reason)
+	for _, r := range n.api.Requests() {
+		if r.Resource == "resourceslices" && !r.DryRun && r.Verb == "create" {
+			t.Errorf("published: %s", r)
+		}
+	}
+	n.setRuntime("containerd://2.1.4")
+	n.write(n.config("devicePlugin")) // the runtime is asked for again when it is needed again
+	n.await("no driver", func() bool { return !n.dra.Registered(draDriver) })
+	n.write(n.config("dra"))
+	n.awaitServing()
+	n.prepare(n.claim("other", "gpu-3"))
+}
+
+// setRuntime sets the container runtime that the kubelet reports.
+func (n *draNode) setRuntime(version string) {
+	node := &corev1.Node{}
+	node.Name = draNodeName
+	node.Status.NodeInfo.ContainerRuntimeVersion, node.Status.NodeInfo.KubeletVersion = version, "v1.37.0"
+	n.api.Put(node)
+}
+
+// wantDoctor runs doctor on the node.
+func (n *draNode) wantDoctor(code int, parts ...string) {
+	n.t.Helper()
+	doctor := exec.CommandContext(n.t.Context(), binary, "doctor", "--config", n.Dir+"/config.yaml")
 	doctor.Env = append(os.Environ(), raceOptions, "NODE_NAME="+draNodeName)
 	out, err := doctor.Output()
-	for _, want := range []string{"warn  DRA driver", apiservertest.TaintsGate, "fail  CDI support", "containerd://1.6.38"} {
-		if err == nil || !strings.Contains(string(out), want) {
-			t.Errorf("%v, want %q:\n%s", err, want, out)
+	for _, part := range parts {
+		if doctor.ProcessState.ExitCode() != code || !strings.Contains(string(out), part) {
+			n.t.Errorf("%v, want exit code %d and %q:\n%s", err, code, part, out)
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package cdi
 
 import (
-	"fmt"
 	"regexp"
 	"strconv"
 )
@@ -86,10 +85,6 @@ var early = regexp.MustCompile(`^[-~.]?(alpha|beta)`)
 //
 // containerd has CDI since 1.7, where enable_cdi switches it on, and has it on since 2.0.0-beta.2 (containerd pull requests 6654 and 9621).
 func (c Config) Judge(r Runtime, annotated bool) RuntimeVerdict {
-	const (
-		upgrade = "upgrade it to containerd 2"
-		says    = "; if that is so, set plugin.cdi.runtime to " + RuntimeSupported
-	)
 	m := containerdVersion.FindStringSubmatch(r.Version)
 	switch {
 	case r.Version == "" && r.Err == "":
@@ -97,32 +92,30 @@ func (c Config) Judge(r Runtime, annotated bool) RuntimeVerdict {
 	case r.Version == "":
 		return RuntimeVerdict{Found: "the version of the container runtime is unknown: " + r.Err}
 	case m == nil:
-		return RuntimeVerdict{Found: fmt.Sprintf("it is not known whether the container runtime %s supports CDI devices", r.Version)}
+		return RuntimeVerdict{Found: "it is unknown whether the container runtime " + r.Version + " supports CDI devices"}
 	}
 	major, _ := strconv.Atoi(m[1])
 	minor, _ := strconv.Atoi(m[2])
 	patch, _ := strconv.Atoi(m[3])
-	v := RuntimeVerdict{Support: SupportDepends}
+	without := major < 1 || major == 1 && minor < 7
+	byDefault := major > 2 || major == 2 && (minor > 0 || patch > 0 || !early.MatchString(m[4]))
+
+	const upgrade, looked = "upgrade it to containerd 2", "if that is so, set plugin.cdi.runtime to " + RuntimeSupported + "; otherwise "
+	ignores := "the container runtime " + r.Version + " ignores CDI devices, and pods would run without their GPU"
 	switch {
-	case major < 1, major == 1 && minor < 7:
-		v.Found, v.Fix = fmt.Sprintf("the container runtime %s ignores CDI devices, and pods would run without their GPU", r.Version), upgrade
-		if !annotated {
-			v.Support = SupportIgnored
-			return v
+	case without && !annotated:
+		return RuntimeVerdict{Support: SupportIgnored, Found: ignores, Fix: upgrade}
+	case byDefault, c.Runtime == RuntimeSupported:
+		return RuntimeVerdict{Support: Supported, Found: "the container runtime " + r.Version + " supports CDI devices"}
+	case without:
+		return RuntimeVerdict{
+			Support: SupportDepends, Found: ignores + ", unless NVIDIA's container runtime is its default and gets the annotations of containers", Fix: looked + upgrade,
 		}
-		v.Found = fmt.Sprintf("the container runtime %s ignores CDI devices, and pods run without their GPU, unless NVIDIA's container runtime is its default and gets the "+
-			"annotations of containers", r.Version)
-		v.Fix += says
-	case major == 1, major == 2 && minor == 0 && patch == 0 && early.MatchString(m[4]):
-		v.Found = fmt.Sprintf("the container runtime %s ignores CDI devices, and pods run without their GPU, unless its configuration has enable_cdi = true", r.Version)
-		v.EnableCDI, v.Fix = true, upgrade+", or set enable_cdi with 1.7.2 or newer"+says
-	default:
-		v.Support = Supported
 	}
-	if v.Support == Supported || c.Runtime == RuntimeSupported {
-		return RuntimeVerdict{Support: Supported, Found: fmt.Sprintf("the container runtime %s supports CDI devices", r.Version)}
+	return RuntimeVerdict{
+		Support: SupportDepends, Found: ignores + ", unless its configuration has enable_cdi = true", EnableCDI: true,
+		Fix: looked + upgrade + ", or set enable_cdi with 1.7.2 or newer",
 	}
-	return v
 }
 
 // annotatesUntil is the first minor version of Kubernetes 1 whose kubelet gives the CDI names of a device plugin to the container runtime in the

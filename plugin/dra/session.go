@@ -380,7 +380,7 @@ func (s *session) clear(ctx context.Context, pool *Pool) error {
 		return fmt.Errorf("cannot write the checkpoint: %w", err)
 	}
 	s.clearing = cleared
-	s.Log.Info("the ResourceSlices of the node are removed", zap.String("driver", s.driver))
+	s.Log.Info("no ResourceSlice of the node is left", zap.String("driver", s.driver))
 	return nil
 }
 

@@ -43,6 +43,10 @@ func (c *client) runtime(ctx context.Context, node string) (Runtime, error) {
 // runtimeInterval is the time between two questions for the container runtime: it can be upgraded under a running agent.
 const runtimeInterval = 5 * time.Minute
 
+// refusalSettles is how long the API server must refuse until that counts as its answer. One that starts refuses what it will allow when it has read
+// the roles.
+const refusalSettles = 30 * time.Second
+
 // awayRetry is the longest pause while the API server has never answered: devices wait for that.
 const awayRetry = 5 * time.Second
 
@@ -56,8 +60,8 @@ type RuntimeConfig struct {
 type RuntimeOptions struct {
 	Config *health.Latest[RuntimeConfig]
 	Node   string // the node's name in Kubernetes
-	// Answered is called with the runtime, or with why the Node cannot be read; away means that the API server did not answer. After the first
-	// runtime, it is not called with an error: the last answer holds.
+	// Answered is called with the runtime, or with why the Node cannot be read; away means that the API server did not answer, or has only just
+	// started. After the first runtime, it is not called with an error: the last answer holds.
 	Answered func(r Runtime, err error, away bool)
 	Log      *zap.Logger
 }
@@ -76,6 +80,7 @@ func (f *RuntimeFollower) Run(ctx context.Context) error {
 	var current currentClient
 	var pauses backoff
 	var known bool
+	var refusing time.Time // since when; zero while it does not
 	errs := NewErrorLog(f.Log, "cannot read the version of the container runtime", "read the version of the container runtime again",
 		"a node named "+f.Node+", and a cluster role with get on nodes")
 	for ctx.Err() == nil {
@@ -97,7 +102,12 @@ func (f *RuntimeFollower) Run(ctx context.Context) error {
 				f.Answered(r, nil, false)
 			default:
 				errs.Report(err)
-				away := configured && (!refused(err) || apierrors.IsTooManyRequests(err))
+				if !refused(err) || apierrors.IsTooManyRequests(err) {
+					refusing = time.Time{}
+				} else if refusing.IsZero() {
+					refusing = time.Now()
+				}
+				away := configured && (refusing.IsZero() || time.Since(refusing) < refusalSettles)
 				if !known {
 					f.Answered(Runtime{}, err, away)
 				}

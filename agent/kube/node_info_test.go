@@ -160,6 +160,17 @@ func TestRuntimeFollowerRefused(t *testing.T) {
 	withRuntime(t, func(g *runtimeRig) {
 		g.failWith(apiError(http.StatusForbidden, metav1.StatusReasonForbidden))
 		g.config.Store(&RuntimeConfig{Needed: true})
+		g.want(", kubelet , error refused: Forbidden, away true")
+		g.failWith(errors.New("connection refused"))
+		g.advance(awayRetry * 11 / 10)
+		g.want(", kubelet , error Get \"http://localhost/api/v1/nodes/node1?timeout=10s\": connection refused, away true")
+		g.failWith(apiError(http.StatusForbidden, metav1.StatusReasonForbidden))
+		g.advance(refusalSettles)
+		g.want(", kubelet , error refused: Forbidden, away true")
+		g.advance(2 * awayRetry)
+		g.mu.Lock()
+		g.answers = g.answers[len(g.answers)-1:]
+		g.mu.Unlock()
 		g.want(", kubelet , error refused: Forbidden, away false")
 		g.advance(10 * time.Minute)
 		g.took()

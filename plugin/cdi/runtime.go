@@ -16,7 +16,7 @@ type Runtime struct {
 	Version string // containerd://2.1.4; empty if it is unknown
 	Kubelet string // v1.34.1
 	Err     string // why the version is unknown; empty if the Node has been read
-	Away    bool   // of Err: the API server did not answer
+	Away    bool   // of Err: the API server does not answer yet
 }
 
 // Support is what a container runtime does with the devices that a container gets by CDI names.

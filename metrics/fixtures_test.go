@@ -215,7 +215,9 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		Memory:      testMemory(),
 		DRA:         testDRA,
 		Claims:      testClaims(),
-		CDIRuntime:  func() (CDIRuntime, bool) { return CDIRuntime{Version: "containerd://2.1.4", Support: "supported"}, true },
+		CDIRuntime: func() (CDIRuntime, bool) {
+			return CDIRuntime{Version: "containerd://2.1.4", Support: "supported"}, true
+		},
 		NodeDevices: func() map[SeenBy]int { return map[SeenBy]int{SeenByPCI: 4, SeenByDriver: 3, OfferedToPods: 0} },
 		LogDropped:  func() uint64 { return 12 },
 

@@ -94,8 +94,7 @@ func (f *RuntimeFollower) Run(ctx context.Context) error {
 				r, err = current.api.runtime(ctx, f.Node)
 			}
 			switch {
-			case ctx.Err() != nil:
-				return nil
+			case ctx.Err() != nil: // the error is that
 			case err == nil:
 				known, pauses, pause = true, backoff{}, jitter(runtimeInterval)
 				errs.Recovered()

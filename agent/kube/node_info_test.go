@@ -120,8 +120,11 @@ func TestRuntimeFollower(t *testing.T) {
 
 // Before the first answer the API server is asked again soon; afterwards the last answer holds while it is away, or refuses.
 func TestRuntimeFollowerOutage(t *testing.T) {
-	for name, failure := range map[string]error{"no answer": errors.New("connection refused"), "overloaded": apiError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests),
-		"starting": apiError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable)} {
+	for name, failure := range map[string]error{
+		"no answer":  errors.New("connection refused"),
+		"overloaded": apiError(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests),
+		"starting":   apiError(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable),
+	} {
 		t.Run(name, func(t *testing.T) {
 			withRuntime(t, func(g *runtimeRig) {
 				g.failWith(failure)

@@ -70,56 +70,65 @@ type RuntimeOptions struct {
 type RuntimeFollower struct {
 	RuntimeOptions
 	open func(kubeconfig string) (*client, error)
+	errs *ErrorLog
+
+	// These belong to Run.
+	current  currentClient
+	known    bool
+	refusing time.Time // since when the API server refuses; zero while it does not
+	retry    backoff
 }
 
 // NewRuntimeFollower returns a follower. It makes no request while none is needed.
-func NewRuntimeFollower(o RuntimeOptions) *RuntimeFollower { return &RuntimeFollower{o, connect} }
+func NewRuntimeFollower(o RuntimeOptions) *RuntimeFollower {
+	return &RuntimeFollower{RuntimeOptions: o, open: connect, errs: NewErrorLog(o.Log, "cannot read the version of the container runtime",
+		"read the version of the container runtime again", "a node named "+o.Node+", and a cluster role with get on nodes")}
+}
 
 // Run asks until ctx ends.
 func (f *RuntimeFollower) Run(ctx context.Context) error {
-	var current currentClient
-	var pauses backoff
-	var known bool
-	var refusing time.Time // since when; zero while it does not
-	errs := NewErrorLog(f.Log, "cannot read the version of the container runtime", "read the version of the container runtime again",
-		"a node named "+f.Node+", and a cluster role with get on nodes")
 	for ctx.Err() == nil {
 		cfg, changed := f.Config.Watch()
 		pause := time.Duration(-1)
 		if cfg != nil && cfg.Needed {
-			err := current.open(cfg.Kubeconfig, f.open)
-			configured := err == nil
-			var r Runtime
-			if configured {
-				r, err = current.api.runtime(ctx, f.Node)
-			}
-			switch {
-			case ctx.Err() != nil: // the error is that
-			case err == nil:
-				known, pauses, pause = true, backoff{}, jitter(runtimeInterval)
-				errs.Recovered()
-				f.Answered(r, nil, false)
-			default:
-				errs.Report(err)
-				if !refused(err) || apierrors.IsTooManyRequests(err) {
-					refusing = time.Time{}
-				} else if refusing.IsZero() {
-					refusing = time.Now()
-				}
-				away := configured && (refusing.IsZero() || time.Since(refusing) < refusalSettles)
-				if !known {
-					f.Answered(Runtime{}, err, away)
-				}
-				switch pause = pauses.next(); {
-				case !away && pause == maxBackoff: // only a change of the cluster ends it
-					pause = slowRetry
-				case away && !known:
-					pause = min(pause, awayRetry)
-				}
-				pause = jitter(pause)
-			}
+			pause = f.ask(ctx, cfg.Kubeconfig)
 		}
 		wait(ctx, changed, pause)
 	}
 	return nil
+}
+
+// ask asks once, and returns after which time to ask again.
+func (f *RuntimeFollower) ask(ctx context.Context, kubeconfig string) (pause time.Duration) {
+	var r Runtime
+	err := f.current.open(kubeconfig, f.open)
+	configured := err == nil
+	if configured {
+		r, err = f.current.api.runtime(ctx, f.Node)
+	}
+	switch {
+	case ctx.Err() != nil:
+		return 0
+	case err == nil:
+		f.known, f.retry = true, backoff{}
+		f.errs.Recovered()
+		f.Answered(r, nil, false)
+		return jitter(runtimeInterval)
+	case !refused(err) || apierrors.IsTooManyRequests(err):
+		f.refusing = time.Time{}
+	case f.refusing.IsZero():
+		f.refusing = time.Now()
+	}
+	f.errs.Report(err)
+	away := configured && (f.refusing.IsZero() || time.Since(f.refusing) < refusalSettles)
+	if !f.known {
+		f.Answered(Runtime{}, err, away)
+	}
+	switch pause = f.retry.next(); {
+	case !away && pause == maxBackoff: // only a change of the cluster ends it
+		pause = slowRetry
+	case away && !f.known:
+		pause = min(pause, awayRetry)
+	}
+	return jitter(pause)
 }

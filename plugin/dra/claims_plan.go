@@ -143,7 +143,8 @@ func (p *preparer) factsFor(
 		Now: time.Now(), NotServing: p.notServing(), Detached: offer.DetachedReason(in.snap.Source.Detachment),
 		Holders: podresources.NewHolders(time.Now(), nil, podresources.Resolvers{}), // nobody
 	}
-	f.NoCDI = p.options.runtimeVerdict(in.cfg).Refusal()
+	runtime, _ := p.options.runtime()
+	f.NoCDI = in.cfg.JudgeRuntime(runtime).Refusal()
 	state := p.state.Load()
 	f.Claims = state.offerClaims(in.cfg.DRA.DriverName)
 	if f.NotServing != "" || exists || !slices.ContainsFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool { return !isAdmin(&r) }) {

@@ -74,12 +74,6 @@ func (o *Options) runtime() (r cdi.Runtime, asked bool) {
 	return *cmp.Or(last, &r), last != nil
 }
 
-// runtimeVerdict returns what the container runtime does with the devices of claims.
-func (o *Options) runtimeVerdict(cfg *plugin.Config) cdi.RuntimeVerdict {
-	r, _ := o.runtime()
-	return cfg.JudgeRuntime(r)
-}
-
 // Driver publishes devices and prepares claims while plugin.api is dra.
 type Driver struct {
 	Options

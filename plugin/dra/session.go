@@ -201,7 +201,8 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	if in.Examined {
 		in.Capabilities = s.capabilities.Load()
 	}
-	unknown, verdict := "", s.runtimeVerdict(cfg)
+	runtime, asked := s.runtime()
+	verdict, unknown := cfg.JudgeRuntime(runtime), ""
 	noCDI := verdict.Refusal()
 	warnings := func(p *Pool) []string {
 		if w := verdict.Warning(); w != "" {
@@ -232,7 +233,7 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	remembered := pool.RememberNames(names)
 	s.storeNames(s.instance, &pool, remembered)
 	s.preparer.update(cfg, snap, &pool)
-	if runtime, asked := s.runtime(); !asked || runtime.Away { // slices too need an API server that answers
+	if !asked || runtime.Away { // slices too need an API server that answers
 		s.publishes = false
 		s.setError(strings.TrimSuffix(runtimeUnasked+": "+runtime.Err, ": "), pool.Warnings)
 		return nil

@@ -1,6 +1,7 @@
 package binarytest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"slices"
@@ -107,6 +108,52 @@ func TestDRARuntimeIgnoresCDI(t *testing.T) {
 	n.write(n.config("dra"))
 	n.awaitServing()
 	n.prepare(n.claim("other", "gpu-3"))
+}
+
+// With CDI names in the CRI alone, the device plugin offers nothing on such a runtime. NVIDIA's runtime may read annotations, so with them it warns. A
+// Node that the agent may not read changes nothing.
+func TestPluginRuntimeIgnoresCDI(t *testing.T) {
+	t.Parallel()
+	n := newDRANode(t, kubelettest.V137)
+	n.setRuntime("containerd://1.6.36")
+	config := func(list string) string { return n.config("devicePlugin", "deviceID: index, deviceList: ["+list+"]") }
+	spec := `{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [`
+	for i := range 8 {
+		spec += strings.TrimPrefix(fmt.Sprintf(`, {"name": "%d"}`, i), map[bool]string{true: ", "}[i == 0])
+	}
+	if err := os.Mkdir(n.Dir+"/cdi", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(n.Dir+"/cdi/nvidia.json", []byte(spec+"]}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	allocatable := func(want int) {
+		t.Helper()
+		n.await("allocatable GPUs", func() bool {
+			r := n.kubelet.State().Resources["nvidia.com/gpu"]
+			return r.Connected && r.Capacity() == 8 && r.Allocatable() == want
+		})
+	}
+	const ignores = "the container runtime containerd://1.6.36 ignores CDI devices, and pods would run without their GPU"
+	n.write(config("cdi-cri"))
+	n.run()
+	n.awaitPage("/readyz", 503, "plugin: "+ignores+"; upgrade")
+	allocatable(0)
+	n.wantDoctor(1, "fail  CDI support", ignores)
+	n.write(config("cdi-annotations"))
+	n.awaitPage("/readyz", 200, "plugin: "+ignores+", unless NVIDIA's container runtime")
+	allocatable(8)
+	n.wantDoctor(0, "warn  CDI support", ignores)
+	n.write(config("cdi-cri"))
+	n.awaitPage("/readyz", 503, ignores)
+
+	n.kill()
+	n.api.Deny("get nodes")
+	n.run()
+	n.awaitPage("/readyz", 200)
+	allocatable(8)
+	n.awaitPage("/metrics", 200, `gpu_node_agent_cdi_runtime_info{cdi="unknown"`)
+	n.wantDoctor(0, "info  CDI support", "forbidden")
 }
 
 // setRuntime sets the container runtime that the kubelet reports.

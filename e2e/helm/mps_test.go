@@ -72,7 +72,7 @@ func TestMPSNodes(t *testing.T) {
 	o := template(t, settings(values)...)
 	agent, mps := o.agents()[1].Spec.Template.Spec, o.mps()[0].Spec.Template.Spec
 	if terms(agent.Affinity.NodeAffinity) != terms(mps.Affinity.NodeAffinity) || mps.Affinity.PodAntiAffinity != nil ||
-		!maps.Equal(agent.NodeSelector, mps.NodeSelector) || len(mps.NodeSelector) != 2 || len(mps.Tolerations) != 1 ||
+		!maps.Equal(agent.NodeSelector, mps.NodeSelector) || len(mps.NodeSelector) != 2 || !slices.Equal(agent.Tolerations, mps.Tolerations) || mps.Tolerations[0].Operator != corev1.TolerationOpExists ||
 		*mps.RuntimeClassName != "nvidia" || mps.PriorityClassName != agent.PriorityClassName || len(mps.InitContainers) != 1 {
 		t.Errorf("daemons run on\n%v, agents on\n%v", mps, agent)
 	}

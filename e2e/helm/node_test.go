@@ -30,10 +30,11 @@ func TestTolerations(t *testing.T) {
 		t.Fatalf("%d and %d DaemonSets, want 2 of each", len(o.agents()), len(o.mps()))
 	}
 	for _, ds := range o.daemonSets {
-		tolerated(t, ds.Spec.Template.Spec.Tolerations, "a/b", "7000000")
+		tolerated(t, ds.Spec.Template.Spec.Tolerations, "a/b", "7000000", "gpu-node-agent/unhealthy", "gpu-node-agent/cordoned")
 	}
-	if got := template(t, "--set", "tolerations=null").daemonSets[0].Spec.Template.Spec.Tolerations; len(got) != 0 {
-		t.Errorf("without taints: tolerations %v", got)
+	got := template(t, "--set", "tolerations=null").daemonSets[0].Spec.Template.Spec.Tolerations // what an upgrade without config.node renders
+	if tolerated(t, got, "gpu-node-agent/unhealthy", "gpu-node-agent/cordoned"); len(got) != 2 {
+		t.Errorf("without taints: tolerations %v, want two", got)
 	}
 }
 

@@ -73,6 +73,17 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- mustMergeOverwrite $labels (include "gpu-node-agent.reclaimSelector" . | fromYaml) | toYaml }}
 {{- end }}
 
+{{/* The labels of the hook's pod; their name differs as that of mps-daemon does. */}}
+{{- define "gpu-node-agent.cleanupLabels" -}}
+{{- $name := printf "%s-cleanup" (include "gpu-node-agent.name" . | trunc 55) }}
+{{- mustMergeOverwrite (include "gpu-node-agent.labels" . | fromYaml) (dict "app.kubernetes.io/name" $name) | toYaml }}
+{{- end }}
+
+{{/* "true" if the hook that removes what agents have left of labels, taints and conditions is rendered. */}}
+{{- define "gpu-node-agent.cleanupHook" -}}
+{{- if and .Values.rbac.create .Values.rbac.cleanupHook }}true{{ end }}
+{{- end }}
+
 {{/* The name of a CronJob has at most 52 characters. */}}
 {{- define "gpu-node-agent.reclaimName" -}}
 {{ include "gpu-node-agent.fullname" . | trunc 44 | trimSuffix "-" }}-reclaim
@@ -251,6 +262,15 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- $_ := set .agent "driverRoot" (dig "plugin" "driverRoot" "/" $config) }}
 {{- $_ := set .agent "port" (regexFind "[0-9]+$" (dig "metrics" "listen" ":9400" $config) | int) }}
 {{- $_ := set .agent "conditions" (dig "health" "kubernetes" "enabled" false $config) }}
+{{- /* What the agent writes to the API server about its node. The pod's template names it, so that a pod of the newest revision writes
+nothing that the values no longer have: cleanup relies on it. */}}
+{{- $writes := list }}
+{{- range $part, $key := dict "condition" "conditions" "labels" "labelsAPI" "nodefeature" "nodeFeature" "taints" "setsTaints" }}
+{{- if get $.agent $key }}
+{{- $writes = append $writes $part }}
+{{- end }}
+{{- end }}
+{{- $_ := set .agent "writes" (sortAlpha $writes | join ",") }}
 {{- $_ := set .agent "podLabels" (or (dig "metrics" "podUID" false $config) (dig "metrics" "podLabels" (list) $config | empty | not)) }}
 {{- $_ := set .agent "token" (or .agent.conditions .agent.podLabels .agent.dra .agent.writesNode .agent.nodeFeature .agent.idleEvents .agent.needsCDI) }}
 {{- $_ := set .agent "needsSysAdmin" (and $needs (not $sim)) }}
@@ -436,16 +456,13 @@ k.matches('^(nvidia[.]com/(cuda[.](driver|runtime)(-version)?[.](major|minor|rev
 
 {{/*
 The tolerations of all pods on the nodes, as JSON: the user's, and those of the taints of all agents, because a node that changes its
-configuration still has the taints of the old one. The keys of the documents are tolerated too, so that an agent with an empty list
-can start on a node that has one of them.
+configuration still has the taints of the old one. The keys of the documents are always tolerated, so that agents can start on a node that
+still has one of them after an upgrade or a rollback to values without it.
 */}}
 {{- define "gpu-node-agent.tolerations" -}}
 {{- $any := dict }}
 {{- include "gpu-node-agent.any" (dict "root" . "any" $any) }}
-{{- $keys := list }}
-{{- if $any.setsTaints }}
-{{- $keys = list "gpu-node-agent/unhealthy" "gpu-node-agent/cordoned" }}
-{{- end }}
+{{- $keys := list "gpu-node-agent/unhealthy" "gpu-node-agent/cordoned" }}
 {{- range $any.taints }}
 {{- $keys = append $keys (toJson .key | trimAll "\"") }}
 {{- end }}

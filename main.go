@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/cleanup"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/doctor"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/logsink"
@@ -87,6 +88,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 		fieldsCommand(&loader),
 		doctorCommand(&loader),
 		reclaim.Command(),
+		cleanup.Command(),
 	)
 	cmd.AddCommand(operator.Commands(&loader, agent.PlanSlices, agent.PlanLabels)...)
 	refuseArgumentsOf(cmd)

@@ -29,6 +29,11 @@ func envNames(key string) []string {
 	return slices.Compact([]string{name(b.String()), name(key)})
 }
 
+// IsVariable reports whether an environment variable sets one of some keys.
+func IsVariable(name string, keys ...string) bool {
+	return slices.ContainsFunc(keys, func(key string) bool { return slices.Contains(envNames(key), name) })
+}
+
 // unknownVariables returns a note for each environment variable with the agent's prefix and the name of a section that
 // sets no key. It is not an error, because the kubelet sets such variables for Services whose names start with the prefix.
 func unknownVariables(environ, keys []string) (notes []string) {

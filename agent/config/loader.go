@@ -93,11 +93,7 @@ func (l Loader) Load() (Config, error) {
 		}
 	}
 	c.Source.Address = normalizeAddress(c.Source.Address)
-	for key, off := range map[*string]string{&c.Source.Events: EventsOff, &c.Node.Labels.Output: node.LabelsOff} {
-		if *key == "false" { // Helm reads an unquoted off in a values file as false
-			*key = off
-		}
-	}
+	c.restoreOff()
 	c.Sum = sumOf(text, c.Plugin, c.Metrics) // before the files are read: a later change then shows up as a different sum
 	files := l.collector()
 	if file := c.Plugin.NVIDIAConfig; file != "" {
@@ -133,6 +129,38 @@ func (l Loader) Load() (Config, error) {
 	}
 	c.LastGood = files.document(l.Path(), text)
 	return c, errors.Join(inFile(l.Path(), errors.Join(unknown...)), set.annotate(errors.Join(errs...)))
+}
+
+// restoreOff writes off where a file has false, as which Helm reads an unquoted off in a values file.
+func (c *Config) restoreOff() {
+	for key, off := range map[*string]string{&c.Source.Events: EventsOff, &c.Node.Labels.Output: node.LabelsOff} {
+		if *key == "false" {
+			*key = off
+		}
+	}
+}
+
+// Parse returns the configuration of a file's text alone, without flags, the environment and the files that it names. It returns an error if
+// an agent would refuse the text for what it sets in health or node, or for a key or value that cannot be decoded.
+func Parse(text []byte) (Config, error) {
+	tree, err := parse(text)
+	if err != nil {
+		return Config{}, err
+	}
+	c := DefaultConfig()
+	errs := normalizeKeys(tree, reflect.TypeFor[Config](), "", nil)
+	for _, s := range c.settings() {
+		var value any = tree
+		for name := range strings.SplitSeq(s.key, ".") {
+			section, _ := value.(map[string]any)
+			value = section[name]
+		}
+		if value != nil {
+			errs = append(errs, s.decode(value))
+		}
+	}
+	c.restoreOff()
+	return c, errors.Join(append(errs, withPrefix("health.", c.Health.Validate()), withPrefix("node.", c.Node.Validate()))...)
 }
 
 func (l Loader) defaultConfig() Config {

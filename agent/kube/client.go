@@ -51,9 +51,28 @@ func RESTConfigOf(key, kubeconfig string) (c *rest.Config, err error) {
 	} else if err != nil {
 		return nil, fmt.Errorf("service account of the pod: %w", err)
 	}
+	return configure(c), nil
+}
+
+func configure(c *rest.Config) *rest.Config {
 	c.QPS, c.Burst = requestRate, requestBurst
 	c.UserAgent, c.WarningHandler = component, rest.NoWarnings{}
-	return c, nil
+	return c
+}
+
+// OperatorRESTConfig returns the REST configuration of a command of an operator: as kubectl finds it, by a kubeconfig file and a context in it
+// if they are not "", and in a pod without such a file that of its service account.
+func OperatorRESTConfig(kubeconfig, context string) (*rest.Config, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = kubeconfig
+	c, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: context}).ClientConfig()
+	if clientcmd.IsEmptyConfig(err) {
+		return nil, errors.New("access to the API server: expected $KUBECONFIG, ~/.kube/config, --kubeconfig, or a pod with a service account")
+	}
+	if err != nil {
+		return nil, fmt.Errorf("access to the API server: %w", err)
+	}
+	return configure(c), nil
 }
 
 // Connector returns a function that opens a client of all API groups for a kubeconfig file, or for the pod's service account if that is "". It
@@ -144,6 +163,11 @@ func (c *client) condition(ctx context.Context, node string) (corev1.NodeConditi
 func (c *client) patchCondition(ctx context.Context, node string, element any) error {
 	patch := map[string]any{"status": map[string]any{"conditions": []any{element}}}
 	return write(ctx, c.rest.Patch(types.StrategicMergePatchType).Resource("nodes").Name(node).SubResource("status"), patch)
+}
+
+// deleteCondition removes the node's condition.
+func (c *client) deleteCondition(ctx context.Context, node string) error {
+	return c.patchCondition(ctx, node, map[string]string{"$patch": "delete", "type": conditionType})
 }
 
 func (c *client) pod(ctx context.Context, namespace, name string) (p corev1.Pod, err error) {

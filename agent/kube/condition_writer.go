@@ -123,7 +123,7 @@ func (s conditionState) condition(current corev1.NodeCondition, now time.Time) c
 // removeCondition deletes the condition after reporting was disabled. It tries once: an unreachable API server must not
 // delay a new configuration.
 func (r *Reporter) removeCondition(ctx context.Context, api *client) {
-	if err := api.patchCondition(ctx, r.Node, map[string]string{"$patch": "delete", "type": conditionType}); err != nil {
+	if err := api.deleteCondition(ctx, r.Node); err != nil {
 		r.Log.Warn("cannot delete the node's condition; it is out of date from now on", zap.String("condition", conditionType), zap.Error(err))
 	}
 	r.desired.Store(nil)

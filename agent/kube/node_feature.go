@@ -49,13 +49,10 @@ func (w *featureWriter) write(ctx context.Context, api *client, s *NodeState, _ 
 	if w.Namespace == "" {
 		return "", permanentError{errors.New("POD_NAMESPACE: expected the namespace of the agent's pod, for the NodeFeature")}
 	}
-	name := component + "-" + w.Node
+	name := featureName(w.Node)
 	if len(s.Feature) == 0 {
-		err := api.feature(api.rest.Delete(), w.Namespace, name).MaxRetries(0).Do(ctx).Error()
-		if apierrors.IsNotFound(err) { // the object, or its API
-			return "", nil
-		}
-		if err == nil {
+		deleted, err := api.deleteFeature(ctx, w.Namespace, w.Node)
+		if deleted {
 			w.countWrite()
 		}
 		return "", err
@@ -90,6 +87,18 @@ func (w *featureWriter) write(ctx context.Context, api *client, s *NodeState, _ 
 	}
 	w.countWrite()
 	return "", nil
+}
+
+// featureName returns the name of a node's NodeFeature of the agent.
+func featureName(node string) string { return component + "-" + node }
+
+// deleteFeature deletes a node's NodeFeature. It reports whether there was one.
+func (c *client) deleteFeature(ctx context.Context, namespace, node string) (deleted bool, err error) {
+	err = c.feature(c.rest.Delete(), namespace, featureName(node)).MaxRetries(0).Do(ctx).Error()
+	if apierrors.IsNotFound(err) { // the object, or its API
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // feature adds the path of nodefeatures, and of one of them if it has a name, to a request.

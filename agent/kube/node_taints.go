@@ -69,29 +69,16 @@ func (w *taintsWriter) write(ctx context.Context, api *client, s *NodeState, _ b
 	if w.part().of(s).removes { // there is no later check, and a cache that lacks the newest write would hide what is to be removed
 		version = ""
 	}
-	for attempt := 0; ; attempt++ {
-		node, err := api.taintedNode(ctx, w.Node, version)
-		if err != nil {
-			return "", err
-		}
-		next := mergeTaints(node, s, time.Now())
-		if !next.changed {
-			w.noteStartupTaint(s)
-			return next.warning, nil
-		}
-		err = api.patchTaints(ctx, node, next)
-		if apierrors.IsConflict(err) && attempt < maxTaintConflicts {
-			version = "" // what is newest
-			continue
-		}
-		if err != nil {
-			return "", err
-		}
-		w.noteStartupTaint(s)
+	next, err := api.writeTaints(ctx, w.Node, version, s)
+	if err != nil {
+		return "", err
+	}
+	w.noteStartupTaint(s)
+	if next.changed {
 		w.countWrite()
 		w.Log.Info("node taints", zap.Strings("set", next.added), zap.Strings("removed", next.removed))
-		return next.warning, nil
 	}
+	return next.warning, nil
 }
 
 // noteStartupTaint records that the node does not have the startup taint.
@@ -121,8 +108,7 @@ type nextTaints struct {
 
 // mergeTaints returns the taints of a node with those of a state. Those of others stay as they are, and where they are.
 func mergeTaints(node *taintedNode, s *NodeState, now time.Time) (next nextTaints) {
-	var before []string
-	_ = json.Unmarshal([]byte(node.Metadata.Annotations[taintsAnnotation]), &before) // what others made of it counts as nothing
+	before := recordedTaints(node.Metadata.Annotations)
 	desired := make(map[string]corev1.Taint)
 	for _, t := range s.Taints {
 		desired[taintID(t)] = t
@@ -169,6 +155,12 @@ func mergeTaints(node *taintedNode, s *NodeState, now time.Time) (next nextTaint
 	return next
 }
 
+// recordedTaints returns KEY:EFFECT of the taints that agents have set, by a node's annotations. What others made of the record counts as nothing.
+func recordedTaints(annotations map[string]string) (ids []string) {
+	_ = json.Unmarshal([]byte(annotations[taintsAnnotation]), &ids)
+	return ids
+}
+
 // taintID returns KEY:EFFECT. A node has one taint of each.
 func taintID(t corev1.Taint) string { return t.Key + ":" + string(t.Effect) }
 
@@ -197,6 +189,26 @@ func (c *client) taintedNode(ctx context.Context, node, version string) (*tainte
 	}
 	n := new(taintedNode)
 	return n, json.Unmarshal(text, n)
+}
+
+// writeTaints makes the taints of a node those of a state, and returns what it has then. It reads the node at least of a resource version.
+func (c *client) writeTaints(ctx context.Context, name, version string, s *NodeState) (nextTaints, error) {
+	for attempt := 0; ; attempt++ {
+		node, err := c.taintedNode(ctx, name, version)
+		if err != nil {
+			return nextTaints{}, err
+		}
+		next := mergeTaints(node, s, time.Now())
+		if !next.changed {
+			return next, nil
+		}
+		err = c.patchTaints(ctx, node, next)
+		if apierrors.IsConflict(err) && attempt < maxTaintConflicts {
+			version = "" // what is newest
+			continue
+		}
+		return next, err
+	}
 }
 
 // patchTaints writes the taints and what of them is the agent's, if the node has not changed since it was read.

@@ -81,6 +81,8 @@ func valuesFiles(t *testing.T) []string {
 type objects struct {
 	daemonSets      []*appsv1.DaemonSet
 	cronJobs        []*batchv1.CronJob
+	jobs            []*batchv1.Job
+	accounts        []*corev1.ServiceAccount
 	services        []*corev1.Service
 	networkPolicies []*networkingv1.NetworkPolicy
 	configMaps      []*corev1.ConfigMap
@@ -117,13 +119,28 @@ func settings(values []string) (args []string) {
 	return args
 }
 
+// template returns the objects of a release without those of hooks.
 func template(t *testing.T, args ...string) objects {
+	t.Helper()
+	return parse(t, render(t, append([]string{"--no-hooks"}, args...)...))
+}
+
+// hooks returns the objects of hooks.
+func hooks(t *testing.T, args ...string) objects {
+	t.Helper()
+	const separator = "\n---\n"
+	documents := strings.Split(render(t, args...), separator)
+	documents = slices.DeleteFunc(documents, func(d string) bool { return !strings.Contains(d, "helm.sh/hook:") })
+	return parse(t, strings.Join(documents, separator))
+}
+
+func render(t *testing.T, args ...string) string {
 	t.Helper()
 	text, err := helm(t, append([]string{"template", "gna", chart, "-n", "gpu"}, args...)...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return parse(t, text)
+	return text
 }
 
 func parse(t *testing.T, text string) objects {
@@ -153,6 +170,10 @@ func parse(t *testing.T, text string) objects {
 			o.daemonSets = append(o.daemonSets, x)
 		case *batchv1.CronJob:
 			o.cronJobs = append(o.cronJobs, x)
+		case *batchv1.Job:
+			o.jobs = append(o.jobs, x)
+		case *corev1.ServiceAccount:
+			o.accounts = append(o.accounts, x)
 		case *corev1.Service:
 			o.services = append(o.services, x)
 		case *networkingv1.NetworkPolicy:

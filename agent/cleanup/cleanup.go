@@ -1,0 +1,289 @@
+// Package cleanup removes what agents have left in the API server: taints, labels and the condition of nodes, and NodeFeatures, which no agent's
+// configuration has any more. An agent removes by itself what its configuration drops, but only with the rights for it, and the agents of the
+// chart lose these with the configuration.
+//
+//	nodes, agents' pods, DaemonSets and ConfigMaps ─► plan ─► kube.Cleaner ─► PATCH nodes, DELETE nodefeatures
+//	                                                                      └─► the annotation gpu-node-agent/cleaned of the agent's pod
+//
+// Only what agents have recorded as theirs is removed. Each write is one that an agent makes too, so that two runs at once, and a run beside
+// agents, do no harm. If a configuration comes back between the plan and the write, its agent writes what it has at its next check, within
+// minutes.
+package cleanup
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
+)
+
+// cluster is what a run needs of the API server.
+type cluster interface {
+	readTraces(ctx context.Context) ([]traces, error)
+	readNode(ctx context.Context, name string) (kube.NodeTraces, error)
+	readFeatures(ctx context.Context) (map[string][]string, error)
+	readAgents(ctx context.Context) (agents, error)
+	remove(ctx context.Context, i Item) error
+	mark(ctx context.Context, p agentPod, at time.Time) error
+}
+
+const (
+	// The pause between two looks at the nodes that wait doubles from the minimum to the maximum.
+	minPause = time.Second
+	maxPause = 10 * time.Second
+
+	// lastRound is how long requests may take after --wait is over.
+	lastRound = 30 * time.Second
+
+	// workers is the number of nodes that are cleaned at once.
+	workers = 16
+)
+
+// options are the flags of the command.
+type options struct {
+	kubeconfig, context, namespace string
+	apply, hook                    bool
+	wait                           time.Duration
+	format                         *terminal.Format
+
+	connect func(kubeconfig, context, namespace string) (cluster, error)
+}
+
+// Command returns the command cleanup. It needs no configuration of an agent.
+func Command() *cobra.Command {
+	o := options{connect: connect}
+	cmd := &cobra.Command{
+		Use:   "cleanup",
+		Short: "Remove the taints, labels and conditions that agents have left on nodes",
+		Long: `Remove the taints, labels and conditions that agents have left on nodes.
+
+An agent that loses its rights with its configuration, or is uninstalled, leaves what it wrote: a taint then keeps pods off the node
+for ever. The command compares what agents have recorded on each node with the configurations of the agents that run now, and
+removes what none of them has: taints in the annotation gpu-node-agent/taints, labels of the field manager gpu-node-agent,
+NodeFeatures and the condition GPUHealthy. Nothing of others is touched.
+
+Without --apply the command changes nothing and prints what it would do. A node waits while its agent's pod is not of the newest
+revision of its DaemonSet, has not started or is ending. If the configuration of a node's agent is unknown, or without an agent that of any
+DaemonSet of agents, nothing of the node is removed.
+
+It needs the rights to get, list and patch nodes, to patch nodes/status and pods/status, to list pods, daemonsets and
+controllerrevisions, to get configmaps, and to list and delete nodefeatures. The exit code is 1 if something could not be read or written.`,
+		Example: `  gpu-node-agent cleanup --context NAME
+  gpu-node-agent cleanup --context NAME --apply --wait 10m`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log := newLogger(cmd.ErrOrStderr())
+			report, err := o.run(cmd.Context(), log)
+			if report != nil {
+				text := func() string { return report.Table(terminal.Of(os.Stdout)) }
+				err = errors.Join(err, o.format.Print(cmd.OutOrStdout(), text, report))
+			}
+			if o.hook && err != nil {
+				log.Warn("cleanup is incomplete", zap.Error(err), zap.String("later", kube.CleanupCommand))
+				return nil
+			}
+			return err
+		},
+	}
+	flags := cmd.Flags()
+	flags.BoolVar(&o.apply, "apply", false, "remove it; without it, the command prints what it would do")
+	flags.DurationVar(&o.wait, "wait", 0, "repeat until no node waits and no request fails, for this time at most")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "file with the access to the API server (default: $KUBECONFIG, ~/.kube/config, or the pod's service account)")
+	flags.StringVar(&o.context, "context", "", "context in the kubeconfig file (default: its current one)")
+	flags.StringVar(&o.namespace, "namespace", "", "read ConfigMaps and NodeFeatures of this namespace only; the configuration of agents in others is unknown (default: all)")
+	flags.BoolVar(&o.hook, "hook", false, "as the hook of the chart: the exit code is always 0, and pods of nodes on which nothing was left get no annotation")
+	o.format = terminal.AddFormat(flags, "table", terminal.JSON)
+	return cmd
+}
+
+// run plans, and removes with --apply. With an error there may be a report too.
+func (o *options) run(ctx context.Context, log *zap.Logger) (*Report, error) {
+	api, err := o.connect(o.kubeconfig, o.context, o.namespace)
+	if err != nil {
+		return nil, err
+	}
+	r := &run{options: o, api: api, log: log, started: time.Now(), items: make(map[string]Item)}
+	if o.wait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, o.wait+lastRound)
+		defer cancel()
+	}
+	for pause := minPause; ; pause = min(2*pause, maxPause) {
+		more := r.round(ctx)
+		if !more || time.Since(r.started)+pause > o.wait || !sleep(ctx, pause) {
+			break
+		}
+	}
+	report := r.report()
+	return &report, report.err()
+}
+
+// sleep returns false if ctx ends first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// run is one run of the command.
+type run struct {
+	*options
+	api     cluster
+	log     *zap.Logger
+	started time.Time
+
+	read        bool  // pending was read
+	featuresErr error // why it is without the NodeFeatures
+	pending     []traces
+	err         error // of the last round
+
+	mu     sync.Mutex // guards the fields below
+	items  map[string]Item
+	untold []string // nodes that were cleaned and whose agents are not told yet
+}
+
+// round does what can be done now. It returns whether another round may do more.
+func (r *run) round(ctx context.Context) (more bool) {
+	defer func() {
+		if r.err != nil {
+			r.log.Warn("cannot read", zap.Error(r.err))
+		}
+	}()
+	if !r.read {
+		if r.pending, r.err = r.api.readTraces(ctx); r.err != nil {
+			return true
+		}
+		r.read = true
+		var features map[string][]string
+		if features, r.featuresErr = r.api.readFeatures(ctx); r.featuresErr != nil {
+			r.log.Warn("cannot read", zap.Error(r.featuresErr))
+		}
+		for i := range r.pending {
+			r.pending[i].features = features[r.pending[i].Node]
+		}
+	}
+	if !slices.ContainsFunc(r.pending, anything) && (!r.apply || r.hook) {
+		return false // most upgrades end here
+	}
+	var all agents
+	if all, r.err = r.api.readAgents(ctx); r.err != nil {
+		return true
+	}
+	slots := make(chan struct{}, workers)
+	var wg sync.WaitGroup
+	for _, t := range r.pending {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			r.clean(ctx, all, t)
+		})
+	}
+	wg.Wait()
+	r.tell(ctx, all)
+	r.pending = slices.DeleteFunc(r.pending, func(t traces) bool {
+		i, found := r.items[t.Node]
+		return !found || i.Done || i.Unknown != "" || i.Waits == "" && i.Error == ""
+	})
+	return len(r.pending) > 0
+}
+
+// anything reports whether agents have written something of a node.
+func anything(t traces) bool { return len(t.Taints)+len(t.Labels)+len(t.features) > 0 || t.Condition }
+
+// clean plans one node, and removes what the plan has with --apply.
+func (r *run) clean(ctx context.Context, all agents, t traces) {
+	item := plan(all, t)
+	if r.apply && !item.empty() && item.Waits == "" && item.Unknown == "" {
+		now, err := r.api.readNode(ctx, t.Node) // it may have waited for minutes
+		if err != nil {
+			item.Error = err.Error()
+		} else {
+			t.NodeTraces = now
+			item = r.remove(ctx, plan(all, t))
+		}
+	}
+	told := false
+	if r.apply && item.pod != nil && item.Error == "" && r.featuresErr == nil && (item.Done || item.empty() && !r.hook) {
+		told = true
+		if err := r.api.mark(ctx, *item.pod, time.Now()); err != nil {
+			item.Error = fmt.Sprintf("cannot tell pod %v that its node was cleaned: %v", item.pod, err)
+			told = false
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.items, t.Node)
+	if !item.empty() || item.Error != "" {
+		r.items[t.Node] = item
+	}
+	if item.Done && !told {
+		r.untold = append(r.untold, t.Node)
+	}
+}
+
+// remove removes what an item has.
+func (r *run) remove(ctx context.Context, item Item) Item {
+	if item.empty() {
+		return item
+	}
+	fields := []zap.Field{
+		zap.String("node", item.Node), zap.Strings("taints", item.Taints), zap.Strings("labels", item.Labels), zap.Strings("nodeFeatures", item.Features),
+		zap.Bool("condition", item.Condition),
+	}
+	if err := r.api.remove(ctx, item); err != nil {
+		item.Error = err.Error()
+		r.log.Warn("cannot clean the node", append(fields, zap.Error(err))...)
+		return item
+	}
+	item.Done = true
+	r.log.Info("node cleaned", fields...)
+	return item
+}
+
+// tell marks the pods of agents that have started since their nodes were cleaned.
+func (r *run) tell(ctx context.Context, all agents) {
+	r.untold = slices.DeleteFunc(r.untold, func(node string) bool {
+		i := plan(all, traces{NodeTraces: kube.NodeTraces{Node: node}})
+		return i.pod != nil && r.featuresErr == nil && r.api.mark(ctx, *i.pod, time.Now()) == nil
+	})
+}
+
+// report returns what was done so far.
+func (r *run) report() Report {
+	report := Report{Time: r.started.UTC(), DryRun: !r.apply, Nodes: []Item{}, Errors: []string{}}
+	for _, err := range []error{r.featuresErr, r.err} {
+		if err != nil {
+			report.Errors = append(report.Errors, err.Error())
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, i := range r.items {
+		report.Nodes = append(report.Nodes, i)
+	}
+	slices.SortFunc(report.Nodes, func(a, b Item) int { return strings.Compare(a.Node, b.Node) })
+	return report
+}
+
+// newLogger returns a logger with one JSON document per line, as the agent's.
+func newLogger(out io.Writer) *zap.Logger {
+	c := zap.NewProductionEncoderConfig()
+	c.TimeKey, c.EncodeTime = "time", zapcore.RFC3339NanoTimeEncoder
+	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(c), zapcore.AddSync(out), zapcore.InfoLevel))
+}

@@ -1,0 +1,332 @@
+package cleanup
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
+)
+
+// fakeCluster is an API server with the agents that at returns for the time since its start.
+type fakeCluster struct {
+	at      func(time.Duration) agents
+	started time.Time
+	fail    func(call, node string) error
+
+	mu     sync.Mutex
+	traces map[string]traces
+	calls  []string // except reads of agents
+	marked []string // pods
+}
+
+func (f *fakeCluster) call(name, node string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls = append(f.calls, strings.TrimSpace(name+" "+node))
+	if f.fail != nil {
+		return f.fail(name, node)
+	}
+	return nil
+}
+
+func (f *fakeCluster) readTraces(context.Context) ([]traces, error) {
+	err := f.call("list", "")
+	return slices.Collect(maps.Values(f.traces)), err
+}
+
+func (f *fakeCluster) readNode(_ context.Context, name string) (kube.NodeTraces, error) {
+	err := f.call("read", name)
+	return f.traces[name].NodeTraces, err
+}
+
+func (f *fakeCluster) readFeatures(context.Context) (map[string][]string, error) {
+	return nil, f.call("features", "")
+}
+
+func (f *fakeCluster) readAgents(context.Context) (agents, error) {
+	if f.fail != nil {
+		if err := f.fail("agents", ""); err != nil {
+			return agents{}, err
+		}
+	}
+	return f.at(time.Since(f.started)), nil
+}
+
+func (f *fakeCluster) remove(_ context.Context, i Item) error {
+	err := f.call("remove", i.Node)
+	if err == nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.traces[i.Node] = traces{NodeTraces: kube.NodeTraces{Node: i.Node, Taints: i.keep}}
+	}
+	return err
+}
+
+func (f *fakeCluster) mark(_ context.Context, p agentPod, at time.Time) error {
+	err := f.call("mark", p.name)
+	if err == nil && !at.IsZero() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.marked = append(f.marked, p.name)
+	}
+	return err
+}
+
+// tainted returns nodes with a taint each.
+func tainted(names ...string) map[string]traces {
+	all := make(map[string]traces)
+	for _, n := range names {
+		all[n] = traces{NodeTraces: kube.NodeTraces{Node: n, Taints: []string{unhealthy}}}
+	}
+	return all
+}
+
+// onNodes returns agents without configuration, on nodes. old reports whether the pod of a node is of an old revision.
+func onNodes(old func(node string) bool, names ...string) agents {
+	a := agents{map[types.UID]daemonSet{"ds": {name: "gpu/gna", revision: "new"}}, make(map[string][]agentPod)}
+	for _, n := range names {
+		a.pods[n] = []agentPod{podOf(configuration{}, func(p *agentPod) {
+			if p.name = "pod-" + n; old(n) {
+				p.revision = "old"
+			}
+		})}
+	}
+	return a
+}
+
+func runOf(t *testing.T, f *fakeCluster, o options) (Report, error) {
+	t.Helper()
+	f.started = time.Now()
+	o.connect = func(string, string, string) (cluster, error) { return f, nil }
+	r, err := o.run(t.Context(), zap.NewNop())
+	return *r, err
+}
+
+func never(string) bool { return false }
+
+func TestRunWritesNothingWithoutApply(t *testing.T) {
+	f := &fakeCluster{traces: tainted("a"), at: func(time.Duration) agents { return onNodes(never, "a") }}
+	r, err := runOf(t, f, options{})
+	if want := []string{"list", "features"}; err != nil || !slices.Equal(f.calls, want) {
+		t.Errorf("%v; calls %v, want %v", err, f.calls, want)
+	}
+	if text := r.Table(terminal.Output{}); !strings.Contains(text, unhealthy) || !strings.Contains(text, "1 node of 1 node can be cleaned now; --apply does it") {
+		t.Errorf("table:\n%s", text)
+	}
+}
+
+func TestRunWaitsForNewPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeCluster{traces: tainted("a", "b", "c")}
+		f.at = func(since time.Duration) agents {
+			return onNodes(func(n string) bool { return n == "b" && since < time.Minute || n == "c" }, "a", "b", "c")
+		}
+		r, err := runOf(t, f, options{apply: true, hook: true, wait: 3 * time.Minute})
+		if took := time.Since(f.started); took > 3*time.Minute || took < 2*time.Minute {
+			t.Errorf("ended after %v", took)
+		}
+		slices.Sort(f.calls)
+		if want := "features, list, mark pod-a, mark pod-b, read a, read b, remove a, remove b"; err != nil || strings.Join(f.calls, ", ") != want {
+			t.Errorf("%v; calls %v, want %s", err, f.calls, want)
+		}
+		text := r.Table(terminal.Output{})
+		for _, want := range []string{"cleaned 2 of 3 nodes; left: c; ", kube.CleanupCommand, "waits: pod gpu/pod-c is not of the newest revision"} {
+			if !strings.Contains(text, want) {
+				t.Errorf("table without %q:\n%s", want, text)
+			}
+		}
+	})
+}
+
+func TestRunEndsAtOnceWithNothingLeft(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeCluster{traces: map[string]traces{"a": {NodeTraces: kube.NodeTraces{Node: "a"}}}, at: func(time.Duration) agents { panic("the agents are read") }}
+		r, err := runOf(t, f, options{apply: true, hook: true, wait: 3 * time.Minute})
+		if err != nil || time.Since(f.started) > 0 || len(f.calls) != 2 || r.Table(terminal.Output{}) != "nothing is left by agents\n" {
+			t.Errorf("%v after %v, %v\n%s", err, time.Since(f.started), f.calls, r.Table(terminal.Output{}))
+		}
+	})
+}
+
+func TestRunTellsAgents(t *testing.T) {
+	for name, c := range map[string]struct {
+		o      options
+		fail   func(call, node string) error
+		marked string
+	}{
+		"by hand: of all clean nodes":        {options{apply: true}, nil, "pod-clean, pod-tainted"},
+		"hook: of cleaned nodes":             {options{apply: true, hook: true}, nil, "pod-tainted"},
+		"dry run":                            {options{}, nil, ""},
+		"NodeFeatures unknown":               {options{apply: true}, failing("features"), ""},
+		"not of a node that is not cleaned":  {options{apply: true}, failing("remove"), "pod-clean"},
+		"a node that cannot be read is left": {options{apply: true}, failing("read"), "pod-clean"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fakeCluster{traces: tainted("tainted"), fail: c.fail, at: func(time.Duration) agents {
+				return onNodes(func(n string) bool { return n == "old" }, "tainted", "clean", "old")
+			}}
+			for _, n := range []string{"clean", "old"} {
+				f.traces[n] = traces{NodeTraces: kube.NodeTraces{Node: n}}
+			}
+			_, err := runOf(t, f, c.o)
+			slices.Sort(f.marked)
+			if got := strings.Join(f.marked, ", "); got != c.marked || (err != nil) != (c.fail != nil) {
+				t.Errorf("%v; told %s, want %s", err, got, c.marked)
+			}
+		})
+	}
+}
+
+func failing(calls ...string) func(call, node string) error {
+	return func(call, node string) error {
+		if slices.Contains(calls, call) {
+			return fmt.Errorf("%s %s is forbidden", call, node)
+		}
+		return nil
+	}
+}
+
+// TestRunTellsLateAgents has an agent start after its node was cleaned, while the run waits for another node.
+func TestRunTellsLateAgents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeCluster{traces: tainted("a", "b")}
+		f.at = func(since time.Duration) agents {
+			all := onNodes(func(n string) bool { return n == "b" && since < time.Minute }, "a", "b")
+			if since < 30*time.Second {
+				delete(all.pods, "a")
+			}
+			return all
+		}
+		r, err := runOf(t, f, options{apply: true, hook: true, wait: 3 * time.Minute})
+		slices.Sort(f.marked)
+		if err != nil || len(r.left()) > 0 || !slices.Equal(f.marked, []string{"pod-a", "pod-b"}) {
+			t.Errorf("%v; left %v, told %v", err, r.left(), f.marked)
+		}
+	})
+}
+
+func TestRunErrors(t *testing.T) {
+	for name, c := range map[string]struct {
+		fail  func(call, node string) error
+		until time.Duration // of the failure
+		want  string        // the table at the end
+		calls int           // of remove
+		err   bool
+	}{
+		"one node":            {func(call, node string) error { return failing("remove a")(call+" "+node, "") }, time.Hour, "cleaned 1 of 2 nodes; left: a", 22, true},
+		"one node for a time": {func(call, node string) error { return failing("remove a")(call+" "+node, "") }, 10 * time.Second, "cleaned 2 nodes", 6, false},
+		"nodes":               {failing("list"), time.Hour, "unknown what agents have left", 0, true},
+		"nodes for a time":    {failing("list"), time.Minute, "cleaned 2 nodes", 2, false},
+		"agents":              {failing("agents"), time.Hour, "unknown what agents have left", 0, true},
+		"agents for a time":   {failing("agents"), time.Minute, "cleaned 2 nodes", 2, false},
+		"a pod":               {failing("mark"), time.Hour, "removed, but cannot tell pod gpu/pod-a", 2, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeCluster{traces: tainted("a", "b"), at: func(time.Duration) agents { return onNodes(never, "a", "b") }}
+				f.fail = func(call, node string) error {
+					if time.Since(f.started) < c.until {
+						return c.fail(call, node)
+					}
+					return nil
+				}
+				r, err := runOf(t, f, options{apply: true, wait: 3 * time.Minute})
+				if text := r.Table(terminal.Output{}); (err != nil) != c.err || !strings.Contains(text, c.want) {
+					t.Errorf("%v\n%s", err, text)
+				}
+				removed := slices.DeleteFunc(f.calls, func(call string) bool { return !strings.HasPrefix(call, "remove") })
+				if len(removed) != c.calls {
+					t.Errorf("%d removals, want %d", len(removed), c.calls)
+				}
+			})
+		})
+	}
+}
+
+func TestHookEndsWithoutError(t *testing.T) {
+	for _, hook := range []bool{true, false} {
+		cmd := Command()
+		args := []string{"--kubeconfig", "/absent", "--apply"}
+		if hook {
+			args = append(args, "--hook")
+		}
+		cmd.SetArgs(args)
+		cmd.SetOut(new(strings.Builder))
+		var log strings.Builder
+		cmd.SetErr(&log)
+		cmd.SilenceUsage, cmd.SilenceErrors = true, true
+		if err := cmd.ExecuteContext(t.Context()); (err == nil) != hook || hook && !strings.Contains(log.String(), kube.CleanupCommand) {
+			t.Errorf("hook %v: %v; log %s", hook, err, log.String())
+		}
+	}
+}
+
+func TestParseConfig(t *testing.T) {
+	for text, want := range map[string]configuration{
+		"":                                {},
+		"node: {labels: {output: api}}":   {labels: true},
+		"node: {labels: {output: file}}":  {},
+		"node: {labels: {output: false}}": {},
+		"node: {labels: {output: nodeFeature}}\nhealth: {kubernetes: {enabled: true}}":                                                  {feature: true, condition: true},
+		`node: {taints: [{when: cordoned, key: a/b, value: v, effect: NoExecute}, {when: anyUnhealthy, key: a/b, effect: NoSchedule}]}`: {taints: []string{"a/b:NoExecute", "a/b:NoSchedule"}},
+	} {
+		if got := parseConfig(text); fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("%s: %+v, want %+v", text, got, want)
+		}
+	}
+	if got := parseConfig("node: {taint: []}"); !strings.Contains(got.unknown, "node.taint") {
+		t.Errorf("an invalid file: %+v", got)
+	}
+}
+
+func TestOverrides(t *testing.T) {
+	for name, c := range map[string]struct {
+		container corev1.Container
+		want      string
+	}{
+		"the chart's":     {corev1.Container{Args: []string{"--config", "/etc/gpu-node-agent/config.yaml"}, Env: []corev1.EnvVar{{Name: "NODE_NAME"}}}, ""},
+		"another key":     {corev1.Container{Env: []corev1.EnvVar{{Name: "GPU_NODE_AGENT_HEALTH_SOCKET"}}, Args: []string{"--node.idle.after=1h"}}, ""},
+		"taints":          {corev1.Container{Env: []corev1.EnvVar{{Name: "GPU_NODE_AGENT_NODE_TAINTS"}}}, "variable GPU_NODE_AGENT_NODE_TAINTS"},
+		"condition":       {corev1.Container{Args: []string{"--health.kubernetes.enabled"}}, "argument --health.kubernetes.enabled"},
+		"labels":          {corev1.Container{Command: []string{"gpu-node-agent", "--node.labels.output=api"}}, "argument --node.labels.output=api"},
+		"unknown entries": {corev1.Container{Name: "c", EnvFrom: []corev1.EnvFromSource{{}}}, "envFrom of container c"},
+	} {
+		if got := overrides(corev1.PodSpec{Containers: []corev1.Container{c.container}}); got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+func TestStarted(t *testing.T) {
+	running, ended := corev1.ContainerState{Running: new(corev1.ContainerStateRunning)}, corev1.ContainerState{Terminated: new(corev1.ContainerStateTerminated)}
+	waiting := corev1.ContainerState{Waiting: new(corev1.ContainerStateWaiting)}
+	for name, c := range map[string]struct {
+		states []corev1.ContainerStatus
+		want   bool
+	}{
+		"no status":       {nil, false},
+		"waiting":         {[]corev1.ContainerStatus{{State: waiting}}, false},
+		"running":         {[]corev1.ContainerStatus{{State: running}}, true},
+		"restarting":      {[]corev1.ContainerStatus{{State: waiting, LastTerminationState: ended}}, true},
+		"one of two":      {[]corev1.ContainerStatus{{State: running}, {State: waiting}}, false},
+		"ended, no start": {[]corev1.ContainerStatus{{State: ended}}, true},
+	} {
+		p := &corev1.Pod{Status: corev1.PodStatus{ContainerStatuses: c.states}}
+		p.Spec.Containers = make([]corev1.Container, max(1, len(c.states)))
+		if got := started(p); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}

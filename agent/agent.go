@@ -67,6 +67,7 @@ type Agent struct {
 	nodeConfig         health.Latest[node.Config]
 	runtimeConfig      health.Latest[kube.RuntimeConfig]
 	served             health.Latest[[]byte] // servedSection
+	cleaned            health.Latest[string] // kube.CleanedAnnotation of the agent's pod
 	lastGood           health.Latest[[]byte] // Config.LastGood of the newest configuration that fits the devices
 
 	// The last reload.
@@ -236,7 +237,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 func (a *Agent) newNode(read readProperties, log *zap.Logger) *node.Follower {
 	return node.NewFollower(node.Options{
 		Config: &a.nodeConfig, Plugin: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), Serving: a.plugin.Serving, Ready: a.offersAll,
-		SysFS: a.sysFS, Properties: propertiesOf(&a.sourceConfig, &a.snapshots, read), Log: log,
+		SysFS: a.sysFS, Properties: propertiesOf(&a.sourceConfig, &a.snapshots, read), Cleaned: &a.cleaned, Log: log,
 	})
 }
 

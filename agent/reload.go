@@ -45,6 +45,7 @@ func (a *Agent) reloadOn(ctx context.Context, hup <-chan os.Signal) {
 			a.loggedError = "" // respond to each signal, even if the error is the same
 			a.reload("SIGHUP")
 		case <-tick.C:
+			storeChanged(&a.cleaned, kube.CleanedAt())
 			current := a.fileSum()
 			// Retry an invalid configuration even without a change: it may name a file that did not exist yet.
 			if (current != a.loadedSum || !a.lastReload.Load().OK) && current == previous {

@@ -161,6 +161,9 @@ func (s *scrape) collectNode() {
 		if n, enabled := s.src.NodeWrites(); enabled {
 			s.Add(nodeWrites, float64(n.Writes), nil)
 			s.Add(nodeErrors, float64(n.Errors), nil)
+			for _, kind := range n.Leftovers {
+				s.AddWith(nodeLeftovers, 1, nil, label("kind", kind))
+			}
 		}
 	}
 	s.addIfEnabled(podLabelsUp, s.src.PodLabelsUp)

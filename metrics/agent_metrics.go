@@ -116,6 +116,7 @@ const (
 	kubernetesErrors
 	nodeWrites
 	nodeErrors
+	nodeLeftovers
 	podLabelsUp
 	processesUp
 	processesWithoutPod
@@ -302,8 +303,12 @@ func agentMetrics() []MetricInfo {
 		kubernetesErrors:  {"kubernetes_errors_total", counter, "Total number of failed requests to the API server; most are retried.", nil},
 		nodeWrites:        {"node_writes_total", counter, "Total number of writes of the node's labels, its NodeFeature and its taints to the API server.", nil},
 		nodeErrors:        {"node_errors_total", counter, "Total number of failed tries to write the node's labels, its NodeFeature or its taints; all are retried.", nil},
-		podLabelsUp:       {"pod_labels_up", gauge, "Whether the labels of this node's pods could be read from the API server.", nil},
-		processesUp:       {"processes_up", gauge, "Whether the processes of the devices can be listed. No series while metrics.processes.enabled is false.", nil},
+		nodeLeftovers: {
+			"node_leftovers", gauge, "Whether earlier agents may have left labels, a NodeFeature (nodefeature) or taints of the node, which this one has no right to remove; always 1. " +
+				"No series without such a part. gpu-node-agent cleanup removes them.", []string{"kind"},
+		},
+		podLabelsUp: {"pod_labels_up", gauge, "Whether the labels of this node's pods could be read from the API server.", nil},
+		processesUp: {"processes_up", gauge, "Whether the processes of the devices can be listed. No series while metrics.processes.enabled is false.", nil},
 		processesWithoutPod: {
 			"processes_without_pod", gauge, "Number of processes that belong to no pod: of the host, unreadable control group, unknown_pod, " +
 				"not_holder of the device, holders_unknown.", []string{"reason"},

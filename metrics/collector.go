@@ -40,6 +40,8 @@ type Kubernetes struct {
 type NodeWrites struct {
 	Writes uint64
 	Errors uint64 // failed tries
+
+	Leftovers []string // labels, nodefeature, taints: what earlier agents may have left and this one has no right to remove
 }
 
 // Sources provides the data of a scrape, which reads each source once. All functions must return quickly.

@@ -205,9 +205,11 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 				AllocationErrors: map[string]uint64{"unknown_device": 1}, Devices: 3, Healthy: 2, Unschedulable: &plugin.Unschedulable{Devices: 1},
 			}}}
 		},
-		Reload:      func() Reload { return Reload{OK: true, At: now.Add(-time.Hour)} },
-		Kubernetes:  func() (Kubernetes, bool) { return Kubernetes{Writes: 4, Events: 3, Dropped: 2, Errors: 1}, true },
-		NodeWrites:  func() (NodeWrites, bool) { return NodeWrites{Writes: 6, Errors: 5}, true },
+		Reload:     func() Reload { return Reload{OK: true, At: now.Add(-time.Hour)} },
+		Kubernetes: func() (Kubernetes, bool) { return Kubernetes{Writes: 4, Events: 3, Dropped: 2, Errors: 1}, true },
+		NodeWrites: func() (NodeWrites, bool) {
+			return NodeWrites{Writes: 6, Errors: 5, Leftovers: []string{"labels", "taints"}}, true
+		},
 		PodLabelsUp: func() (bool, bool) { return true, true },
 		StateFileUp: func() (bool, bool) { return false, true },
 		Processes:   testProcesses(),

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"time"
 
@@ -34,6 +35,9 @@ const (
 	claimBurst = 100
 )
 
+// errNoAccount is why there is no access to the API server in a pod whose configuration needs none.
+var errNoAccount = errors.New("a service account")
+
 // RESTConfig returns the REST configuration of health.kubernetes.kubeconfig, or of the pod's service account if that is "".
 func RESTConfig(kubeconfig string) (*rest.Config, error) {
 	return RESTConfigOf("health.kubernetes.kubeconfig", kubeconfig)
@@ -46,8 +50,8 @@ func RESTConfigOf(key, kubeconfig string) (c *rest.Config, err error) {
 		if c, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
 			return nil, fmt.Errorf("%s: %w", key, err)
 		}
-	} else if c, err = rest.InClusterConfig(); errors.Is(err, rest.ErrNotInCluster) {
-		return nil, fmt.Errorf("%s: expected a kubeconfig file, because %s does not run in a pod with a service account", key, component)
+	} else if c, err = rest.InClusterConfig(); errors.Is(err, rest.ErrNotInCluster) || errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%s: expected a kubeconfig file, because %s does not run in a pod with a token of %w", key, component, errNoAccount)
 	} else if err != nil {
 		return nil, fmt.Errorf("service account of the pod: %w", err)
 	}

@@ -4,9 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -44,10 +46,13 @@ type NodeOptions struct {
 type NodeStatus struct {
 	Enabled    bool   // there is something to write, or to remove
 	Writes     uint64 // of labels and taints
-	Errors     uint64 // failed requests
+	Errors     uint64 // failed requests, except the refused ones of Leftovers
 	LabelsErr  string // why the node's labels are not as desired; empty if they are
 	FeatureErr string // why the NodeFeature is not
 	TaintsErr  string // why the taints are not
+
+	// Leftovers are the parts that earlier agents may have written and this one has no right to remove: labels, nodefeature, taints.
+	Leftovers []string
 
 	RemovedTaint corev1.Taint // the startup taint that the node did not have any more after a check; zero if there was none
 }
@@ -77,10 +82,10 @@ func NewNodeWriter(o NodeOptions) *NodeWriter {
 	w := &NodeWriter{NodeOptions: o, open: connect}
 	const nodeRights = "a node named %, and a cluster role with get and patch on nodes"
 	w.parts = []*nodePart{
-		w.newPart(&w.status.LabelsErr, "the node's labels", nodeRights, (&labelsWriter{NodeWriter: w}).part()),
-		w.newPart(&w.status.FeatureErr, "the NodeFeature", "the API nfd.k8s-sigs.io/v1alpha1 of Node Feature Discovery, a cluster role with get on nodes, and a role with get, create, "+
+		w.newPart("labels", &w.status.LabelsErr, "the node's labels", nodeRights, (&labelsWriter{NodeWriter: w}).part()),
+		w.newPart("nodefeature", &w.status.FeatureErr, "the NodeFeature", "the API nfd.k8s-sigs.io/v1alpha1 of Node Feature Discovery, a cluster role with get on nodes, and a role with get, create, "+
 			"update and delete on nodefeatures", (&featureWriter{NodeWriter: w}).part()),
-		w.newPart(&w.status.TaintsErr, "the node's taints", nodeRights, (&taintsWriter{NodeWriter: w}).part()),
+		w.newPart("taints", &w.status.TaintsErr, "the node's taints", nodeRights, (&taintsWriter{NodeWriter: w}).part()),
 	}
 	return w
 }
@@ -183,9 +188,11 @@ type partWriter struct {
 type nodePart struct {
 	partWriter
 	writer *NodeWriter
+	kind   string  // in NodeStatus.Leftovers
 	err    *string // NodeStatus.LabelsErr or another; guarded by the writer's mutex
 	rights string
 	errs   *ErrorLog
+	left   *ErrorLog // of Leftovers
 
 	desired  any       // the newest desired part
 	since    time.Time // of desired
@@ -217,11 +224,12 @@ type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error { return e.error }
 
-func (w *NodeWriter) newPart(status *string, what, rights string, p partWriter) *nodePart {
+func (w *NodeWriter) newPart(kind string, status *string, what, rights string, p partWriter) *nodePart {
 	rights = strings.ReplaceAll(rights, "%", w.Node)
 	return &nodePart{
-		partWriter: p, writer: w, err: status, rights: rights,
+		partWriter: p, writer: w, kind: kind, err: status, rights: rights,
 		errs: NewErrorLog(w.Log, "cannot write "+what, "wrote "+what+" again", rights),
+		left: NewErrorLog(w.Log, "earlier agents may have left "+what+", and this one has no right to remove them", "nothing is left of "+what, CleanupCommand),
 	}
 }
 
@@ -229,6 +237,8 @@ func (w *NodeWriter) newPart(status *string, what, rights string, p partWriter) 
 func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, last bool) (next time.Duration, done bool) {
 	if want.stays() {
 		p.desired, p.written, p.retry, p.warning = nil, nil, backoff{}, ""
+		p.setLeft(false)
+		p.left.Recovered()
 		p.setError("")
 		return -1, true
 	}
@@ -257,6 +267,8 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 		p.written, p.retry = want.value, backoff{}
 		p.earliest, p.checkAt = now.Add(minInterval), now.Add(jitter(p.nextCheck(s)))
 		p.errs.Recovered()
+		p.left.Recovered()
+		p.setLeft(false)
 		p.setError(warning)
 		p.logWarning(warning)
 		if want.removes {
@@ -273,14 +285,21 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 		p.lateEnd = now.Add(lateWindow)
 	}
 	pause := p.retry.next()
-	if _, permanent := errors.AsType[permanentError](err); permanent || want.removes && apierrors.IsForbidden(err) {
+	left := want.removes && (apierrors.IsForbidden(err) || errors.Is(err, errNoAccount))
+	if _, permanent := errors.AsType[permanentError](err); permanent || left {
 		pause = slowRetry
 	}
 	p.earliest = now.Add(jitter(pause))
 	p.written = nil // what the API server has is unknown
+	p.setLeft(left)
+	if left {
+		p.left.Report(err)
+		p.setError(fmt.Sprintf("earlier agents may have left some, and this one has no right to remove them: %v; this removes them: %s", err, CleanupCommand))
+		return p.earliest.Sub(now), false
+	}
 	p.errs.Report(err)
 	p.writer.updateStatus(func(s *NodeStatus) { s.Errors++ })
-	p.setError(p.describe(err, want.removes))
+	p.setError(p.describe(err))
 	return p.earliest.Sub(now), false
 }
 
@@ -303,17 +322,27 @@ func checkInterval(since time.Time) time.Duration {
 	return min(max(minCheckInterval, time.Since(since)), heartbeatInterval)
 }
 
-// describe returns an error with the rights that the agent needs, if it lacks some, and how to grant them for a removal.
-func (p *nodePart) describe(err error, removes bool) string {
+// describe returns an error with the rights that the agent needs, if it lacks some.
+func (p *nodePart) describe(err error) string {
 	text := err.Error()
-	if !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
-		return text
-	}
-	text += "; the agent requires " + p.rights
-	if removes {
-		text += ", to remove what it wrote; in the chart's values, set node.labels.output to off, or node.taints to [], until that is done"
+	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+		text += "; the agent requires " + p.rights
 	}
 	return text
+}
+
+// setLeft records whether the part may be left by earlier agents.
+func (p *nodePart) setLeft(left bool) {
+	p.writer.updateStatus(func(s *NodeStatus) {
+		if slices.Contains(s.Leftovers, p.kind) == left {
+			return
+		}
+		s.Leftovers = slices.DeleteFunc(slices.Clone(s.Leftovers), func(kind string) bool { return kind == p.kind }) // readers have the old list
+		if left {
+			s.Leftovers = append(s.Leftovers, p.kind)
+			slices.Sort(s.Leftovers)
+		}
+	})
 }
 
 func (p *nodePart) setError(text string) {

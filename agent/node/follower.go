@@ -28,6 +28,7 @@ type Options struct {
 	SysFS     func() string                         // where the host of the devices has its sysfs; empty if that is another host
 	// Properties reads what NVML has of devices. It leaves out those of which it is unknown. It may take seconds.
 	Properties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
+	Cleaned    *health.Latest[string] // kube.CleanedAnnotation of the agent's pod; nil, empty or "": none
 	Log        *zap.Logger
 }
 
@@ -59,6 +60,7 @@ type memory struct {
 	Feature bool     `json:"feature,omitempty"`
 	Taints  bool     `json:"taints,omitempty"`
 	Files   []string `json:"files,omitempty"`
+	Cleaned string   `json:"cleaned,omitempty"` // the newest Options.Cleaned that was followed
 }
 
 // section is the section of the state file.
@@ -70,6 +72,9 @@ type section struct {
 
 // NewFollower returns a follower that stores nothing before Run.
 func NewFollower(o Options) *Follower {
+	if o.Cleaned == nil {
+		o.Cleaned = new(health.Latest[string])
+	}
 	return &Follower{Options: o, file: &fileWriter{log: o.Log, wall: time.Now}}
 }
 
@@ -185,6 +190,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		snap, snapChanged := f.Snapshots.Watch()
 		_, writtenChanged := f.written.Watch()
 		_, fileChanged := f.file.result.Watch()
+		_, cleanedChanged := f.Cleaned.Watch()
 		switch {
 		case found != nil || !snap.Polled():
 		case waited == nil:
@@ -207,6 +213,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		case <-snapChanged:
 		case <-writtenChanged:
 		case <-fileChanged:
+		case <-cleanedChanged:
 		case <-waited:
 			unknown = &host{}
 		}
@@ -250,6 +257,7 @@ func (f *Follower) state(config *Config, snap *health.Snapshot) (s kube.NodeStat
 		f.memory.Feature = f.memory.Feature && (last.Feature == nil || len(last.Feature) > 0)
 		f.memory.Taints = f.memory.Taints && (last.Taints == nil || len(last.Taints) > 0 || len(last.Undecided) > 0)
 	}
+	f.followCleaned(config)
 	part := func(configured bool, mayExist *bool) map[string]string {
 		switch {
 		case configured:
@@ -272,6 +280,20 @@ func (f *Follower) state(config *Config, snap *health.Snapshot) (s kube.NodeStat
 		}
 	}
 	return s
+}
+
+// followCleaned forgets what is not configured when somebody else has removed it from the node. That was while the annotation had another value,
+// so that an old one says nothing of what this or an earlier process wrote since. It needs no clock: those of nodes differ.
+func (f *Follower) followCleaned(config *Config) {
+	at := f.Cleaned.Load()
+	if at == nil || *at == "" || *at == f.memory.Cleaned {
+		return
+	}
+	f.Log.Info("what earlier agents left of the node in the API server was removed", zap.String("at", *at))
+	f.memory.Cleaned = *at
+	f.memory.Labels = f.memory.Labels && config.Labels.Output == LabelsAPI
+	f.memory.Feature = f.memory.Feature && config.Labels.Output == LabelsNodeFeature
+	f.memory.Taints = f.memory.Taints && len(config.Taints) > 0
 }
 
 // mayRemove reports whether labels can be removed from where they are not configured: while they are unknown, they are not written to

@@ -68,7 +68,7 @@ func (a *Agent) handler() http.Handler {
 		},
 		NodeWrites: func() (metrics.NodeWrites, bool) {
 			s := a.nodeWriter.Status()
-			return metrics.NodeWrites{Writes: s.Writes, Errors: s.Errors, Leftovers: s.Leftovers}, s.Enabled
+			return metrics.NodeWrites{Writes: s.Writes, Errors: s.Errors, Leftovers: s.Leftovers()}, s.Enabled
 		},
 		StateFileUp: func() (up, on bool) {
 			s := a.stateFile.Status()

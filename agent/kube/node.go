@@ -8,7 +8,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"reflect"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -46,15 +45,28 @@ type NodeOptions struct {
 type NodeStatus struct {
 	Enabled    bool   // there is something to write, or to remove
 	Writes     uint64 // of labels and taints
-	Errors     uint64 // failed requests, except the refused ones of Leftovers
+	Errors     uint64 // failed requests, except the refused ones of what is left
 	LabelsErr  string // why the node's labels are not as desired; empty if they are
 	FeatureErr string // why the NodeFeature is not
 	TaintsErr  string // why the taints are not
 
-	// Leftovers are the parts that earlier agents may have written and this one has no right to remove: labels, nodefeature, taints.
-	Leftovers []string
+	// What earlier agents may have written and this one has no right to remove.
+	LabelsLeft, FeatureLeft, TaintsLeft bool
 
 	RemovedTaint corev1.Taint // the startup taint that the node did not have any more after a check; zero if there was none
+}
+
+// Leftovers names what earlier agents may have left: labels, nodefeature, taints.
+func (s NodeStatus) Leftovers() (kinds []string) {
+	for _, part := range []struct {
+		kind string
+		left bool
+	}{{"labels", s.LabelsLeft}, {"nodefeature", s.FeatureLeft}, {"taints", s.TaintsLeft}} {
+		if part.left {
+			kinds = append(kinds, part.kind)
+		}
+	}
+	return kinds
 }
 
 // NodeWriter writes the labels and taints of the node.
@@ -82,10 +94,10 @@ func NewNodeWriter(o NodeOptions) *NodeWriter {
 	w := &NodeWriter{NodeOptions: o, open: connect}
 	const nodeRights = "a node named %, and a cluster role with get and patch on nodes"
 	w.parts = []*nodePart{
-		w.newPart("labels", &w.status.LabelsErr, "the node's labels", nodeRights, (&labelsWriter{NodeWriter: w}).part()),
-		w.newPart("nodefeature", &w.status.FeatureErr, "the NodeFeature", "the API nfd.k8s-sigs.io/v1alpha1 of Node Feature Discovery, a cluster role with get on nodes, and a role with get, create, "+
+		w.newPart(&w.status.LabelsErr, &w.status.LabelsLeft, "the node's labels", nodeRights, (&labelsWriter{NodeWriter: w}).part()),
+		w.newPart(&w.status.FeatureErr, &w.status.FeatureLeft, "the NodeFeature", "the API nfd.k8s-sigs.io/v1alpha1 of Node Feature Discovery, a cluster role with get on nodes, and a role with get, create, "+
 			"update and delete on nodefeatures", (&featureWriter{NodeWriter: w}).part()),
-		w.newPart("taints", &w.status.TaintsErr, "the node's taints", nodeRights, (&taintsWriter{NodeWriter: w}).part()),
+		w.newPart(&w.status.TaintsErr, &w.status.TaintsLeft, "the node's taints", nodeRights, (&taintsWriter{NodeWriter: w}).part()),
 	}
 	return w
 }
@@ -188,11 +200,11 @@ type partWriter struct {
 type nodePart struct {
 	partWriter
 	writer *NodeWriter
-	kind   string  // in NodeStatus.Leftovers
-	err    *string // NodeStatus.LabelsErr or another; guarded by the writer's mutex
+	err    *string // NodeStatus.LabelsErr or another; guarded by the writer's mutex, as isLeft
+	isLeft *bool   // NodeStatus.LabelsLeft or another
 	rights string
 	errs   *ErrorLog
-	left   *ErrorLog // of Leftovers
+	left   *ErrorLog // while isLeft
 
 	desired  any       // the newest desired part
 	since    time.Time // of desired
@@ -224,10 +236,10 @@ type permanentError struct{ error }
 
 func (e permanentError) Unwrap() error { return e.error }
 
-func (w *NodeWriter) newPart(kind string, status *string, what, rights string, p partWriter) *nodePart {
+func (w *NodeWriter) newPart(err *string, isLeft *bool, what, rights string, p partWriter) *nodePart {
 	rights = strings.ReplaceAll(rights, "%", w.Node)
 	return &nodePart{
-		partWriter: p, writer: w, kind: kind, err: status, rights: rights,
+		partWriter: p, writer: w, err: err, isLeft: isLeft, rights: rights,
 		errs: NewErrorLog(w.Log, "cannot write "+what, "wrote "+what+" again", rights),
 		left: NewErrorLog(w.Log, "earlier agents may have left "+what+", and this one has no right to remove them", "nothing is left of "+what, CleanupCommand),
 	}
@@ -235,10 +247,13 @@ func (w *NodeWriter) newPart(kind string, status *string, what, rights string, p
 
 // step writes the part if it is due. It returns when it is due again, negative for never, and whether the API server has it.
 func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, last bool) (next time.Duration, done bool) {
-	if want.stays() {
-		p.desired, p.written, p.retry, p.warning = nil, nil, backoff{}, ""
+	if *p.isLeft && !want.removes {
 		p.setLeft(false)
 		p.left.Recovered()
+		p.earliest = time.Time{} // what is configured now does not wait for slowRetry
+	}
+	if want.stays() {
+		p.desired, p.written, p.retry, p.warning = nil, nil, backoff{}, ""
 		p.setError("")
 		return -1, true
 	}
@@ -294,7 +309,7 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 	p.setLeft(left)
 	if left {
 		p.left.Report(err)
-		p.setError(fmt.Sprintf("earlier agents may have left some, and this one has no right to remove them: %v; this removes them: %s", err, CleanupCommand))
+		p.setError(fmt.Sprintf("earlier agents may have left some, and this one has no right to remove them: %s; this removes them: %s", p.describe(err), CleanupCommand))
 		return p.earliest.Sub(now), false
 	}
 	p.errs.Report(err)
@@ -333,16 +348,7 @@ func (p *nodePart) describe(err error) string {
 
 // setLeft records whether the part may be left by earlier agents.
 func (p *nodePart) setLeft(left bool) {
-	p.writer.updateStatus(func(s *NodeStatus) {
-		if slices.Contains(s.Leftovers, p.kind) == left {
-			return
-		}
-		s.Leftovers = slices.DeleteFunc(slices.Clone(s.Leftovers), func(kind string) bool { return kind == p.kind }) // readers have the old list
-		if left {
-			s.Leftovers = append(s.Leftovers, p.kind)
-			slices.Sort(s.Leftovers)
-		}
-	})
+	p.writer.updateStatus(func(*NodeStatus) { *p.isLeft = left })
 }
 
 func (p *nodePart) setError(text string) {

@@ -734,7 +734,10 @@ func TestNodePartsAreIndependent(t *testing.T) {
 		g.wantLabels(s.Labels)
 		g.wantTaints("gpu/unhealthy:NoSchedule")
 		g.wantStatus(featureErr, "delete on nodefeatures")
-		g.wantStatus(featureErr, "node.labels.output")
+		g.wantStatus(featureErr, CleanupCommand)
+		if s := g.writer.Status(); !slices.Equal(s.Leftovers(), []string{"nodefeature"}) || s.Errors > 0 {
+			t.Errorf("%+v", s)
+		}
 		g.wantWritten(s, false)
 		g.took()
 		g.advance(time.Hour)

@@ -31,6 +31,7 @@ type harness struct {
 	dir       string
 	node      string // of the next restart
 	notReady  atomic.Bool
+	cleaned   health.Latest[string]
 }
 
 func newFollowerHarness(t *testing.T, output string) *harness {
@@ -69,7 +70,7 @@ func (h *harness) restart(section *[]byte, sameBoot bool) {
 			}
 			return h.read(ctx, devices)
 		},
-		Log: nop,
+		Cleaned: &h.cleaned, Log: nop,
 	})
 	if section != nil {
 		if err := h.Restore(*section, sameBoot); err != nil {
@@ -240,6 +241,57 @@ func TestFollowerRemovesTaints(t *testing.T) {
 			stop()
 		}
 	})
+}
+
+func TestFollowerForgetsWhatWasCleaned(t *testing.T) {
+	taints := []TaintConfig{{When: WhenAnyUnhealthy, Key: "a/b", Effect: "NoSchedule"}}
+	for name, c := range map[string]struct {
+		change  func(h *harness)
+		labels  bool // are to be removed
+		taints  bool
+		restart bool
+	}{
+		"no annotation":           {func(*harness) {}, true, true, false},
+		"of this pod":             {func(h *harness) { h.cleaned.Store(new("2")) }, false, false, false},
+		"of this pod, restarted":  {func(h *harness) { h.cleaned.Store(new("2")) }, false, false, true},
+		"from before the removal": {func(h *harness) { h.cleaned.Store(new("1")) }, true, true, false},
+		"the same after restart":  {func(h *harness) { h.cleaned.Store(new("1")) }, true, true, true},
+		"a new pod without one":   {func(h *harness) { h.cleaned.Store(new("")) }, true, true, true},
+		"taints are configured": {func(h *harness) {
+			h.setConfig(func(c *Config) { c.Taints = taints })
+			h.cleaned.Store(new("2"))
+			synctest.Wait()
+			h.setConfig(func(c *Config) { c.Taints = nil })
+		}, false, true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newFollowerHarness(t, LabelsAPI)
+				h.setConfig(func(c *Config) { c.Taints = taints })
+				h.cleaned.Store(new("1")) // while both are configured
+				stop := healthtest.Run(t, h.Run)
+				h.poll(gpus(2, h100))
+				h.setConfig(func(c *Config) { c.Labels.Output, c.Taints = LabelsOff, nil })
+				synctest.Wait()
+				if s := h.Desired().Load(); s.Labels == nil || s.Taints == nil {
+					t.Fatalf("nothing is to be removed: %+v", s)
+				}
+				if c.restart {
+					stop()
+					h.cleaned.Store(nil)
+					h.restart(h.Saved().Load(), true)
+					stop = healthtest.Run(t, h.Run)
+					h.poll(gpus(2, h100))
+				}
+				c.change(h)
+				synctest.Wait()
+				if s := h.Desired().Load(); (s.Labels != nil) != c.labels || (s.Taints != nil) != c.taints || len(s.Labels)+len(s.Taints) > 0 {
+					t.Errorf("%+v, want labels to be removed: %v, taints: %v", s, c.labels, c.taints)
+				}
+				stop()
+			})
+		})
+	}
 }
 
 func TestFollowerRemovesLabelsOnExit(t *testing.T) {

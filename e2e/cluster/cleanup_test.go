@@ -5,6 +5,8 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -41,16 +43,18 @@ func TestCleanup(t *testing.T) {
 		awaitClean(t, "cpu")
 	})
 	step(t, "the agent learns that nothing is left", func(t *testing.T) {
-		eventually(t, "no series of leftovers", func(ctx context.Context) error {
-			page, err := scrape(ctx)
-			if err == nil && (strings.Contains(page, "gpu_node_agent_node_leftovers") || strings.Contains(page, "gpu_node_agent_node_errors_total")) {
-				err = fmt.Errorf("the agent has something to remove")
+		at := mustAgentPod(t).Annotations["gpu-node-agent/cleaned"]
+		if at == "" {
+			t.Fatal("the pod has no annotation")
+		}
+		eventually(t, "the state file has the time of the annotation", func(context.Context) error {
+			text, err := os.ReadFile("/var/lib/gpu-node-agent/state.json")
+			if err == nil && !strings.Contains(string(text), at) {
+				err = fmt.Errorf("no %s in:\n%s", at, text)
 			}
 			return err
 		})
-		if at := mustAgentPod(t).Annotations["gpu-node-agent/cleaned"]; at == "" {
-			t.Error("the pod has no annotation")
-		}
+		awaitNoLeftovers(t)
 	})
 	step(t, "a rollback to a revision without config.node", func(t *testing.T) {
 		helm(t, upgradeArgs(oldTag, with...)...)
@@ -71,12 +75,36 @@ func TestCleanup(t *testing.T) {
 			t.Errorf("%v\n%s", err, page)
 		}
 		awaitNodeTaints(t, unhealthyTaint)
+		cleanUp(t)
+		awaitNodeTaints(t)
+		awaitNoLeftovers(t)
 	})
 	step(t, "helm uninstall", func(t *testing.T) {
 		helm(t, upgradeArgs(oldTag, with...)...)
 		awaitNodeTaints(t, unhealthyTaint)
 		uninstall(t)
 		awaitClean(t)
+	})
+}
+
+// cleanUp runs the command that /readyz and the notes name.
+func cleanUp(t *testing.T) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), theCluster.file("gpu-node-agent-"+oldTag), "cleanup", "--kubeconfig", theCluster.pki.Kubeconfig(admin), "--apply").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// awaitNoLeftovers waits until the agent names nothing that is left.
+func awaitNoLeftovers(t *testing.T) {
+	t.Helper()
+	eventually(t, "no series of leftovers", func(ctx context.Context) error {
+		page, err := scrape(ctx)
+		if err == nil && strings.Contains(page, "gpu_node_agent_node_leftovers") {
+			err = fmt.Errorf("the agent has something to remove")
+		}
+		return err
 	})
 }
 

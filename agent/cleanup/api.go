@@ -272,8 +272,7 @@ func (a *api) remove(ctx context.Context, i Item) error {
 		}
 	}
 	if len(i.Taints) > 0 {
-		_, err := a.RemoveTaints(ctx, i.Node, i.keep)
-		add("taints", err)
+		add("taints", a.RemoveTaints(ctx, i.Node, i.keep))
 	}
 	if len(i.Labels) > 0 {
 		add("labels", a.RemoveLabels(ctx, i.Node))

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// CleanupCommand removes what agents have left on nodes and must not or cannot remove.
+// CleanupCommand removes what agents have left on nodes and have no right to remove.
 const CleanupCommand = "gpu-node-agent cleanup --context NAME --apply"
 
 // CleanedAnnotation of an agent's pod is when its node was found to have, or was left with, only what the agent's configuration has.
@@ -72,15 +72,15 @@ func NewCleaner(c *rest.Config) (*Cleaner, error) {
 	return &Cleaner{api}, nil
 }
 
-// RemoveTaints removes the taints that the node's annotation records, except some, each KEY:EFFECT. It returns those that the node had.
-func (c *Cleaner) RemoveTaints(ctx context.Context, node string, keep []string) (removed []string, err error) {
+// RemoveTaints removes the taints that the node's annotation records, except some, each KEY:EFFECT.
+func (c *Cleaner) RemoveTaints(ctx context.Context, node string, keep []string) error {
 	s := NodeState{Taints: []corev1.Taint{}}
 	for _, id := range keep {
 		key, effect, _ := strings.Cut(id, ":")
 		s.Undecided = append(s.Undecided, corev1.Taint{Key: key, Effect: corev1.TaintEffect(effect)})
 	}
-	next, err := c.api.writeTaints(ctx, node, "", &s)
-	return next.removed, unlessGone(err)
+	_, err := c.api.writeTaints(ctx, node, "", &s)
+	return unlessGone(err)
 }
 
 // RemoveLabels removes the labels that belong to the agents' field manager.

@@ -12,7 +12,7 @@ import (
 
 func TestTracesOf(t *testing.T) {
 	fields := func(manager string, operation metav1.ManagedFieldsOperationType, text string) metav1.ManagedFieldsEntry {
-		return metav1.ManagedFieldsEntry{Manager: manager, Operation: operation, FieldsV1: &metav1.FieldsV1{Raw: []byte(text)}}
+		return metav1.ManagedFieldsEntry{Manager: manager, Operation: operation, FieldsV1: metav1.NewFieldsV1(text)}
 	}
 	const labels = `{"f:metadata": {"f:labels": {".": {}, "f:a/%s": {}, "f:b": {}}}}`
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{

@@ -26,7 +26,8 @@ func notes(t *testing.T, args ...string) string {
 func TestNotesWidth(t *testing.T) {
 	args := [][]string{
 		{"--set", "config.source.mode=sim,config.plugin.enabled=false,nodeSelector.pool=gpu,dashboards.enabled=true"},
-		{"--set", "rbac.cleanupHook=false"}, {"--set", "rbac.create=false"},
+		{"--set", "rbac.cleanupHook=false"},
+		{"--set", "rbac.create=false"},
 		{"--set", "config.plugin.migStrategy=mixed,sysAdmin=never,config.health.kubernetes.enabled=true,affinity=null"},
 	}
 	for _, file := range valuesFiles(t) {

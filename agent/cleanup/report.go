@@ -74,19 +74,14 @@ func (i Item) action() terminal.Cell {
 	return terminal.Cell{Text: "remove"}
 }
 
-// left returns the nodes on which something is left.
-func (r Report) left() (nodes []string) {
-	for _, i := range r.Nodes {
-		if !i.Done {
-			nodes = append(nodes, i.Node)
-		}
-	}
-	return nodes
-}
-
 // summary returns what the run did, and the command that does the rest.
 func (r Report) summary() string {
-	left := r.left()
+	left := 0
+	for _, i := range r.Nodes {
+		if !i.Done {
+			left++
+		}
+	}
 	removable := len(slices.DeleteFunc(slices.Clone(r.Nodes), func(i Item) bool { return i.Waits != "" || i.Unknown != "" }))
 	switch {
 	case len(r.Nodes) == 0 && len(r.Errors) > 0:
@@ -95,9 +90,8 @@ func (r Report) summary() string {
 		return "nothing is left by agents"
 	case r.DryRun:
 		return fmt.Sprintf("dry run: %s of %s can be cleaned now; --apply does it", status.Plural(removable, "node"), status.Plural(len(r.Nodes), "node"))
-	case len(left) == 0:
+	case left == 0:
 		return "cleaned " + status.Plural(len(r.Nodes), "node")
 	}
-	return fmt.Sprintf("cleaned %d of %s; left: %s; this removes the rest later: %s", len(r.Nodes)-len(left), status.Plural(len(r.Nodes), "node"),
-		strings.Join(left, ", "), kube.CleanupCommand)
+	return fmt.Sprintf("cleaned %d of %s; this removes the rest later: %s", len(r.Nodes)-left, status.Plural(len(r.Nodes), "node"), kube.CleanupCommand)
 }

@@ -3,6 +3,7 @@ package dra
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,7 +18,8 @@ import (
 // ClaimDevice finds the device behind a device of a claim in the kubelet's pod resources: it is a podresources.ClaimResolver.
 //
 // A prepared claim names its devices. Other claims of the driver have devices of the published pool. While the driver has no pool yet, or
-// another one of the same name serves the node, such as NVIDIA's, names of devices are those that this driver would publish.
+// another one of the same name serves the node, such as NVIDIA's, names of devices are those that this driver would publish. So are those of
+// claims that an agent has prepared, whatever the name of its driver was.
 func (d *Driver) ClaimDevice(namespace, name string, c podresources.ClaimRef) (id health.DeviceID, admin, ok bool) {
 	if prepared := d.prepared(namespace, name, c); prepared != nil {
 		return prepared.Device, prepared.Admin, true
@@ -25,11 +27,14 @@ func (d *Driver) ClaimDevice(namespace, name string, c podresources.ClaimRef) (i
 	if id, ok = d.Device(c.Driver, c.Pool, name); ok {
 		return id, false, true
 	}
-	cfg := d.Config.Load()
-	if cfg == nil || c.Driver != cfg.DRA.DriverName || cfg.ServesDRA() && d.hasPool() {
+	cfg, snap := d.Config.Load(), d.Snapshots.Load()
+	own := cdi.IsClaimDevice(c.CDI)
+	if cfg == nil || !own && (c.Driver != cfg.DRA.DriverName || cfg.ServesDRA() && d.hasPool()) {
 		return "", false, false
 	}
-	id, ok = deviceByName(d.Snapshots.Load(), name)
+	if id, ok = deviceByName(snap, name); !ok && own {
+		id, ok = deviceByName(snap, gpuPrefix.FindString(name)) // the pod has one of its MIG devices
+	}
 	return id, false, ok
 }
 
@@ -76,6 +81,9 @@ func (d *Driver) PreparedAt(h podresources.Holder) (at time.Time) {
 // slice.
 var placedMIG = regexp.MustCompile(`^(gpu-[0-9]+-mig-[a-z0-9-]+)-[0-9]+-[0-9]+$`)
 
+// gpuPrefix matches the name of the GPU in that of a MIG device.
+var gpuPrefix = regexp.MustCompile(`^gpu-[0-9]+`)
+
 // deviceByName returns the device that NVIDIA's driver publishes under a name. A MIG device whose placement is unknown is found by its
 // profile, if its GPU has one of it only.
 func deviceByName(snap *health.Snapshot, name string) (id health.DeviceID, ok bool) {
@@ -121,12 +129,13 @@ func (d *Driver) Orphans() string {
 		return ""
 	}
 	var pods []plugin.Pod
-	driver, h := "", d.Holders.Load()
+	var drivers []string
+	h := d.Holders.Load()
 	for _, byDevice := range []map[health.DeviceID][]podresources.Holder{h.By, h.Admin} {
 		for _, holders := range byDevice {
 			for _, holder := range holders {
 				if cdi.IsClaimDevice(holder.Claim.CDI) {
-					pods, driver = append(pods, plugin.Pod{Namespace: holder.Namespace, Name: holder.Pod}), holder.Claim.Driver
+					pods, drivers = append(pods, plugin.Pod{Namespace: holder.Namespace, Name: holder.Pod}), append(drivers, holder.Claim.Driver)
 				}
 			}
 		}
@@ -134,7 +143,8 @@ func (d *Driver) Orphans() string {
 	if len(pods) == 0 {
 		return ""
 	}
+	slices.Sort(drivers)
 	return fmt.Sprintf("this agent has no driver %s for the claims of %s: such a pod cannot end, and 30 seconds after the end of the driver the kubelet has "+
 		"removed its ResourceSlices; until the pods have ended, set plugin.api to devicePlugin and give the agent the mounts and rights of DRA "+
-		"(in the chart --set dra.enabled=true --set config.plugin.api=devicePlugin)", driver, plugin.PodNames(pods))
+		"(in the chart --set dra.enabled=true --set config.plugin.api=devicePlugin)", strings.Join(slices.Compact(drivers), ", "), plugin.PodNames(pods))
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -92,11 +93,46 @@ func FuzzDeviceByName(f *testing.F) {
 	})
 }
 
+// The text names each driver and pod once, in the same order each time.
+func TestOrphans(t *testing.T) {
+	holder := func(pod, driver, name string) podresources.Holder {
+		return podresources.Holder{Namespace: "ns", Pod: pod, Claim: podresources.ClaimRef{Name: "c", Driver: driver, CDI: name}}
+	}
+	ours := cdi.ClaimDeviceName("uid-gpu-0")
+	h := podresources.Holders{
+		By: map[health.DeviceID][]podresources.Holder{
+			"GPU-0": {holder("b", "gpu.example.com", ours)}, "GPU-1": {holder("a", "gpu.nvidia.com", ours)}, "GPU-2": {holder("a", "gpu.nvidia.com", ours)},
+			"GPU-3": {holder("foreign", "gpu.nvidia.com", "k8s.gpu.nvidia.com/claim=uid-gpu-3")},
+		},
+		Admin: map[health.DeviceID][]podresources.Holder{"GPU-0": {holder("monitor", "gpu.nvidia.com", ours)}},
+	}
+	d := New(Options{Config: new(health.Latest[plugin.Config]), Holders: new(health.Latest[podresources.Holders]), Log: zap.NewNop()})
+	cfg := plugin.DefaultConfig()
+	d.Config.Store(&cfg)
+	d.Holders.Store(&h)
+	if text := d.Orphans(); text != "" {
+		t.Errorf("before it is known whether a checkpoint is left: %s", text)
+	}
+	d.setReleased("")
+	for range 20 {
+		if text := d.Orphans(); !strings.Contains(text, "no driver gpu.example.com, gpu.nvidia.com for the claims of pods ns/a, ns/b and ns/monitor:") {
+			t.Fatal(text)
+		}
+	}
+	cfg.API = plugin.APIDRA
+	if text := d.Orphans(); text != "" {
+		t.Errorf("with a driver: %s", text)
+	}
+}
+
 func TestClaimDevice(t *testing.T) {
 	const driver = "gpu.nvidia.com"
 	now := time.Now()
 	ref := func(claim, driver, share string) podresources.ClaimRef {
 		return podresources.ClaimRef{Name: claim, Driver: driver, Pool: "node-1", ShareID: share}
+	}
+	own := func(driver string) podresources.ClaimRef {
+		return podresources.ClaimRef{Name: "lost", Driver: driver, Pool: "node-1", CDI: cdi.ClaimDeviceName("uid-gpu")}
 	}
 	claims := &Claims{ByUID: map[types.UID]Claim{
 		"1": {UID: "1", Namespace: "ns", Name: "gpus", Prepared: now.Add(-time.Hour), Devices: []ClaimDevice{{Name: "gpu-0", Device: "GPU-old"}}},
@@ -115,14 +151,18 @@ func TestClaimDevice(t *testing.T) {
 		want            health.DeviceID
 		admin           bool
 	}{
-		"the newest prepared claim":        {serves, claims, "ns", "gpu-0", ref("gpus", driver, ""), "GPU-new", false},
-		"a share":                          {serves, claims, "ns", "gpu-0", ref("memory", driver, "s1"), "GPU-share", false},
-		"admin access":                     {serves, claims, "ns", "gpu-0", ref("monitor", driver, ""), "GPU-old", true},
-		"of another namespace":             {serves, claims, "other", "gpu-4", ref("gpus", driver, ""), "GPU-0", false},
-		"before the first pool":            {serves, nil, "ns", "gpu-0", ref("gpus", driver, ""), "GPU-1", false},
-		"another driver serves":            {off, nil, "ns", "gpu-0", ref("gpus", driver, ""), "GPU-1", false},
-		"a driver of another name":         {off, nil, "ns", "gpu-0", ref("gpus", "nic.example.com", ""), "", false},
-		"prepared before the API was left": {off, claims, "ns", "gpu-0", ref("gpus", driver, ""), "GPU-new", false},
+		"the newest prepared claim":                     {serves, claims, "ns", "gpu-0", ref("gpus", driver, ""), "GPU-new", false},
+		"a share":                                       {serves, claims, "ns", "gpu-0", ref("memory", driver, "s1"), "GPU-share", false},
+		"admin access":                                  {serves, claims, "ns", "gpu-0", ref("monitor", driver, ""), "GPU-old", true},
+		"of another namespace":                          {serves, claims, "other", "gpu-4", ref("gpus", driver, ""), "GPU-0", false},
+		"before the first pool":                         {serves, nil, "ns", "gpu-0", ref("gpus", driver, ""), "GPU-1", false},
+		"another driver serves":                         {off, nil, "ns", "gpu-0", ref("gpus", driver, ""), "GPU-1", false},
+		"a driver of another name":                      {off, nil, "ns", "gpu-0", ref("gpus", "nic.example.com", ""), "", false},
+		"prepared by an agent with another driver name": {off, nil, "ns", "gpu-0", own("gpu.example.com"), "GPU-1", false},
+		"one of two MIG devices, prepared by an agent":  {off, nil, "ns", "gpu-4-mig-1g10gb-19-0", own(driver), "GPU-0", false},
+		"a MIG device of no GPU, prepared by an agent":  {off, nil, "ns", "gpu-5-mig-1g10gb-19-0", own(driver), "", false},
+		"one of two MIG devices, prepared by NVIDIA's":  {off, nil, "ns", "gpu-4-mig-1g10gb-19-0", ref("x", driver, ""), "", false},
+		"prepared before the API was left":              {off, claims, "ns", "gpu-0", ref("gpus", driver, ""), "GPU-new", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := New(Options{Config: new(health.Latest[plugin.Config]), Snapshots: new(health.Latest[health.Snapshot]), Log: zap.NewNop()})

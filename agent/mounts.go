@@ -63,7 +63,7 @@ func (a *Agent) readLoss() {
 
 // lossText describes the loss of the state directory, empty if it is not lost.
 func (a *Agent) lossText() string {
-	if a.loss == nil {
+	if a.loss == nil || a.loss.Expired(time.Now()) {
 		return ""
 	}
 	return a.loss.String()

@@ -72,6 +72,13 @@ func TestLossOfStateDirectory(t *testing.T) {
 		if got := a.status().Memory.Loss; strings.HasPrefix(got, text) != lost {
 			t.Errorf("lost %v: status %q", lost, got)
 		}
+		if lost {
+			old := *a.loss
+			old.At = at.Add(-25 * time.Hour)
+			if all := strings.Join(warningsAfter(a, &old), "\n"); strings.Contains(all, text) {
+				t.Errorf("warnings of a process that runs for more than a day: %s", all)
+			}
+		}
 		if e := a.lossEvent(); (e != nil) != lost || lost && (!e.At.Equal(at) || !strings.Contains(e.Message, text)) {
 			t.Errorf("lost %v: event %+v", lost, e)
 		}
@@ -79,4 +86,10 @@ func TestLossOfStateDirectory(t *testing.T) {
 			t.Errorf("lost %v: a device plugin may have served: %v", lost, served)
 		}
 	}
+}
+
+func warningsAfter(a *Agent, loss *mounts.Loss) []string {
+	defer func(was *mounts.Loss) { a.loss = was }(a.loss)
+	a.loss = loss
+	return a.warnings()
 }

@@ -218,8 +218,12 @@ func (p *Plugin) Run(ctx context.Context) error {
 				reason = strings.TrimPrefix(reason+"; "+why, "; ")
 			}
 			if notOffered.Reason != "" {
+				starting = starting || isStarting(notOffered.Reason) || notOffered.Pods
+				notOffered.Pods = notOffered.Pods && (now.absent != "" || reason == "")
+				if now.absent == "" && reason != "" { // what is wrong with the layout that is still served
+					notOffered.Reason += "; " + reason
+				}
 				reason = notOffered.Reason
-				starting = starting || isStarting(reason) || notOffered.Pods
 			}
 			if !serve {
 				desired = nil

@@ -31,6 +31,9 @@ func (l *Loss) String() string {
 		l.Directory, l.At.Format(time.RFC3339))
 }
 
+// Expired reports whether the loss is not reported any more.
+func (l *Loss) Expired(now time.Time) bool { return now.Sub(l.At) > lossLifetime }
+
 // RecordLoss leaves a note for the next process if StateDir was deleted under a mount. At the end of the process it finds what was deleted
 // after Run has returned.
 func (w *Watcher) RecordLoss() {
@@ -85,7 +88,7 @@ func ReadLoss(note string, now time.Time) (*Loss, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: expected the note of a lost directory: %w", note, err)
 	}
-	if now.Sub(l.At) > lossLifetime {
+	if l.Expired(now) {
 		return nil, os.Remove(note)
 	}
 	if l.At.After(now) { // the clock was ahead

@@ -413,9 +413,13 @@ func TestDRAHandover(t *testing.T) {
 	n.reload(n.config("devicePlugin"))
 	n.await("no device in the slices", func() bool { return len(n.devices()) == 0 })
 	n.awaitPage("/readyz", 200, "plugin: plugin.api has changed, and dynamic resource allocation still has the devices", "default/train", "pod-of-train")
+	waiting = n.value("gpu_node_agent_dra_handover_seconds")
 	n.kill()
 	n.run()
 	n.awaitPage("/readyz", 200, "default/train")
+	if seconds := n.value("gpu_node_agent_dra_handover_seconds"); waiting <= 0 || seconds <= waiting {
+		t.Errorf("the handover back lasts %v s, before kill -9 %v s", seconds, waiting)
+	}
 	n.await("the driver again", func() bool { return n.dra.Registered(draDriver) })
 	if again := n.prepare(c); !slices.Equal(again[0].CDI, devices[0].CDI) {
 		t.Errorf("prepared as %v, then as %v", devices, again)

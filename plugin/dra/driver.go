@@ -189,8 +189,9 @@ func (d *Driver) Run(ctx context.Context) error {
 			continue
 		case err != nil:
 			retry, retryDelay = time.After(retryDelay), min(2*retryDelay, d.timing.retryMax)
+		case lock.Held: // otherwise it is unknown what is left
+			d.followHandover()
 		}
-		d.followHandover()
 		select {
 		case <-ctx.Done():
 		case <-cfgChanged:

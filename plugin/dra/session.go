@@ -235,7 +235,12 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	s.preparer.update(cfg, snap, &pool)
 	if !asked || runtime.Away { // slices too need an API server that answers
 		s.publishes = false
-		s.setError(strings.TrimSuffix(runtimeUnasked+": "+runtime.Err, ": "), pool.Warnings)
+		reason := strings.TrimSuffix(runtimeUnasked+": "+runtime.Err, ": ")
+		if s.preparer.publishing() { // those of an earlier process stay
+			s.setError("", append(slices.Clip(pool.Warnings), reason))
+		} else {
+			s.setError(reason, pool.Warnings)
+		}
 		return nil
 	}
 	if noCDI != "" {
@@ -250,14 +255,12 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	if waits, err := s.store(ctx, names, remembered); waits {
 		s.publishes = false
 		if err != nil && s.preparer.publishing() { // the disk must not keep taints from the devices whose names are stored
-			s.publisher.update(pool.named(names))
-			s.startPublishing(ctx)
+			s.publishPool(ctx, pool.named(names))
 		}
 		return err
 	}
 	s.setError(unknown, warnings(&pool))
-	s.publisher.update(pool)
-	s.startPublishing(ctx)
+	s.publishPool(ctx, pool)
 	s.input, s.publishes = in, true
 	return nil
 }
@@ -310,13 +313,15 @@ func (s *session) pcieRoots(snap *health.Snapshot) map[string]string {
 	return s.roots
 }
 
-// startPublishing runs the publisher, unless it runs already. It ends a withdrawal.
-func (s *session) startPublishing(ctx context.Context) {
-	if s.stop != nil && s.withdrawn == nil {
-		return
+// publishPool publishes a pool. It ends a withdrawal first, which would forget the pool when it succeeds.
+func (s *session) publishPool(ctx context.Context, pool Pool) {
+	if s.withdrawn != nil {
+		s.stopPublishing()
 	}
-	s.stopPublishing()
-	s.start(ctx, s.publisher.run)
+	s.publisher.update(pool)
+	if s.stop == nil {
+		s.start(ctx, s.publisher.run)
+	}
 }
 
 // stopPublishing ends what publishes or withdraws.
@@ -367,8 +372,7 @@ func (s *session) clear(ctx context.Context, pool *Pool) error {
 		}
 	}
 	if s.clearing == tainting {
-		s.publisher.update(*pool)
-		s.startPublishing(ctx)
+		s.publishPool(ctx, *pool)
 		if !s.publisher.hasDesired() {
 			return nil
 		}
@@ -423,8 +427,7 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 	}
 	if claims := s.preparer.state.Load().Claims; len(claims) > 0 {
 		if s.preparer.publishing() && !other {
-			s.publisher.update(Pool{})
-			s.startPublishing(ctx)
+			s.publishPool(ctx, Pool{})
 		}
 		s.setReleasing("waiting for the end of "+s.describeClaims(claims), true)
 		return false
@@ -443,7 +446,9 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 		return false
 	}
 	if s.preparer.needed() {
-		s.setReleasing("waiting for the end of pods with claims that were prepared before the checkpoint was lost", true)
+		const reason = "waiting for the end of pods with claims that were prepared before the checkpoint was lost"
+		facts := s.facts()
+		s.setReleasing(reason, facts.Unknown() == "")
 		return false
 	}
 	return true

@@ -232,19 +232,7 @@ func simulated(path string) (devices sequence.Node, byName map[string]string, er
 	if err := json.Unmarshal(out, &list); err != nil {
 		return nil, nil, err
 	}
-	byName = make(map[string]string)
-	for _, s := range list.Items {
-		for _, d := range s.Spec.Devices {
-			memory := d.Capacity["memory"].Value
-			v := sequence.Device{ID: *d.Attributes["uuid"].StringValue, Memory: uint64(memory.Value())} //nolint:gosec // positive
-			if parent := d.Attributes["parentUUID"].StringValue; parent != nil {
-				v.Parent = *parent
-			}
-			v.MIGMode = *d.Attributes["type"].StringValue == "mig-parent"
-			devices = append(devices, v)
-			byName[d.Name] = v.ID
-		}
-	}
+	devices, byName = sequence.DevicesOf(list.Items)
 	return devices, byName, nil
 }
 

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -269,31 +268,13 @@ func (c *cluster) bind(p *pod) bool {
 func (c *cluster) grantedBy(p *pod, ids []string, env map[string]string) (holds []sequence.Hold) {
 	visible := strings.Split(env["NVIDIA_VISIBLE_DEVICES"], ",")
 	for _, id := range ids {
-		h := idHold(p.resource, id)
+		h := sequence.IDHold(p.resource, id)
 		if h.Pod = p.name; !slices.Contains(visible, h.Device) {
 			c.violate(fmt.Errorf("pod %s has the ID %s and the devices %v", p.name, id, visible))
 		}
 		holds = append(holds, h)
 	}
 	return holds
-}
-
-// idHold returns what the ID of a resource means.
-func idHold(resource, id string) sequence.Hold {
-	device, rest, shared := strings.Cut(id, "::")
-	h := sequence.Hold{Device: device, Mode: sequence.Whole, Way: resource}
-	if !shared {
-		return h
-	}
-	h.Mode = sequence.Replica
-	if form, _, more := strings.Cut(rest, "::"); more {
-		h.Way += " " + form
-		if mib, isUnit := strings.CutSuffix(strings.TrimSuffix(form, "-mps"), "Mi"); isUnit && !strings.HasPrefix(form, "mps") {
-			size, _ := strconv.ParseUint(mib, 10, 64)
-			h.Mode, h.Bytes = sequence.Unit, size<<20
-		}
-	}
-	return h
 }
 
 // runClaim runs a pod with a claim, until it is deleted.
@@ -375,15 +356,9 @@ func (c *cluster) allocate(ctx context.Context, p *pod) bool {
 func (c *cluster) injected(p *pod, devices []kubelettest.PreparedDevice) (holds []sequence.Hold) {
 	env := c.specEnv(p)
 	for _, d := range devices {
-		h := sequence.Hold{Pod: p.name, Device: env["GPU_NODE_AGENT_DEVICE_"+strings.ToUpper(strings.ReplaceAll(d.Name, "-", "_"))], Mode: sequence.Whole, Way: sequence.DRA}
 		i := slices.IndexFunc(p.claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Device == d.Name })
-		switch r := p.claim.Status.Allocation.Devices.Results[i]; {
-		case r.AdminAccess != nil && *r.AdminAccess:
-			h.Mode = sequence.Admin
-		case r.ShareID != nil:
-			q := r.ConsumedCapacity["memory"]
-			h.Mode, h.Bytes = sequence.Share, uint64(q.Value()) //nolint:gosec // positive
-		}
+		device := env["GPU_NODE_AGENT_DEVICE_"+strings.ToUpper(strings.ReplaceAll(d.Name, "-", "_"))]
+		h := sequence.ResultHold(p.name, device, p.claim.Status.Allocation.Devices.Results[i])
 		if h.Device == "" {
 			c.violate(fmt.Errorf("pod %s has %s by a claim, and no CDI spec names its device", p.name, d.Name))
 		}
@@ -420,53 +395,17 @@ func (c *cluster) specEnv(p *pod) map[string]string {
 }
 
 // allocated returns what the scheduler has given to claims, whether a container has it or not.
-func (c *cluster) allocated() (all []sequence.Hold) {
-	for _, claim := range c.api.Claims() {
-		if claim.Status.Allocation == nil {
-			continue
-		}
-		for _, r := range claim.Status.Allocation.Devices.Results {
-			h := sequence.Hold{Pod: claim.Name, Device: c.byName[r.Device], Mode: sequence.Whole, Way: sequence.DRA}
-			switch {
-			case r.AdminAccess != nil && *r.AdminAccess:
-				h.Mode = sequence.Admin
-			case r.ShareID != nil:
-				h.Mode = sequence.Share
-			}
-			all = append(all, h)
-		}
-	}
-	return all
-}
+func (c *cluster) allocated() []sequence.Hold { return sequence.Allocated(c.api.Claims(), c.byName) }
 
 // offers returns what a new pod can get now.
 func (c *cluster) offers() (all []sequence.Hold) {
 	_ = c.node.call(func(context.Context) error {
 		for resource, ids := range c.node.free() {
 			for _, id := range ids {
-				all = append(all, idHold(resource, id))
+				all = append(all, sequence.IDHold(resource, id))
 			}
 		}
 		return nil
 	})
-	taken := make(map[string]sequence.Mode)
-	for _, h := range c.allocated() {
-		if h.Mode == sequence.Whole || h.Mode == sequence.Share && taken[h.Device] == "" {
-			taken[h.Device] = h.Mode
-		}
-	}
-	for _, slice := range c.api.Slices() {
-		for _, d := range slice.Spec.Devices {
-			h := sequence.Hold{Device: *d.Attributes["uuid"].StringValue, Mode: sequence.Whole, Way: sequence.DRA}
-			if d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations {
-				h.Mode = sequence.Share
-			}
-			tainted := slices.ContainsFunc(d.Taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone })
-			if by := taken[h.Device]; tainted || by == sequence.Whole || by != "" && h.Mode == sequence.Whole { // the scheduler keeps it from others
-				continue
-			}
-			all = append(all, h)
-		}
-	}
-	return all
+	return append(all, sequence.Offered(c.api.Slices(), c.allocated())...)
 }

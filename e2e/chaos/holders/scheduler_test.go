@@ -10,13 +10,13 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/dynamic-resource-allocation/structured"
 
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/sequence"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
@@ -25,8 +25,8 @@ import (
 const (
 	nodeName  = "node1"
 	namespace = "default"
-	draDriver = "gpu.nvidia.com"
-	migClass  = "mig.nvidia.com"
+	draDriver = sequence.GPUClass
+	migClass  = sequence.MIGClass
 
 	monitorClass = "monitor.nvidia.com"
 )
@@ -135,33 +135,11 @@ func (s *scheduler) allocate(ctx context.Context, claim *resourceapi.ResourceCla
 	return true, nil
 }
 
-// The forms of claims.
-const (
-	claimGPU = iota
-	claimTwoGPUs
-	claimMIG
-	claimShare
-	claimAdmin
-	claimForms
-)
-
 // newClaim returns a claim of a form.
 func newClaim(name string, form int) *resourceapi.ResourceClaim {
-	exactly := &resourceapi.ExactDeviceRequest{DeviceClassName: draDriver, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1}
-	switch form {
-	case claimTwoGPUs:
-		exactly.Count = 2
-	case claimMIG:
-		exactly.DeviceClassName = migClass
-	case claimShare:
-		exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("8Gi")}}
-	case claimAdmin:
-		exactly.AdminAccess = new(true)
-		exactly.Tolerations = []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
-	}
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name)},
-		Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: exactly}}}},
+		Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: sequence.Request(form)}}}},
 	}
 }
 
@@ -183,7 +161,7 @@ func TestGPUInMIGMode(t *testing.T) {
 	s := newScheduler(api)
 	allocate := func(name, class string, edit func(*resourceapi.ExactDeviceRequest)) (devices []string) {
 		t.Helper()
-		c := newClaim(name, claimGPU)
+		c := newClaim(name, sequence.ClaimGPU)
 		request := c.Spec.Devices.Requests[0].Exactly
 		request.DeviceClassName, request.Tolerations = class, []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}
 		edit(request)

@@ -211,7 +211,7 @@ func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err e
 	case sequence.Pod:
 		return w.start(ctx, w.pickResource(s.Pick), int(s.Pick>>8), false), nil
 	case sequence.Claim:
-		return w.start(ctx, "", int(s.Pick%claimForms), s.Stale), nil
+		return w.start(ctx, "", int(s.Pick%sequence.ClaimForms), s.Stale), nil
 	case sequence.PodEnd, sequence.PodForce:
 		return w.remove(s.Pick, s.Kind == sequence.PodForce), nil
 	}

@@ -18,6 +18,12 @@ type Values struct {
 	Sharing  string `json:"sharing,omitempty"`  // the kind of plugin.sharing: timeSlicing, memory, mps; empty: none
 	Resource string `json:"resource,omitempty"` // plugin.resource; empty: the default
 	NoState  bool   `json:"noState,omitempty"`  // stateDir is empty: nothing outlives the pod
+
+	// Those of Options.Chart.
+	DRAMounts bool `json:"draMounts,omitempty"` // dra.enabled, but plugin.api is devicePlugin: the first step of the documented switch
+	Taints    bool `json:"taints,omitempty"`    // node.taints: an unhealthy GPU taints the node
+	Labels    bool `json:"labels,omitempty"`    // node.labels, and health.kubernetes.enabled: the node's condition
+	NoHook    bool `json:"noHook,omitempty"`    // rbac.cleanupHook is false: what agents with other values have written of the node stays
 }
 
 // The kinds of sharing.
@@ -29,12 +35,17 @@ const (
 
 // SamePod reports whether a change between two values needs no new pod: the agent reloads its configuration.
 func (v Values) SamePod(other Values) bool {
-	return v.DRA == other.DRA && v.NoState == other.NoState && (v.Sharing == MPS) == (other.Sharing == MPS)
+	return v.mountsDRA() == other.mountsDRA() && v.NoState == other.NoState && (v.Sharing == MPS) == (other.Sharing == MPS) &&
+		v.Taints == other.Taints && v.Labels == other.Labels
 }
+
+func (v Values) mountsDRA() bool { return v.DRA || v.DRAMounts }
 
 // InPodOf returns the values with those of a running pod that need another pod, as a change of the ConfigMap alone.
 func (v Values) InPodOf(running Values) Values {
-	v.DRA, v.NoState = running.DRA, running.NoState
+	v.DRA = running.mountsDRA() && !v.DRAMounts
+	v.DRAMounts = running.mountsDRA() && !v.DRA
+	v.NoState, v.Taints, v.Labels = running.NoState, running.Taints, running.Labels
 	if (v.Sharing == MPS) != (running.Sharing == MPS) || v.DRA && v.Sharing == TimeSlicing {
 		v.Sharing = running.Sharing
 	}
@@ -94,6 +105,10 @@ func (o Options) weights() map[Kind]int {
 		delete(w, DiskFull)
 		delete(w, DiskFree)
 	}
+	if o.NoAPI {
+		delete(w, APIDown)
+		delete(w, APIUp)
+	}
 	for k := range w {
 		if o.Only != nil && !slices.Contains(o.Only, k) {
 			delete(w, k)
@@ -107,6 +122,8 @@ type Options struct {
 	NoDisk bool   // no disk can be full
 	MPS    bool   // GPUs may be shared by MPS
 	Single bool   // there is one release of the chart
+	NoAPI  bool   // the API server is never away
+	Chart  bool   // values that only the chart has, such as those of the node; its stateDir is never empty
 	Only   []Kind // play these kinds; nil: all
 }
 
@@ -164,6 +181,10 @@ func randomValues(r *rand.Rand, o Options) Values {
 		kinds = append(kinds, MPS)
 	}
 	v.Sharing = kinds[r.IntN(len(kinds))]
+	if o.Chart {
+		v.NoState, v.DRAMounts = false, !v.DRA && r.IntN(2) == 0
+		v.Taints, v.Labels, v.NoHook = r.IntN(2) == 0, r.IntN(2) == 0, r.IntN(4) == 0
+	}
 	return v
 }
 
@@ -178,9 +199,12 @@ func (v Values) String() string {
 			words = append(words, w)
 		}
 	}
-	if v.NoState {
-		words = append(words, "no-state")
+	for word, set := range map[string]bool{"no-state": v.NoState, "dra-mounts": v.DRAMounts, "taints": v.Taints, "labels": v.Labels, "no-hook": v.NoHook} {
+		if set {
+			words = append(words, word)
+		}
 	}
+	slices.Sort(words[1:])
 	return strings.Join(words, ",")
 }
 

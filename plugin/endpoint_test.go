@@ -500,6 +500,34 @@ func TestPluginRemovesStaleSockets(t *testing.T) {
 	}) // served
 }
 
+// An agent that ends before it serves removes the sockets that a killed one has left: after an uninstall nothing else would.
+func TestPluginStopRemovesStaleSockets(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"no poll yet": func(*Config) {},
+		"DRA":         func(c *Config) { c.API = APIDRA },
+		"disabled":    func(c *Config) { c.Enabled = false },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			h := newHarness(t, nil)
+			h.setConfig(change)
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: h.socket(), Net: "unix"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.SetUnlinkOnClose(false)
+			if err := l.Close(); err != nil {
+				t.Fatal(err)
+			}
+			h.run()
+			h.stop()
+			if _, err := os.Lstat(h.socket()); !os.IsNotExist(err) {
+				t.Errorf("the socket is left: %v", err)
+			}
+		})
+	}
+}
+
 func TestAlternateSocketPath(t *testing.T) {
 	c := Config{KubeletDir: "/var/lib/kubelet"}
 	for _, resource := range []string{gpu, "a.b/cdef", "nvidia.com/mig-1g.10gb.shared", "example.com/" + strings.Repeat("x", 63)} {

@@ -181,6 +181,9 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer func() {
 		last := p.cfg.Load()
 		p.reconcile(ctx, nil, Config{}, last != nil && last.OnStop == OnStopWithdraw)
+		if last != nil { // this agent may have registered nothing, and no other may follow
+			p.removeStaleSockets(context.WithoutCancel(ctx), *last)
+		}
 	}()
 	logged := &layout{}
 	for {
@@ -386,7 +389,7 @@ func (p *Plugin) noteServing(ctx context.Context) {
 }
 
 // removeStaleSockets removes the sockets that an earlier agent left behind. It runs before the registrars, which each
-// replace a socket at their own path.
+// replace a socket at their own path, and at the end.
 func (p *Plugin) removeStaleSockets(ctx context.Context, cfg Config) {
 	files, err := os.ReadDir(cfg.socketDir())
 	if err != nil {

@@ -129,6 +129,15 @@ helm-lint:
 e2e-cluster:
 	e2e/cluster/run $(CLUSTER_FLAGS)
 
+# Plays a random sequence on a real cluster. Needs root and Linux.
+# It plays at least STEPS steps of helm, pods of both APIs and faults, until each situation of the model has occurred, and checks after each step
+# what containers have, what the node offers and what is left on it. Takes ten minutes, so CI does not run it.
+.PHONY: sequences-cluster
+SEED ?= 1
+STEPS ?= 30
+sequences-cluster:
+	e2e/cluster/run -run '^TestSequence$$' -skip '^$$' -timeout 3h -sequence-seed $(SEED) -sequence-steps $(STEPS) $(CLUSTER_FLAGS)
+
 # The builder: docker, podman or buildah. For two architectures: DOCKER='docker buildx' IMAGE=HOST/NAME
 # IMAGE_FLAGS='--platform linux/amd64,linux/arm64 --push'.
 DOCKER ?= docker

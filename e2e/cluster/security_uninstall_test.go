@@ -126,6 +126,12 @@ func awaitPodEvent(t *testing.T, pod, reason string) {
 
 // uninstall uninstalls the release and checks what remains in the cluster and on the node.
 func uninstall(t *testing.T) {
+	uninstallBeside(t, func(string, string) bool { return false })
+}
+
+// uninstallBeside is uninstall beside pods, of which some files also stay.
+func uninstallBeside(t *testing.T, stays func(dir, name string) bool) {
+	t.Helper()
 	before := agentFiles(t)
 	helm(t, "uninstall", release, "-n", namespace, "--wait", "--timeout", patience.String())
 	eventually(t, "no object of the release is left", func(ctx context.Context) error {
@@ -160,33 +166,38 @@ func uninstall(t *testing.T) {
 	after := agentFiles(t)
 	for dir, files := range after {
 		for _, name := range files {
-			if !survives(dir, name) {
+			if !survives(dir, name) && !stays(dir, name) {
 				t.Errorf("%s is left in %s", name, dir)
 			}
 		}
 	}
 	for dir, files := range before {
 		for _, name := range files {
-			if survives(dir, name) && !slices.Contains(after[dir], name) {
+			if (survives(dir, name) || stays(dir, name)) && !slices.Contains(after[dir], name) {
 				t.Errorf("%s was removed from %s", name, dir)
 			}
 		}
 	}
 }
 
-const kubeletPluginDir = "/var/lib/kubelet/device-plugins"
+const (
+	kubeletPluginDir = "/var/lib/kubelet/device-plugins"
+	stateDir         = "/var/lib/gpu-node-agent"
+	cdiDir           = "/var/run/cdi"
+)
 
 // survives reports whether a file on the node is the kubelet's, or survives for the next installation.
 func survives(dir, name string) bool {
 	return dir == kubeletPluginDir && (name == "kubelet.sock" || name == "kubelet_internal_checkpoint") ||
-		dir == "/var/lib/gpu-node-agent" && slices.Contains([]string{"state.json", "state.json.lock", "state.json.config"}, name)
+		dir == stateDir && slices.Contains([]string{"state.json", "state.json.lock", "state.json.config"}, name) ||
+		filepath.Join(dir, name) == checkpoint
 }
 
 // agentFiles returns the files in the agent's directories on the node, by directory.
 func agentFiles(t *testing.T) map[string][]string {
 	t.Helper()
 	files := make(map[string][]string)
-	for _, dir := range []string{kubeletPluginDir, "/var/lib/gpu-node-agent", "/run/gpu-node-agent", "/var/run/cdi", "/etc/cdi"} {
+	for _, dir := range []string{kubeletPluginDir, "/var/lib/kubelet/plugins_registry", draDir, stateDir, "/run/gpu-node-agent", cdiDir, "/etc/cdi"} {
 		entries, err := os.ReadDir(dir)
 		if err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)

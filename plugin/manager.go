@@ -181,7 +181,10 @@ func (p *Plugin) Run(ctx context.Context) error {
 	defer func() {
 		last := p.cfg.Load()
 		p.reconcile(ctx, nil, Config{}, last != nil && last.OnStop == OnStopWithdraw)
-		if last != nil { // this agent may have registered nothing, and no other may follow
+		if last == nil {
+			return
+		}
+		if lock, _ := p.lock.In(last.KubeletDir); lock.Held { // this agent may have registered nothing, and no other may follow
 			p.removeStaleSockets(context.WithoutCancel(ctx), *last)
 		}
 	}()

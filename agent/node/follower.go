@@ -271,8 +271,8 @@ func (f *Follower) state(config *Config, snap *health.Snapshot) (s kube.NodeStat
 	s.Labels = part(config.Labels.Output == LabelsAPI, &f.memory.Labels)
 	s.Feature = part(config.Labels.Output == LabelsNodeFeature, &f.memory.Feature)
 	if len(config.Taints) > 0 || f.memory.Taints {
-		f.memory.Taints = true
 		s.Taints, s.Undecided = Taints(config.Taints, snap)
+		f.memory.Taints = f.memory.Taints || len(s.Taints)+len(s.Undecided) > 0 // a node that never had one has none to remove
 	}
 	if config.StartupTaint != "" {
 		if t, err := ParseTaint(config.StartupTaint); err == nil {

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -241,6 +242,58 @@ func TestFollowerRemovesTaints(t *testing.T) {
 			stop()
 		}
 	})
+}
+
+// A node that had no taint has none to remove, so that an agent without rights warns of nothing.
+func TestFollowerRemovesNoTaintsOfHealthyNode(t *testing.T) {
+	sick := func() []health.DeviceState {
+		devices := gpus(1, l4)
+		devices[0].Verdict = health.Verdict{State: health.Unhealthy, Findings: []health.Finding{{Cause: health.CauseLost, State: health.Unhealthy}}}
+		return devices
+	}
+	for name, c := range map[string]struct {
+		polls   []func() []health.DeviceState // while taints are configured
+		written bool                          // what is desired then
+		removes bool                          // once they are not
+	}{
+		"never unhealthy":         {[]func() []health.DeviceState{func() []health.DeviceState { return gpus(1, l4) }}, true, false},
+		"never measured":          {nil, true, true},
+		"not written yet":         {[]func() []health.DeviceState{func() []health.DeviceState { return gpus(1, l4) }}, false, true}, // those of an earlier process
+		"healthy again":           {[]func() []health.DeviceState{sick, func() []health.DeviceState { return gpus(1, l4) }}, true, false},
+		"healthy, not written":    {[]func() []health.DeviceState{sick, func() []health.DeviceState { return gpus(1, l4) }}, false, true},
+		"unhealthy, and unhealed": {[]func() []health.DeviceState{sick}, true, true},
+	} {
+		for _, restart := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, restart %v", name, restart), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					h := newFollowerHarness(t, LabelsOff)
+					h.setConfig(func(c *Config) { c.Taints = []TaintConfig{{When: WhenAllUnhealthy, Key: "a/b", Effect: "NoSchedule"}} })
+					stop := healthtest.Run(t, h.Run)
+					synctest.Wait()
+					for _, devices := range c.polls {
+						h.poll(devices())
+					}
+					if c.written {
+						h.Written().Store(h.Desired().Load())
+						synctest.Wait()
+					}
+					if restart {
+						stop()
+					}
+					h.setConfig(func(c *Config) { c.Taints = nil })
+					if restart {
+						h.restart(h.Saved().Load(), true)
+						stop = healthtest.Run(t, h.Run)
+					}
+					synctest.Wait()
+					if s := h.Desired().Load(); (s.Taints != nil) != c.removes || len(s.Taints)+len(s.Undecided) > 0 {
+						t.Errorf("%+v, want a removal: %v", s, c.removes)
+					}
+					stop()
+				})
+			})
+		}
+	}
 }
 
 func TestFollowerForgetsWhatWasCleaned(t *testing.T) {

@@ -14,7 +14,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -23,7 +22,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
@@ -83,7 +81,7 @@ controllerrevisions, to get configmaps, and to list and delete nodefeatures. The
 		Example: `  gpu-node-agent cleanup --context NAME
   gpu-node-agent cleanup --context NAME --apply --wait 10m`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			log := newLogger(cmd.ErrOrStderr())
+			log := terminal.NewLogger(cmd.ErrOrStderr())
 			report, err := o.run(cmd.Context(), log)
 			if report != nil {
 				text := func() string { return report.Table(terminal.Of(os.Stdout)) }
@@ -279,11 +277,4 @@ func (r *run) report() Report {
 	}
 	slices.SortFunc(report.Nodes, func(a, b Item) int { return strings.Compare(a.Node, b.Node) })
 	return report
-}
-
-// newLogger returns a logger with one JSON document per line, as the agent's.
-func newLogger(out io.Writer) *zap.Logger {
-	c := zap.NewProductionEncoderConfig()
-	c.TimeKey, c.EncodeTime = "time", zapcore.RFC3339NanoTimeEncoder
-	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(c), zapcore.AddSync(out), zapcore.InfoLevel))
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
-	"go.uber.org/zap/zapcore"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
@@ -74,7 +72,7 @@ failed.`,
 			if err != nil {
 				return err
 			}
-			report, err := o.run(cmd.Context(), p, newLogger(cmd.ErrOrStderr()))
+			report, err := o.run(cmd.Context(), p, terminal.NewLogger(cmd.ErrOrStderr()))
 			if report != nil {
 				text := func() string { return report.Table(terminal.Of(os.Stdout)) }
 				err = cmp.Or(err, o.format.Print(cmd.OutOrStdout(), text, report))
@@ -240,11 +238,4 @@ func firstOf(texts []string, most int) []string {
 		return texts
 	}
 	return append(slices.Clone(texts[:most]), fmt.Sprintf("and %d more", len(texts)-most))
-}
-
-// newLogger returns a logger with one JSON document per line, as the agent's.
-func newLogger(out io.Writer) *zap.Logger {
-	c := zap.NewProductionEncoderConfig()
-	c.TimeKey, c.EncodeTime = "time", zapcore.RFC3339NanoTimeEncoder
-	return zap.New(zapcore.NewCore(zapcore.NewJSONEncoder(c), zapcore.AddSync(out), zapcore.InfoLevel))
 }

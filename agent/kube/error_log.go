@@ -46,3 +46,10 @@ func (l *ErrorLog) Recovered() {
 		l.log.Info(l.recovered)
 	}
 }
+
+// Forget has the next error logged, as after a success, and logs nothing.
+func (l *ErrorLog) Forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.logged)
+}

@@ -78,5 +78,8 @@ func TestNodeWriterWithoutAccount(t *testing.T) {
 		if status := g.writer.Status(); len(status.Leftovers()) > 0 || status.Errors == 0 {
 			t.Errorf("a configured taint: %+v", status)
 		}
+		if claims := g.logged.FilterMessageSnippet("nothing is left").All(); len(claims) > 0 {
+			t.Errorf("nobody has looked: %v", claims)
+		}
 	})
 }

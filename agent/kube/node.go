@@ -249,7 +249,7 @@ func (w *NodeWriter) newPart(err *string, isLeft *bool, what, rights string, p p
 func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, last bool) (next time.Duration, done bool) {
 	if *p.isLeft && !want.removes {
 		p.setLeft(false)
-		p.left.Recovered()
+		p.left.Forget()          // nobody has looked whether something is left
 		p.earliest = time.Time{} // what is configured now does not wait for slowRetry
 	}
 	if want.stays() {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
@@ -74,7 +75,7 @@ func (a *api) readTraces(ctx context.Context) (found []traces, err error) {
 	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return a.client.CoreV1().Nodes().List(ctx, o)
 	}
-	err = each(ctx, list, "", func(o runtime.Object) { found = append(found, traces{NodeTraces: kube.TracesOf(o.(*corev1.Node))}) })
+	err = each(ctx, list, "", func(o runtime.Object) { found = append(found, tracesOf(o.(*corev1.Node))) })
 	if err != nil {
 		return nil, fmt.Errorf("nodes: %w", err)
 	}
@@ -82,15 +83,19 @@ func (a *api) readTraces(ctx context.Context) (found []traces, err error) {
 }
 
 // readNode returns what agents have written of a node, without its NodeFeatures. Of a node that was deleted that is nothing.
-func (a *api) readNode(ctx context.Context, name string) (kube.NodeTraces, error) {
+func (a *api) readNode(ctx context.Context, name string) (traces, error) {
 	n, err := a.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
-		return kube.NodeTraces{Node: name}, nil
+		return traces{NodeTraces: kube.NodeTraces{Node: name}}, nil
 	}
 	if err != nil {
-		return kube.NodeTraces{}, err
+		return traces{}, err
 	}
-	return kube.TracesOf(n), nil
+	return tracesOf(n), nil
+}
+
+func tracesOf(n *corev1.Node) traces {
+	return traces{NodeTraces: kube.TracesOf(n), nodeLabels: n.Labels}
 }
 
 // readFeatures returns the namespaces of the NodeFeatures by node.
@@ -120,7 +125,8 @@ func (a *api) readAgents(ctx context.Context) (all agents, err error) {
 		}
 		c, err := configs.of(ctx, d.Namespace, d.Spec.Template.Spec)
 		errs = append(errs, err)
-		all.daemonSets[d.UID] = daemonSet{name: d.Namespace + "/" + d.Name, config: c}
+		affinity := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: d.Spec.Template.Spec})
+		all.daemonSets[d.UID] = daemonSet{name: d.Namespace + "/" + d.Name, config: c, affinity: affinity}
 		seen[d.UID] = d.Status.ObservedGeneration >= d.Generation && d.DeletionTimestamp == nil
 	})
 	if err = errors.Join(append(errs, err)...); err != nil {

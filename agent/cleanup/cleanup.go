@@ -30,7 +30,7 @@ import (
 // cluster is what a run needs of the API server.
 type cluster interface {
 	readTraces(ctx context.Context) ([]traces, error)
-	readNode(ctx context.Context, name string) (kube.NodeTraces, error)
+	readNode(ctx context.Context, name string) (traces, error)
 	readFeatures(ctx context.Context) (map[string][]string, error)
 	readAgents(ctx context.Context) (agents, error)
 	remove(ctx context.Context, i Item) error
@@ -73,8 +73,8 @@ removes what none of them has: taints in the annotation gpu-node-agent/taints, l
 NodeFeatures and the condition GPUHealthy. Nothing of others is touched.
 
 Without --apply the command changes nothing and prints what it would do. A node waits while its agent's pod is not of the newest
-revision of its DaemonSet, has not started or is ending. If the configuration of a node's agent is unknown, or without an agent that of any
-DaemonSet of agents, nothing of the node is removed.
+revision of its DaemonSet, has not started or is ending. If the configuration of a node's agent is unknown, or without an agent that of a
+DaemonSet of agents that selects the node, nothing of the node is removed.
 
 It needs the rights to get, list and patch nodes, to patch nodes/status and pods/status, to list pods, daemonsets and
 controllerrevisions, to get configmaps, and to list and delete nodefeatures. The exit code is 1 if something could not be read or written.`,
@@ -212,7 +212,8 @@ func (r *run) clean(ctx context.Context, all agents, t traces) {
 		if err != nil {
 			item.Error = err.Error()
 		} else {
-			t.NodeTraces = now
+			now.features = t.features
+			t = now
 			item = r.remove(ctx, plan(all, t))
 		}
 	}

@@ -46,9 +46,9 @@ func (f *fakeCluster) readTraces(context.Context) ([]traces, error) {
 	return slices.Collect(maps.Values(f.traces)), err
 }
 
-func (f *fakeCluster) readNode(_ context.Context, name string) (kube.NodeTraces, error) {
+func (f *fakeCluster) readNode(_ context.Context, name string) (traces, error) {
 	err := f.call("read", name)
-	return f.traces[name].NodeTraces, err
+	return f.traces[name], err
 }
 
 func (f *fakeCluster) readFeatures(context.Context) (map[string][]string, error) {

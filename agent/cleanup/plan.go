@@ -5,7 +5,10 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
@@ -23,6 +26,13 @@ type daemonSet struct {
 	name     string // NAMESPACE/NAME
 	revision string // the hash of its newest revision; "" while its controller has not seen the newest spec
 	config   configuration
+	affinity nodeaffinity.RequiredNodeAffinity // its pods' node selector and required node affinity; matches all nodes if it is zero
+}
+
+// selects reports whether the DaemonSet selects a node. Taints, which come and go, keep nothing of a DaemonSet away for good.
+func (d daemonSet) selects(t traces) bool {
+	ok, err := d.affinity.Match(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: t.Node, Labels: t.nodeLabels}})
+	return ok || err != nil // an invalid term is no reason to remove something
 }
 
 // agentPod is a pod of an agent that has not ended.
@@ -47,7 +57,8 @@ type agents struct {
 // traces are what agents have written of a node.
 type traces struct {
 	kube.NodeTraces
-	features []string // the namespaces of its NodeFeatures
+	features   []string          // the namespaces of its NodeFeatures
+	nodeLabels map[string]string // all of the node, of anybody
 }
 
 // Item is what is to be removed from a node, or was.
@@ -91,7 +102,7 @@ func (i Item) String() string {
 }
 
 // plan returns what is to be removed from a node: what agents have written, and the configurations of its agents do not have. A node without
-// an agent keeps what any configuration has, because an agent with it may be about to start.
+// an agent keeps what the DaemonSets that select it have configured, because these may be about to start one.
 //
 // The node waits while one of its agents may still write by another configuration. It keeps everything if a configuration is unknown.
 func plan(all agents, t traces) Item {
@@ -121,6 +132,9 @@ func plan(all agents, t traces) Item {
 	}
 	if len(configs) == 0 {
 		for _, set := range all.daemonSets {
+			if !set.selects(t) {
+				continue
+			}
 			if set.config.unknown != "" {
 				unknown = append(unknown, fmt.Sprintf("configuration of DaemonSet %s, which may start an agent here: %s", set.name, set.config.unknown))
 			}

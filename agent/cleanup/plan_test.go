@@ -5,7 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 )
@@ -30,9 +32,32 @@ func agentsOf(c configuration, pods ...agentPod) agents {
 
 func TestPlan(t *testing.T) {
 	nothing, all := configuration{}, configuration{taints: []string{unhealthy, cordoned}, labels: true, feature: true, condition: true}
-	everything := traces{kube.NodeTraces{Node: "n", Taints: []string{cordoned, unhealthy}, Labels: []string{"a/b"}, Condition: true}, []string{"gpu"}}
+	everything := traces{
+		NodeTraces: kube.NodeTraces{Node: "n", Taints: []string{cordoned, unhealthy}, Labels: []string{"a/b"}, Condition: true},
+		features:   []string{"gpu"}, nodeLabels: map[string]string{"pool": "a"},
+	}
 	const removesAll = "taints " + cordoned + ", " + unhealthy + "; 1 label; NodeFeature in gpu; condition GPUHealthy"
 	unknown := configuration{unknown: "ConfigMap gpu/gna: not found"}
+	// without returns agents whose DaemonSet selects nodes, and has no pod.
+	without := func(c configuration, s map[string]string, terms ...corev1.NodeSelectorTerm) agents {
+		all, pod := agentsOf(c), &corev1.Pod{Spec: corev1.PodSpec{NodeSelector: s}}
+		if terms != nil {
+			pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}}
+		}
+		set := all.daemonSets["ds"]
+		set.affinity = nodeaffinity.GetRequiredNodeAffinity(pod)
+		all.daemonSets["ds"] = set
+		return all
+	}
+	pool := func(operator corev1.NodeSelectorOperator, values ...string) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: operator, Values: values}}}
+	}
+	named := func(name string) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{name}}}}
+	}
+	elsewhere := agentsOf(nothing, podOf(all, nil)) // an agent that runs decides, wherever its DaemonSet is to run now
+	elsewhere.daemonSets = without(nothing, map[string]string{"pool": "b"}).daemonSets
+	const mayStart = "configuration of DaemonSet gpu/gna, which may start an agent here: ConfigMap gpu/gna: not found"
 	for name, c := range map[string]struct {
 		agents agents
 		traces traces
@@ -50,7 +75,16 @@ func TestPlan(t *testing.T) {
 		"labels only":                   {agentsOf(nothing, podOf(configuration{taints: all.taints, feature: true, condition: true}, nil)), everything, "1 label", "", "", true},
 		"no pod, DaemonSet has it":      {agentsOf(all), everything, "", "", "", false},
 		"no pod, DaemonSet has nothing": {agentsOf(nothing), everything, removesAll, "", "", false},
-		"no pod, unknown":               {agentsOf(unknown), everything, removesAll, "", "configuration of DaemonSet gpu/gna, which may start an agent here: ConfigMap gpu/gna: not found", false},
+		"no pod, unknown":               {agentsOf(unknown), everything, removesAll, "", mayStart, false},
+		"selected, has it":              {without(all, map[string]string{"pool": "a"}, pool(corev1.NodeSelectorOpExists), named("m")), everything, "", "", "", false},
+		"selected, unknown":             {without(unknown, map[string]string{"pool": "a"}), everything, removesAll, "", mayStart, false},
+		"not selected, has it":          {without(all, map[string]string{"pool": "b"}), everything, removesAll, "", "", false},
+		"not selected, unknown":         {without(unknown, map[string]string{"pool": "b"}), everything, removesAll, "", "", false},
+		"other affinity, unknown":       {without(unknown, nil, pool(corev1.NodeSelectorOpIn, "b", "c")), everything, removesAll, "", "", false},
+		"affinity to another node":      {without(unknown, nil, named("m")), everything, removesAll, "", "", false},
+		"affinity to this node":         {without(unknown, nil, named("m"), named("n")), everything, removesAll, "", mayStart, false},
+		"invalid affinity":              {without(unknown, nil, pool("Like", "a")), everything, removesAll, "", mayStart, false},
+		"not selected, but runs":        {elsewhere, everything, "", "", "", true},
 		"pod decides, not DaemonSets":   {agentsOf(all, podOf(nothing, nil)), everything, removesAll, "", "", true},
 		"an old revision":               {agentsOf(nothing, podOf(nothing, func(p *agentPod) { p.revision = "old" })), everything, removesAll, "pod gpu/gna-1 is not of the newest revision of its DaemonSet", "", false},
 		"the spec is not seen yet":      {agents{map[types.UID]daemonSet{"ds": {name: "gpu/gna"}}, map[string][]agentPod{"n": {podOf(nothing, func(p *agentPod) { p.revision = "" })}}}, everything, removesAll, "not of the newest revision", "", false},

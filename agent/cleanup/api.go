@@ -70,6 +70,15 @@ func each(ctx context.Context, list pager.ListPageFunc, selector string, f func(
 	})
 }
 
+// jobCreated returns when a Job of the namespace was created.
+func (a *api) jobCreated(ctx context.Context, name string) (time.Time, error) {
+	j, err := a.client.BatchV1().Jobs(a.namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return time.Time{}, fmt.Errorf("Job: %w", err)
+	}
+	return j.CreationTimestamp.Time, nil
+}
+
 // readTraces returns what agents have written, of each node.
 func (a *api) readTraces(ctx context.Context) (found []traces, err error) {
 	list := func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {

@@ -29,6 +29,7 @@ import (
 
 // cluster is what a run needs of the API server.
 type cluster interface {
+	jobCreated(ctx context.Context, name string) (time.Time, error)
 	readTraces(ctx context.Context) ([]traces, error)
 	readNode(ctx context.Context, name string) (traces, error)
 	readFeatures(ctx context.Context) (map[string][]string, error)
@@ -45,6 +46,9 @@ const (
 	// lastRound is how long requests may take after --wait is over.
 	lastRound = 30 * time.Second
 
+	// startWait is how long a run waits for the start of an agent on a node that it has cleaned, to tell it: the taint may have kept it away.
+	startWait = 30 * time.Second
+
 	// workers is the number of nodes that are cleaned at once.
 	workers = 16
 )
@@ -52,7 +56,8 @@ const (
 // options are the flags of the command.
 type options struct {
 	kubeconfig, context, namespace string
-	apply, hook                    bool
+	apply                          bool
+	hook                           string
 	wait                           time.Duration
 	format                         *terminal.Format
 
@@ -87,7 +92,7 @@ controllerrevisions, to get configmaps, and to list and delete nodefeatures. The
 				text := func() string { return report.Table(terminal.Of(os.Stdout)) }
 				err = errors.Join(err, o.format.Print(cmd.OutOrStdout(), text, report))
 			}
-			if o.hook && err != nil {
+			if o.hook != "" && err != nil {
 				log.Warn("cleanup is incomplete", zap.Error(err), zap.String("later", kube.CleanupCommand))
 				return nil
 			}
@@ -100,7 +105,8 @@ controllerrevisions, to get configmaps, and to list and delete nodefeatures. The
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "file with the access to the API server (default: $KUBECONFIG, ~/.kube/config, or the pod's service account)")
 	flags.StringVar(&o.context, "context", "", "context in the kubeconfig file (default: its current one)")
 	flags.StringVar(&o.namespace, "namespace", "", "read ConfigMaps and NodeFeatures of this namespace only; the configuration of agents in others is unknown (default: all)")
-	flags.BoolVar(&o.hook, "hook", false, "as the hook of the chart: the exit code is always 0, and pods of nodes on which nothing was left get no annotation")
+	flags.StringVar(&o.hook, "hook", "", "as this Job in --namespace, the hook of the chart: --wait counts from its creation, the exit code is always 0, "+
+		"and pods of nodes on which nothing was left get no annotation")
 	o.format = terminal.AddFormat(flags, "table", terminal.JSON)
 	return cmd
 }
@@ -111,15 +117,17 @@ func (o *options) run(ctx context.Context, log *zap.Logger) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	r := &run{options: o, api: api, log: log, started: time.Now(), items: make(map[string]Item)}
+	r.counted = r.started
 	if o.wait > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, o.wait+lastRound)
-		defer cancel()
+		r.end = time.AfterFunc(o.wait+lastRound, cancel)
+		defer r.end.Stop()
 	}
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		more := r.round(ctx)
-		if !more || time.Since(r.started)+pause > o.wait || !sleep(ctx, pause) {
+		if !more || time.Since(r.counted)+pause > o.wait || !sleep(ctx, pause) {
 			break
 		}
 	}
@@ -145,7 +153,10 @@ type run struct {
 	api     cluster
 	log     *zap.Logger
 	started time.Time
+	counted time.Time   // from when --wait counts
+	end     *time.Timer // ends all requests; nil without --wait
 
+	jobRead     bool  // counted is that of the Job
 	read        bool  // pending was read
 	featuresErr error // why it is without the NodeFeatures
 	pending     []traces
@@ -153,7 +164,13 @@ type run struct {
 
 	mu     sync.Mutex // guards the fields below
 	items  map[string]Item
-	untold []string // nodes that were cleaned and whose agents are not told yet
+	untold []cleaned // whose agents are not told yet
+}
+
+// cleaned is a node that was cleaned.
+type cleaned struct {
+	traces // from before
+	at     time.Time
 }
 
 // round does what can be done now. It returns whether another round may do more.
@@ -163,6 +180,11 @@ func (r *run) round(ctx context.Context) (more bool) {
 			r.log.Warn("cannot read", zap.Error(r.err))
 		}
 	}()
+	if r.hook != "" && !r.jobRead {
+		if r.err = r.countFromJob(ctx); r.err != nil {
+			return true
+		}
+	}
 	if !r.read {
 		if r.pending, r.err = r.api.readTraces(ctx); r.err != nil {
 			return true
@@ -176,7 +198,7 @@ func (r *run) round(ctx context.Context) (more bool) {
 			r.pending[i].features = features[r.pending[i].Node]
 		}
 	}
-	if !slices.ContainsFunc(r.pending, anything) && (!r.apply || r.hook) {
+	if !slices.ContainsFunc(r.pending, anything) && len(r.untold) == 0 && (!r.apply || r.hook != "") {
 		return false // most upgrades end here
 	}
 	var all agents
@@ -198,7 +220,39 @@ func (r *run) round(ctx context.Context) (more bool) {
 		i, found := r.items[t.Node]
 		return !found || i.Done || i.Unknown != "" || i.Waits == "" && i.Error == ""
 	})
-	return len(r.pending) > 0
+	return len(r.pending) > 0 || slices.ContainsFunc(r.untold, func(c cleaned) bool { return mayTell(all, c) })
+}
+
+// countFromJob has --wait count from the creation of the hook's Job: the Job's deadline does, while its pods may start late, or one after another.
+func (r *run) countFromJob(ctx context.Context) error {
+	created, err := r.api.jobCreated(ctx, r.hook)
+	if err != nil {
+		return err
+	}
+	r.jobRead = true
+	if created.Before(r.counted) { // unless this node's clock is behind
+		r.counted = created
+	}
+	if r.end != nil {
+		r.end.Reset(time.Until(r.counted.Add(r.wait + lastRound)))
+	}
+	return nil
+}
+
+// mayTell reports whether a node that was cleaned has an agent, or may soon have one, that can be told.
+func mayTell(all agents, c cleaned) bool {
+	if plan(all, c.traces).Unknown != "" {
+		return false
+	}
+	if len(all.pods[c.Node]) > 0 {
+		return true
+	}
+	for _, d := range all.daemonSets {
+		if d.selects(c.traces) {
+			return time.Since(c.at) < startWait
+		}
+	}
+	return false
 }
 
 // anything reports whether agents have written something of a node.
@@ -218,12 +272,9 @@ func (r *run) clean(ctx context.Context, all agents, t traces) {
 		}
 	}
 	told := false
-	if r.apply && item.pod != nil && item.Error == "" && r.featuresErr == nil && (item.Done || item.empty() && !r.hook) {
-		told = true
-		if err := r.api.mark(ctx, *item.pod, time.Now()); err != nil {
-			item.Error = fmt.Sprintf("cannot tell pod %v that its node was cleaned: %v", item.pod, err)
-			told = false
-		}
+	if r.apply && item.pod != nil && item.Error == "" && r.featuresErr == nil && (item.Done || item.empty() && r.hook == "") {
+		item.Error = r.mark(ctx, *item.pod)
+		told = item.Error == ""
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -231,8 +282,8 @@ func (r *run) clean(ctx context.Context, all agents, t traces) {
 	if !item.empty() || item.Error != "" {
 		r.items[t.Node] = item
 	}
-	if item.Done && !told {
-		r.untold = append(r.untold, t.Node)
+	if item.Done && !told && r.featuresErr == nil {
+		r.untold = append(r.untold, cleaned{t, time.Now()})
 	}
 }
 
@@ -255,12 +306,26 @@ func (r *run) remove(ctx context.Context, item Item) Item {
 	return item
 }
 
-// tell marks the pods of agents that have started since their nodes were cleaned.
+// tell marks the pods of agents that have started since their nodes were cleaned, and those that could not be marked.
 func (r *run) tell(ctx context.Context, all agents) {
-	r.untold = slices.DeleteFunc(r.untold, func(node string) bool {
-		i := plan(all, traces{NodeTraces: kube.NodeTraces{Node: node}})
-		return i.pod != nil && r.featuresErr == nil && r.api.mark(ctx, *i.pod, time.Now()) == nil
+	r.untold = slices.DeleteFunc(r.untold, func(c cleaned) bool {
+		i := plan(all, c.traces)
+		if i.pod == nil {
+			return false
+		}
+		done := r.items[c.Node]
+		done.Error = r.mark(ctx, *i.pod)
+		r.items[c.Node] = done
+		return done.Error == ""
 	})
+}
+
+// mark tells an agent that its node was cleaned. It returns why it could not.
+func (r *run) mark(ctx context.Context, p agentPod) string {
+	if err := r.api.mark(ctx, p, time.Now()); err != nil {
+		return fmt.Sprintf("cannot tell pod %v that its node was cleaned: %v", p, err)
+	}
+	return ""
 }
 
 // report returns what was done so far.

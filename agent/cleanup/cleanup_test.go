@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
@@ -23,7 +24,9 @@ import (
 type fakeCluster struct {
 	at      func(time.Duration) agents
 	started time.Time
+	job     time.Duration // its age then
 	fail    func(call, node string) error
+	hangs   func() bool // requests end with their context only
 
 	mu     sync.Mutex
 	traces map[string]traces
@@ -41,6 +44,18 @@ func (f *fakeCluster) call(name, node string) error {
 	return nil
 }
 
+func (f *fakeCluster) jobCreated(_ context.Context, name string) (time.Time, error) {
+	if name != "job" {
+		panic(name)
+	}
+	if f.fail != nil {
+		if err := f.fail("job", ""); err != nil {
+			return time.Time{}, err
+		}
+	}
+	return f.started.Add(-f.job), nil
+}
+
 func (f *fakeCluster) readTraces(context.Context) ([]traces, error) {
 	err := f.call("list", "")
 	return slices.Collect(maps.Values(f.traces)), err
@@ -48,6 +63,8 @@ func (f *fakeCluster) readTraces(context.Context) ([]traces, error) {
 
 func (f *fakeCluster) readNode(_ context.Context, name string) (traces, error) {
 	err := f.call("read", name)
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	return f.traces[name], err
 }
 
@@ -55,7 +72,13 @@ func (f *fakeCluster) readFeatures(context.Context) (map[string][]string, error)
 	return nil, f.call("features", "")
 }
 
-func (f *fakeCluster) readAgents(context.Context) (agents, error) {
+func (f *fakeCluster) readAgents(ctx context.Context) (agents, error) {
+	if f.hangs != nil {
+		if synctest.Wait(); f.hangs() || ctx.Err() != nil { // after the timer of a time that is over
+			<-ctx.Done()
+			return agents{}, ctx.Err()
+		}
+	}
 	if f.fail != nil {
 		if err := f.fail("agents", ""); err != nil {
 			return agents{}, err
@@ -133,7 +156,7 @@ func TestRunWaitsForNewPods(t *testing.T) {
 		f.at = func(since time.Duration) agents {
 			return onNodes(func(n string) bool { return n == "b" && since < time.Minute || n == "c" }, "a", "b", "c")
 		}
-		r, err := runOf(t, f, options{apply: true, hook: true, wait: 3 * time.Minute})
+		r, err := runOf(t, f, options{apply: true, hook: "job", wait: 3 * time.Minute})
 		if took := time.Since(f.started); took > 3*time.Minute || took < 2*time.Minute {
 			t.Errorf("ended after %v", took)
 		}
@@ -153,7 +176,7 @@ func TestRunWaitsForNewPods(t *testing.T) {
 func TestRunEndsAtOnceWithNothingLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeCluster{traces: map[string]traces{"a": {NodeTraces: kube.NodeTraces{Node: "a"}}}, at: func(time.Duration) agents { panic("the agents are read") }}
-		r, err := runOf(t, f, options{apply: true, hook: true, wait: 3 * time.Minute})
+		r, err := runOf(t, f, options{apply: true, hook: "job", wait: 3 * time.Minute})
 		if err != nil || time.Since(f.started) > 0 || len(f.calls) != 2 || r.Table(terminal.Output{}) != "nothing is left by agents\n" {
 			t.Errorf("%v after %v, %v\n%s", err, time.Since(f.started), f.calls, r.Table(terminal.Output{}))
 		}
@@ -167,7 +190,7 @@ func TestRunTellsAgents(t *testing.T) {
 		marked string
 	}{
 		"by hand: of all clean nodes":        {options{apply: true}, nil, "pod-clean, pod-tainted"},
-		"hook: of cleaned nodes":             {options{apply: true, hook: true}, nil, "pod-tainted"},
+		"hook: of cleaned nodes":             {options{apply: true, hook: "job"}, nil, "pod-tainted"},
 		"dry run":                            {options{}, nil, ""},
 		"NodeFeatures unknown":               {options{apply: true}, failing("features"), ""},
 		"not of a node that is not cleaned":  {options{apply: true}, failing("remove"), "pod-clean"},
@@ -209,12 +232,91 @@ func TestRunTellsLateAgents(t *testing.T) {
 			}
 			return all
 		}
-		r, err := runOf(t, f, options{apply: true, hook: true, wait: 3 * time.Minute})
+		r, err := runOf(t, f, options{apply: true, hook: "job", wait: 3 * time.Minute})
 		slices.Sort(f.marked)
 		if err != nil || !strings.Contains(r.summary(), "cleaned 2 nodes") || !slices.Equal(f.marked, []string{"pod-a", "pod-b"}) {
 			t.Errorf("%v; %s, told %v", err, r.summary(), f.marked)
 		}
 	})
+}
+
+// TestRunAwaitsAgents has a run wait for the agents of cleaned nodes, which their taints may have kept away, and not for those that never start.
+func TestRunAwaitsAgents(t *testing.T) {
+	for name, c := range map[string]struct {
+		pod, started time.Duration // when they are
+		selects      string        // the label pool that the DaemonSet selects
+		until        time.Duration // the run lasts
+		told         bool
+	}{
+		"no agent is to run":      {time.Hour, time.Hour, "b", 0, false},
+		"one may start":           {5 * time.Second, 20 * time.Second, "a", 25 * time.Second, true},
+		"one starts slowly":       {5 * time.Second, 2 * time.Minute, "a", 3 * time.Minute, true},
+		"none starts":             {time.Hour, time.Hour, "a", 40 * time.Second, false},
+		"one starts, and hangs":   {5 * time.Second, time.Hour, "a", 3 * time.Minute, false},
+		"one starts where others": {time.Hour, time.Hour, "", 40 * time.Second, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeCluster{traces: tainted("a")}
+				node := f.traces["a"]
+				node.nodeLabels = map[string]string{"pool": "a"}
+				f.traces["a"] = node
+				f.at = func(since time.Duration) agents {
+					all := onNodes(never, "a")
+					set, pod := all.daemonSets["ds"], &corev1.Pod{}
+					if c.selects != "" {
+						pod.Spec.NodeSelector = map[string]string{"pool": c.selects}
+					}
+					set.affinity = nodeaffinity.GetRequiredNodeAffinity(pod)
+					all.daemonSets["ds"] = set
+					if all.pods["a"][0].started = since >= c.started; since < c.pod {
+						delete(all.pods, "a")
+					}
+					return all
+				}
+				r, err := runOf(t, f, options{apply: true, hook: "job", wait: 3 * time.Minute})
+				took := time.Since(f.started)
+				if err != nil || r.summary() != "cleaned 1 node" || (len(f.marked) == 1) != c.told {
+					t.Errorf("%v; %s, told %v", err, r.summary(), f.marked)
+				}
+				if took > c.until || c.until > 0 && took < c.until/2 {
+					t.Errorf("ended after %v, want %v", took, c.until)
+				}
+			})
+		})
+	}
+}
+
+// TestHookEndsBeforeDeadline checks that a pod of the hook that starts late ends in time, measured from the creation of its Job, also if the
+// API server stops answering.
+func TestHookEndsBeforeDeadline(t *testing.T) {
+	for age, c := range map[time.Duration]struct {
+		answers time.Duration // for so long
+		until   time.Duration
+		cleaned bool
+	}{
+		-time.Hour:        {time.Hour, 3 * time.Minute, true}, // this node's clock is behind
+		0:                 {time.Hour, 3 * time.Minute, true},
+		2 * time.Minute:   {time.Hour, time.Minute, true},
+		110 * time.Second: {50 * time.Second, 100 * time.Second, true}, // 210 s in all
+		200 * time.Second: {time.Hour, 0, true},
+		199 * time.Second: {0, 11 * time.Second, false},
+		4 * time.Minute:   {time.Hour, 0, false},
+	} {
+		t.Run(age.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := &fakeCluster{traces: tainted("a", "b"), job: age, at: func(time.Duration) agents {
+					return onNodes(func(n string) bool { return n == "b" }, "a", "b")
+				}}
+				f.hangs = func() bool { return time.Since(f.started) >= c.answers }
+				r, _ := runOf(t, f, options{apply: true, hook: "job", wait: 3 * time.Minute})
+				took := time.Since(f.started)
+				if took > c.until || took < c.until-maxPause || strings.Contains(r.summary(), "cleaned 1 of 2") != c.cleaned {
+					t.Errorf("ended after %v, want %v: %s", took, c.until, r.summary())
+				}
+			})
+		})
+	}
 }
 
 func TestRunErrors(t *testing.T) {
@@ -232,6 +334,9 @@ func TestRunErrors(t *testing.T) {
 		"agents":              {failing("agents"), time.Hour, "unknown what agents have left", 0, true},
 		"agents for a time":   {failing("agents"), time.Minute, "cleaned 2 nodes", 2, false},
 		"a pod":               {failing("mark"), time.Hour, "removed, but cannot tell pod gpu/pod-a", 2, true},
+		"a pod for a time":    {failing("mark"), time.Minute, "removed", 2, false},
+		"the Job":             {failing("job"), time.Hour, "unknown what agents have left", 0, true},
+		"the Job for a time":  {failing("job"), time.Minute, "cleaned 2 nodes", 2, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -242,7 +347,7 @@ func TestRunErrors(t *testing.T) {
 					}
 					return nil
 				}
-				r, err := runOf(t, f, options{apply: true, wait: 3 * time.Minute})
+				r, err := runOf(t, f, options{apply: true, hook: "job", wait: 3 * time.Minute})
 				if text := r.Table(terminal.Output{}); (err != nil) != c.err || !strings.Contains(text, c.want) {
 					t.Errorf("%v\n%s", err, text)
 				}
@@ -260,7 +365,7 @@ func TestHookEndsWithoutError(t *testing.T) {
 		cmd := Command()
 		args := []string{"--kubeconfig", "/absent", "--apply"}
 		if hook {
-			args = append(args, "--hook")
+			args = append(args, "--hook", "job")
 		}
 		cmd.SetArgs(args)
 		cmd.SetOut(new(strings.Builder))

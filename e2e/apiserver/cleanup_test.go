@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,6 +25,7 @@ import (
 
 const (
 	cleanupAccount    = agentsAccount + "-cleanup"
+	cleanupJob        = "gna-gpu-node-agent-cleanup"
 	cleanedAnnotation = "gpu-node-agent/cleaned"
 )
 
@@ -62,7 +64,7 @@ func TestCleanup(t *testing.T) {
 	n.EndAgent()
 
 	features := createFeature(t, n.name)
-	for _, other := range []string{"waits", "keeps", "foreign", "replaced"} {
+	for _, other := range []string{"waits", "keeps", "foreign", "replaced", "dropped"} {
 		createNode(t, other)
 		machine{n.Node, other}.patch("test", `{"metadata": {"annotations": {"`+recordedTaints+`": "[\"`+bad+`\"]"}},
 			"spec": {"taints": [{"key": "gpu-node-agent/unhealthy", "effect": "NoSchedule"}]}}`) // without the taints of a new node
@@ -76,6 +78,7 @@ func TestCleanup(t *testing.T) {
 	createAgentPod(t, foreign, "foreign", "new")
 	createAgentPod(t, foreign, "replaced", "new") // a release that the hook's account cannot read
 
+	createJob(t, cleanupJob)
 	kubeconfig := impersonate(t, cleanupAccount)
 	run := func(args ...string) cleanupReport {
 		t.Helper()
@@ -91,7 +94,7 @@ func TestCleanup(t *testing.T) {
 	}
 	check := func(r cleanupReport, done bool) {
 		t.Helper()
-		want := map[string]string{"left": "", "waits": "not of the newest revision", "foreign": "not in the namespace", "replaced": "not in the namespace"}
+		want := map[string]string{"left": "", "dropped": "", "waits": "not of the newest revision", "foreign": "not in the namespace", "replaced": "not in the namespace"}
 		for _, i := range r.Nodes {
 			reason, ok := want[i.Node]
 			if !ok || i.Error != "" || !strings.Contains(i.Waits+i.Unknown, reason) || (reason == "") != (i.Waits+i.Unknown == "") || i.Done != (done && reason == "") {
@@ -108,8 +111,9 @@ func TestCleanup(t *testing.T) {
 	}
 	check(run(), false)
 	n.awaitTaints("a dry run changes nothing", theirs, bad)
-	check(run("--apply", "--hook", "--wait", "1s"), true)
+	check(run("--apply", "--hook", cleanupJob, "--wait", "1s"), true)
 	n.awaitTaints("the agent's are removed", theirs)
+	machine{n.Node, "dropped"}.awaitTaints("no DaemonSet selects the node")
 	object := n.object()
 	for key := range object.Labels {
 		if key != v1.LabelHostname && key != "example.test/rack" {
@@ -139,7 +143,7 @@ func TestCleanup(t *testing.T) {
 	if at == "" {
 		t.Error("the agent's pod has no annotation")
 	}
-	if run("--apply", "--hook"); marked() != at {
+	if run("--apply", "--hook", cleanupJob); marked() != at {
 		t.Error("the hook told an agent on whose node nothing was left")
 	}
 	if run("--apply"); marked() == at {
@@ -148,7 +152,7 @@ func TestCleanup(t *testing.T) {
 	checkCleanupRights(t, pod)
 	theCluster.deletePods(t, releaseNamespace, "other")
 	deleteAgents(t, keeps, foreign, unset)
-	if r := run("--apply", "--hook"); len(r.Nodes) != 4 { // after helm uninstall
+	if r := run("--apply", "--hook", cleanupJob); len(r.Nodes) != 4 { // after helm uninstall
 		t.Errorf("%+v", r)
 	}
 	for _, other := range []string{"waits", "keeps", "foreign", "replaced"} {
@@ -180,6 +184,10 @@ func checkCleanupRights(t *testing.T, pod string) {
 			_, err := core.ConfigMaps(releaseNamespace).Get(t.Context(), "kube-root-ca.crt", metav1.GetOptions{})
 			return err
 		}(),
+		"another Job": func() error {
+			_, err := client.BatchV1().Jobs(releaseNamespace).Get(t.Context(), "other", metav1.GetOptions{})
+			return err
+		}(),
 		"a pod of others": func() error {
 			_, err := core.Pods("other").Patch(t.Context(), "agent-foreign", types.MergePatchType, []byte("{}"), metav1.PatchOptions{}, "status")
 			return err
@@ -193,6 +201,22 @@ func checkCleanupRights(t *testing.T, pod string) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+}
+
+// createJob creates the Job that the command runs as.
+func createJob(t *testing.T, name string) {
+	t.Helper()
+	jobs := theCluster.client.BatchV1().Jobs(releaseNamespace)
+	spec := v1.PodSpec{RestartPolicy: v1.RestartPolicyNever, Containers: []v1.Container{{Name: "cleanup", Image: "example.test/agent"}}}
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: batchv1.JobSpec{Template: v1.PodTemplateSpec{Spec: spec}}}
+	if _, err := jobs.Create(t.Context(), job, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := jobs.Delete(context.Background(), name, metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // impersonate returns a kubeconfig file with the rights of a service account.
@@ -297,7 +321,8 @@ func deleteAgents(t *testing.T, sets ...*appsv1.DaemonSet) {
 
 func agentPodSpec(configMap string) v1.PodSpec {
 	return v1.PodSpec{
-		Containers: []v1.Container{{Name: "gpu-node-agent", Image: "example.test/agent"}},
+		Containers:   []v1.Container{{Name: "gpu-node-agent", Image: "example.test/agent"}},
+		NodeSelector: map[string]string{"example.test/agents": "true"},
 		Volumes: []v1.Volume{{Name: "config", VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{
 			LocalObjectReference: v1.LocalObjectReference{Name: configMap},
 		}}}},

@@ -53,7 +53,7 @@ func TestCleanupHook(t *testing.T) {
 				rules = append(rules, strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ",")+strings.Join(append([]string{""}, r.ResourceNames...), " "))
 			}
 			if got := strings.Join(rules, "; "); got != "get,list,patch nodes; patch nodes/status; list pods; list daemonsets,controllerrevisions; "+
-				"get configmaps "+c.configMaps+"; patch pods/status; list,delete nodefeatures" {
+				"get jobs "+job.Name+"; get configmaps "+c.configMaps+"; patch pods/status; list,delete nodefeatures" {
 				t.Errorf("the account has the rights %q", got)
 			}
 			subject := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: account.Name, Namespace: "gpu"}
@@ -92,8 +92,8 @@ func TestCleanupPod(t *testing.T) {
 	if labels := job.Spec.Template.Labels; labels["app.kubernetes.io/name"] == selector["app.kubernetes.io/name"] || labels["gpu-node-agent/serves"] != "" || labels["team"] != "x" {
 		t.Errorf("the pod has the labels %v, which select agents", labels)
 	}
-	// 4 minutes in all, of which the command waits for 3.
-	if args := strings.Join(container.Args, " "); args != "cleanup --apply --hook --wait=3m --namespace=gpu" || *job.Spec.ActiveDeadlineSeconds != 240 || *job.Spec.BackoffLimit < 1 {
+	// 4 minutes in all, of which the command waits for 3, and ends half a minute later: see agent/cleanup.
+	if args := strings.Join(container.Args, " "); args != "cleanup --apply --hook="+job.Name+" --wait=3m --namespace=gpu" || *job.Spec.ActiveDeadlineSeconds != 240 || *job.Spec.BackoffLimit < 1 {
 		t.Errorf("%s, with %d s and %d retries", args, *job.Spec.ActiveDeadlineSeconds, *job.Spec.BackoffLimit)
 	}
 	if len(pod.Volumes) > 0 || pod.HostNetwork || pod.HostPID {

@@ -74,7 +74,7 @@ func each(ctx context.Context, list pager.ListPageFunc, selector string, f func(
 func (a *api) jobCreated(ctx context.Context, name string) (time.Time, error) {
 	j, err := a.client.BatchV1().Jobs(a.namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
-		return time.Time{}, fmt.Errorf("Job: %w", err)
+		return time.Time{}, fmt.Errorf("hook's Job: %w", err)
 	}
 	return j.CreationTimestamp.Time, nil
 }

@@ -236,7 +236,8 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 
 func (a *Agent) newNode(read readProperties, log *zap.Logger) *node.Follower {
 	return node.NewFollower(node.Options{
-		Config: &a.nodeConfig, Plugin: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), Serving: a.plugin.Serving, Ready: a.offersAll,
+		Config: &a.nodeConfig, Plugin: &a.pluginConfig, Health: &a.healthConfig, Snapshots: &a.snapshots, Node: nodeName(),
+		Serving: a.plugin.Serving, Ready: a.offersAll,
 		SysFS: a.sysFS, Properties: propertiesOf(&a.sourceConfig, &a.snapshots, read), Cleaned: &a.cleaned, Log: log,
 	})
 }

@@ -50,7 +50,7 @@ func startupTaintStays(configured string, removed corev1.Taint) bool {
 // nodeWarnings returns what of the Node object is not as configured.
 func nodeWarnings(s kube.NodeStatus, startupTaint []string) (all []string) {
 	for _, part := range []struct{ name, err string }{
-		{"labels", s.LabelsErr}, {"NodeFeature", s.FeatureErr}, {"taints", s.TaintsErr}, {"startup taint stays", strings.Join(startupTaint, "; ")},
+		{"labels", s.LabelsErr}, {"NodeFeature", s.FeatureErr}, {"taints", s.TaintsErr}, {"condition", s.ConditionErr}, {"startup taint stays", strings.Join(startupTaint, "; ")},
 	} {
 		if part.err != "" {
 			all = append(all, "node "+part.name+": "+part.err)

@@ -86,8 +86,8 @@ func TestNotListed(t *testing.T) {
 }
 
 func TestNodeWarnings(t *testing.T) {
-	got := nodeWarnings(kube.NodeStatus{LabelsErr: "a", FeatureErr: "b", TaintsErr: "c"}, []string{"d", "e"})
-	wantReasons(t, got, "labels: a", "NodeFeature: b", "taints: c", "startup taint stays: d; e")
+	got := nodeWarnings(kube.NodeStatus{LabelsErr: "a", FeatureErr: "b", TaintsErr: "c", ConditionErr: "f"}, []string{"d", "e"})
+	wantReasons(t, got, "labels: a", "NodeFeature: b", "taints: c", "condition: f", "startup taint stays: d; e")
 	wantReasons(t, nodeWarnings(kube.NodeStatus{Enabled: true, Errors: 3}, nil))
 }
 

@@ -304,7 +304,7 @@ func agentMetrics() []MetricInfo {
 		nodeWrites:        {"node_writes_total", counter, "Total number of writes of the node's labels, its NodeFeature and its taints to the API server.", nil},
 		nodeErrors:        {"node_errors_total", counter, "Total number of failed tries to write the node's labels, its NodeFeature or its taints; all are retried.", nil},
 		nodeLeftovers: {
-			"node_leftovers", gauge, "Whether earlier agents may have left labels, a NodeFeature (nodefeature) or taints of the node, which this one has no right to remove; always 1. " +
+			"node_leftovers", gauge, "Whether earlier agents may have left labels, a NodeFeature (nodefeature), taints or the condition GPUHealthy of the node, which this one has no right to remove; always 1. " +
 				"No series without such a part. gpu-node-agent cleanup removes them.", []string{"kind"},
 		},
 		podLabelsUp: {"pod_labels_up", gauge, "Whether the labels of this node's pods could be read from the API server.", nil},

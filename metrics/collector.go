@@ -41,7 +41,7 @@ type NodeWrites struct {
 	Writes uint64
 	Errors uint64 // failed tries
 
-	Leftovers []string // labels, nodefeature, taints: what earlier agents may have left and this one has no right to remove
+	Leftovers []string // labels, nodefeature, taints, condition: what earlier agents may have left and this one has no right to remove
 }
 
 // Sources provides the data of a scrape, which reads each source once. All functions must return quickly.

@@ -120,11 +120,17 @@ func (s conditionState) condition(current corev1.NodeCondition, now time.Time) c
 	return c
 }
 
-// removeCondition deletes the condition after reporting was disabled. It tries once: an unreachable API server must not
-// delay a new configuration.
-func (r *Reporter) removeCondition(ctx context.Context, api *client) {
-	if err := api.deleteCondition(ctx, r.Node); err != nil {
-		r.Log.Warn("cannot delete the node's condition; it is out of date from now on", zap.String("condition", conditionType), zap.Error(err))
+// conditionPart removes the condition after reporting was disabled.
+func (w *NodeWriter) conditionPart() partWriter {
+	return partWriter{
+		of: func(s *NodeState) desiredPart {
+			if !s.RemoveCondition {
+				return desiredPart{}
+			}
+			return desiredPart{true, true}
+		},
+		write: func(ctx context.Context, api *client, _ *NodeState, _ bool) (warning string, err error) {
+			return "", unlessGone(api.deleteCondition(ctx, w.Node))
+		},
 	}
-	r.desired.Store(nil)
 }

@@ -231,10 +231,10 @@ func TestDisableAndEnable(t *testing.T) {
 		}
 		g.enable(false)
 		g.advance(2 * time.Second)
-		if len(g.conditions) != 0 {
-			t.Errorf("condition left behind: %+v", g.conditions)
+		if g.advance(time.Hour); len(g.writes) != 1 {
+			t.Errorf("%d writes", len(g.writes))
 		}
-		g.advance(time.Hour)
+		g.conditions = nil // as NodeWriter
 		g.enable(true)
 		g.advance(2 * time.Second)
 		if c := g.condition(t); time.Since(c.LastTransitionTime.Time) > time.Minute {

@@ -57,21 +57,22 @@ func TestNodeWriterWithoutAccount(t *testing.T) {
 			opened++
 			return connect(kubeconfig)
 		}
-		s := g.set(NodeState{Taints: []corev1.Taint{}, Labels: map[string]string{}})
+		s := g.set(NodeState{Taints: []corev1.Taint{}, Labels: map[string]string{}, RemoveCondition: true})
 		g.advance(time.Hour)
 		g.wantWritten(s, false)
 		status := g.writer.Status()
-		if !slices.Equal(status.Leftovers(), []string{"labels", "taints"}) || status.Errors > 0 {
+		if !slices.Equal(status.Leftovers(), []string{"labels", "taints", "condition"}) || status.Errors > 0 {
 			t.Errorf("%+v", status)
 		}
 		g.wantStatus(taintsErr, CleanupCommand)
+		g.wantStatus(conditionErr, CleanupCommand)
 		g.wantRequests("")
-		g.wantWarnings(2)
-		if opened > 2*14 {
+		g.wantWarnings(3)
+		if opened > 3*14 {
 			t.Errorf("%d tries in an hour", opened)
 		}
 		g.set(NodeState{}) // somebody else removed it
-		if status := g.writer.Status(); len(status.Leftovers()) > 0 || status.LabelsErr+status.TaintsErr != "" || status.Enabled {
+		if status := g.writer.Status(); len(status.Leftovers()) > 0 || status.LabelsErr+status.TaintsErr+status.ConditionErr != "" || status.Enabled {
 			t.Errorf("%+v", status)
 		}
 		g.set(NodeState{Taints: []corev1.Taint{unhealthyTaint()}})

@@ -25,6 +25,8 @@ type NodeState struct {
 	Labels  map[string]string // of the node
 	Feature map[string]string // of the node's NodeFeature, an object of Node Feature Discovery
 
+	RemoveCondition bool // the condition is not reported any more, and may be there
+
 	StartupTaint *corev1.Taint  // to remove once Ready; nil for none
 	Ready        bool           // every device is offered to pods
 	Taints       []corev1.Taint // to set; the agent's others are removed, except Undecided
@@ -50,18 +52,20 @@ type NodeStatus struct {
 	FeatureErr string // why the NodeFeature is not
 	TaintsErr  string // why the taints are not
 
+	ConditionErr string // why the condition may still be there, although it is not reported any more
+
 	// What earlier agents may have written and this one has no right to remove.
-	LabelsLeft, FeatureLeft, TaintsLeft bool
+	LabelsLeft, FeatureLeft, TaintsLeft, ConditionLeft bool
 
 	RemovedTaint corev1.Taint // the startup taint that the node did not have any more after a check; zero if there was none
 }
 
-// Leftovers names what earlier agents may have left: labels, nodefeature, taints.
+// Leftovers names what earlier agents may have left: labels, nodefeature, taints, condition.
 func (s NodeStatus) Leftovers() (kinds []string) {
 	for _, part := range []struct {
 		kind string
 		left bool
-	}{{"labels", s.LabelsLeft}, {"nodefeature", s.FeatureLeft}, {"taints", s.TaintsLeft}} {
+	}{{"labels", s.LabelsLeft}, {"nodefeature", s.FeatureLeft}, {"taints", s.TaintsLeft}, {"condition", s.ConditionLeft}} {
 		if part.left {
 			kinds = append(kinds, part.kind)
 		}
@@ -69,11 +73,12 @@ func (s NodeStatus) Leftovers() (kinds []string) {
 	return kinds
 }
 
-// NodeWriter writes the labels and taints of the node.
+// NodeWriter writes the labels and taints of the node, and removes the condition that is not reported any more.
 //
 //	NodeState ─► Latest ─┬─► node_labels.go ──► PATCH nodes, server-side apply
 //	                     ├─► node_feature.go ─► POST, PUT, DELETE nodefeatures
-//	                     └─► node_taints.go ──► PATCH nodes, with the resource version that was read
+//	                     ├─► node_taints.go ──► PATCH nodes, with the resource version that was read
+//	                     └─► removeCondition ──► PATCH nodes/status
 //
 // Each part is read before it is written, and again soon and every few minutes, so that an edit of somebody else is corrected. There is no watch: it
 // would be a connection for each node, and for labels that nobody edits.
@@ -98,6 +103,7 @@ func NewNodeWriter(o NodeOptions) *NodeWriter {
 		w.newPart(&w.status.FeatureErr, &w.status.FeatureLeft, "the NodeFeature", "the API nfd.k8s-sigs.io/v1alpha1 of Node Feature Discovery, a cluster role with get on nodes, and a role with get, create, "+
 			"update and delete on nodefeatures", (&featureWriter{NodeWriter: w}).part()),
 		w.newPart(&w.status.TaintsErr, &w.status.TaintsLeft, "the node's taints", nodeRights, (&taintsWriter{NodeWriter: w}).part()),
+		w.newPart(&w.status.ConditionErr, &w.status.ConditionLeft, "the node's condition", "a cluster role with patch on nodes/status", w.conditionPart()),
 	}
 	return w
 }

@@ -129,6 +129,16 @@ func (s *nodeServer) answerNode(r *http.Request, name string, body []byte) (any,
 		}
 		return found, nil
 	}
+	if strings.HasSuffix(r.URL.Path, "/status") {
+		if r.Method != "PATCH" || string(body) != `{"status":{"conditions":[{"$patch":"delete","type":"GPUHealthy"}]}}` {
+			return nil, fmt.Errorf("%s of the status: %s", r.Method, body)
+		}
+		if s.node == nil {
+			return nil, apierrors.NewNotFound(nodes, name)
+		}
+		s.change(func(n *corev1.Node) { n.Status.Conditions = nil })
+		return s.node, nil
+	}
 	var sent corev1.Node
 	if err := yaml.UnmarshalStrict(body, &sent); err != nil {
 		return nil, err
@@ -371,6 +381,8 @@ func (g *nodeRig) wantStatus(of func(NodeStatus) string, part string) {
 func labelsErr(s NodeStatus) string  { return s.LabelsErr }
 func featureErr(s NodeStatus) string { return s.FeatureErr }
 func taintsErr(s NodeStatus) string  { return s.TaintsErr }
+
+func conditionErr(s NodeStatus) string { return s.ConditionErr }
 
 func (g *nodeRig) wantWarnings(want int) {
 	g.t.Helper()
@@ -718,6 +730,36 @@ func TestNodeFeatureWithoutAPI(t *testing.T) {
 		g.absent = true
 		none := g.set(NodeState{Feature: map[string]string{}})
 		g.wantWritten(none, true)
+	})
+}
+
+// The condition is removed once, also after a time without the right to it.
+func TestNodeWriterRemovesCondition(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		reported := func() {
+			g.change(func(n *corev1.Node) { n.Status.Conditions = []corev1.NodeCondition{{Type: conditionType}} })
+		}
+		reported()
+		g.failWith(apierrors.NewForbidden(schema.GroupResource{Resource: "nodes/status"}, "", errors.New("no rights")))
+		s := g.set(NodeState{RemoveCondition: true})
+		g.wantStatus(conditionErr, "patch on nodes/status")
+		if status := g.writer.Status(); !slices.Equal(status.Leftovers(), []string{"condition"}) || status.Errors > 0 || !status.Enabled {
+			t.Errorf("%+v", status)
+		}
+		g.wantWritten(s, false)
+		g.failWith(nil)
+		g.advance(slowRetry + slowRetry/10)
+		if g.wantWritten(s, true); len(g.node.Status.Conditions) > 0 {
+			t.Errorf("conditions %v", g.node.Status.Conditions)
+		}
+		g.wantStatus(conditionErr, "")
+		g.took()
+		reported() // by another agent
+		g.advance(time.Hour)
+		g.wantRequests("")
+		g.node = nil
+		g.set(NodeState{})
+		g.wantWritten(g.set(NodeState{RemoveCondition: true}), true) // with its node
 	})
 }
 

@@ -120,18 +120,17 @@ func (r *Reporter) Run(ctx context.Context) error {
 			}
 			continue
 		}
-		api := r.report(same, c.Kubeconfig)
+		r.report(same, c.Kubeconfig)
 		cancel()
-		if api != nil && ctx.Err() == nil && !r.Config.Load().Kubernetes.Enabled {
-			r.removeCondition(ctx, api)
+		if !r.Config.Load().Kubernetes.Enabled {
+			r.desired.Store(nil) // NodeWriter removes the condition
 		}
 	}
 	return nil
 }
 
-// report follows the snapshots and writes to the API server until ctx ends. It returns the client, nil if none could
-// be opened.
-func (r *Reporter) report(ctx context.Context, kubeconfig string) *client {
+// report follows the snapshots and writes to the API server until ctx ends.
+func (r *Reporter) report(ctx context.Context, kubeconfig string) {
 	var parts sync.WaitGroup
 	defer parts.Wait()
 	parts.Go(func() { r.followSnapshots(ctx) })
@@ -143,12 +142,11 @@ func (r *Reporter) report(ctx context.Context, kubeconfig string) *client {
 		errs.Report(err)
 		r.updateStatus(func(s *Status) { s.Errors, s.ConditionErr, s.EventErr = s.Errors+1, err.Error(), err.Error() })
 		if !retry.wait(ctx) {
-			return nil
+			return
 		}
 	}
 	parts.Go(func() { r.runConditionWriter(ctx, api) })
 	parts.Go(func() { r.runEventWriter(ctx, api) })
-	return api
 }
 
 // holdersDelay is how long the first condition waits for the holders. Otherwise each restart would remove the pods from the

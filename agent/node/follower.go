@@ -21,6 +21,7 @@ import (
 type Options struct {
 	Config    *health.Latest[Config]
 	Plugin    *health.Latest[plugin.Config]
+	Health    *health.Latest[health.Config] // stored before Config
 	Snapshots *health.Latest[health.Snapshot]
 	Node      string                                // the node's name in Kubernetes
 	Serving   func(*health.Snapshot) plugin.Serving // with the configuration in Plugin
@@ -56,11 +57,12 @@ type Follower struct {
 // memory is what the section of the state file has besides the inventory: where something may be written, so that a later process removes
 // it if it is not configured any more.
 type memory struct {
-	Labels  bool     `json:"labels,omitempty"`
-	Feature bool     `json:"feature,omitempty"`
-	Taints  bool     `json:"taints,omitempty"`
-	Files   []string `json:"files,omitempty"`
-	Cleaned string   `json:"cleaned,omitempty"` // the newest Options.Cleaned that was followed
+	Labels    bool     `json:"labels,omitempty"`
+	Feature   bool     `json:"feature,omitempty"`
+	Taints    bool     `json:"taints,omitempty"`
+	Condition bool     `json:"condition,omitempty"`
+	Files     []string `json:"files,omitempty"`
+	Cleaned   string   `json:"cleaned,omitempty"` // the newest Options.Cleaned that was followed
 }
 
 // section is the section of the state file.
@@ -186,6 +188,7 @@ func (f *Follower) Run(ctx context.Context) error {
 	for {
 		config, configChanged := f.Config.Watch()
 		_, pluginChanged := f.Plugin.Watch()
+		_, healthChanged := f.Health.Watch()
 		found, hostChanged := f.host.Watch()
 		snap, snapChanged := f.Snapshots.Watch()
 		_, writtenChanged := f.written.Watch()
@@ -209,6 +212,7 @@ func (f *Follower) Run(ctx context.Context) error {
 			return nil
 		case <-configChanged:
 		case <-pluginChanged:
+		case <-healthChanged:
 		case <-hostChanged:
 		case <-snapChanged:
 		case <-writtenChanged:
@@ -256,6 +260,7 @@ func (f *Follower) state(config *Config, snap *health.Snapshot) (s kube.NodeStat
 		f.memory.Labels = f.memory.Labels && (last.Labels == nil || len(last.Labels) > 0)
 		f.memory.Feature = f.memory.Feature && (last.Feature == nil || len(last.Feature) > 0)
 		f.memory.Taints = f.memory.Taints && (last.Taints == nil || len(last.Taints) > 0 || len(last.Undecided) > 0)
+		f.memory.Condition = f.memory.Condition && !last.RemoveCondition
 	}
 	f.followCleaned(config)
 	part := func(configured bool, mayExist *bool) map[string]string {
@@ -274,6 +279,8 @@ func (f *Follower) state(config *Config, snap *health.Snapshot) (s kube.NodeStat
 		s.Taints, s.Undecided = Taints(config.Taints, snap)
 		f.memory.Taints = f.memory.Taints || len(s.Taints)+len(s.Undecided) > 0 // a node that never had one has none to remove
 	}
+	f.memory.Condition = f.memory.Condition || f.reportsCondition()
+	s.RemoveCondition = f.memory.Condition && !f.reportsCondition()
 	if config.StartupTaint != "" {
 		if t, err := ParseTaint(config.StartupTaint); err == nil {
 			s.StartupTaint, s.Ready = &t, f.Ready()
@@ -294,7 +301,11 @@ func (f *Follower) followCleaned(config *Config) {
 	f.memory.Labels = f.memory.Labels && config.Labels.Output == LabelsAPI
 	f.memory.Feature = f.memory.Feature && config.Labels.Output == LabelsNodeFeature
 	f.memory.Taints = f.memory.Taints && len(config.Taints) > 0
+	f.memory.Condition = f.memory.Condition && f.reportsCondition()
 }
+
+// reportsCondition reports whether the node has, or is to have, its condition.
+func (f *Follower) reportsCondition() bool { return f.Health.Load().Kubernetes.Enabled }
 
 // mayRemove reports whether labels can be removed from where they are not configured: while they are unknown, they are not written to
 // the configured place either.

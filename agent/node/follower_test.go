@@ -27,6 +27,7 @@ type harness struct {
 	t         *testing.T
 	config    health.Latest[Config]
 	plugin    health.Latest[plugin.Config]
+	health    health.Latest[health.Config]
 	snapshots *health.Latest[health.Snapshot] // of one process
 	read      func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
 	dir       string
@@ -41,6 +42,7 @@ func newFollowerHarness(t *testing.T, output string) *harness {
 	h.setConfig(func(c *Config) { c.Labels.Output, c.Labels.File = output, filepath.Join(h.dir, "labels") })
 	config := plugin.DefaultConfig()
 	h.plugin.Store(&config)
+	h.health.Store(new(health.Config))
 	h.restart(nil, true)
 	return h
 }
@@ -59,7 +61,7 @@ func (h *harness) restart(section *[]byte, sameBoot bool) {
 	h.t.Helper()
 	h.snapshots = new(health.Latest[health.Snapshot])
 	h.Follower = NewFollower(Options{
-		Config: &h.config, Plugin: &h.plugin, Snapshots: h.snapshots, Node: h.node, Serving: plugin.New(&h.plugin, h.snapshots, nop).Serving,
+		Config: &h.config, Plugin: &h.plugin, Health: &h.health, Snapshots: h.snapshots, Node: h.node, Serving: plugin.New(&h.plugin, h.snapshots, nop).Serving,
 		Ready: func() bool { return !h.notReady.Load() }, SysFS: func() string { return "" },
 		Properties: func(ctx context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
 			if h.read == nil {
@@ -242,6 +244,49 @@ func TestFollowerRemovesTaints(t *testing.T) {
 			stop()
 		}
 	})
+}
+
+// The condition that is not reported any more is removed, by a later process too, until it is, or somebody else has removed it.
+func TestFollowerRemovesCondition(t *testing.T) {
+	for _, byOthers := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newFollowerHarness(t, LabelsOff)
+			stop := healthtest.Run(t, h.Run)
+			report := func(on bool) {
+				h.health.Store(&health.Config{Kubernetes: health.KubernetesConfig{Enabled: on}})
+				synctest.Wait()
+			}
+			removes := func(want bool) {
+				t.Helper()
+				if synctest.Wait(); h.Desired().Load().RemoveCondition != want {
+					t.Errorf("%+v, want a removal: %v", h.Desired().Load(), want)
+				}
+			}
+			removes(false) // was never reported
+			report(true)
+			removes(false)
+			report(false)
+			removes(true)
+			report(true)
+			removes(false)
+			stop()
+			h.health.Store(new(health.Config))
+			h.restart(h.Saved().Load(), true)
+			stop = healthtest.Run(t, h.Run)
+			removes(true)
+			if byOthers {
+				h.cleaned.Store(new("1"))
+			} else {
+				h.Written().Store(h.Desired().Load())
+			}
+			removes(false)
+			stop()
+			h.restart(h.Saved().Load(), true)
+			stop = healthtest.Run(t, h.Run)
+			removes(false)
+			stop()
+		})
+	}
 }
 
 // A node that had no taint has none to remove, so that an agent without rights warns of nothing.

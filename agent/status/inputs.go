@@ -56,7 +56,10 @@ func New(k Inputs) Node {
 		API: APIServer{
 			k.Kube.Enabled || k.Kube.IdleEnabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr, cmp.Or(k.Kube.EventErr, k.Kube.IdleErr),
 		},
-		Object: NodeObject{k.NodeObject.Enabled, k.NodeObject.Writes, k.NodeObject.Errors, k.NodeObject.LabelsErr, k.NodeObject.FeatureErr, k.NodeObject.TaintsErr, k.Unready},
+		Object: NodeObject{
+			k.NodeObject.Enabled, k.NodeObject.Writes, k.NodeObject.Errors, k.NodeObject.LabelsErr, k.NodeObject.FeatureErr, k.NodeObject.TaintsErr,
+			k.NodeObject.ConditionErr, k.Unready,
+		},
 		Memory: StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC(), k.StateLoss},
 		Source: Source{Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{}, Events: []EventSource{}}, GPUs: []Device{},
 	}

@@ -591,7 +591,8 @@ func nodeObjectText(o NodeObject) string {
 
 // nodeObjectErrors returns why the Node object is not as configured.
 func nodeObjectErrors(o NodeObject) []string {
-	return nonEmpty(formatIf("labels: %s", o.LabelsError), formatIf("NodeFeature: %s", o.FeatureError), formatIf("taints: %s", o.TaintsError))
+	return nonEmpty(formatIf("labels: %s", o.LabelsError), formatIf("NodeFeature: %s", o.FeatureError), formatIf("taints: %s", o.TaintsError),
+		formatIf("condition: %s", o.ConditionError))
 }
 
 // startupTaintText returns why the startup taint stays.

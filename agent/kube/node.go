@@ -78,7 +78,7 @@ func (s NodeStatus) Leftovers() (kinds []string) {
 //	NodeState ─► Latest ─┬─► node_labels.go ──► PATCH nodes, server-side apply
 //	                     ├─► node_feature.go ─► POST, PUT, DELETE nodefeatures
 //	                     ├─► node_taints.go ──► PATCH nodes, with the resource version that was read
-//	                     └─► removeCondition ──► PATCH nodes/status
+//	                     └─► conditionPart ───► PATCH nodes/status
 //
 // Each part is read before it is written, and again soon and every few minutes, so that an edit of somebody else is corrected. There is no watch: it
 // would be a connection for each node, and for labels that nobody edits.

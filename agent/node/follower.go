@@ -262,7 +262,8 @@ func (f *Follower) state(config *Config, snap *health.Snapshot) (s kube.NodeStat
 		f.memory.Taints = f.memory.Taints && (last.Taints == nil || len(last.Taints) > 0 || len(last.Undecided) > 0)
 		f.memory.Condition = f.memory.Condition && !last.RemoveCondition
 	}
-	f.followCleaned(config)
+	reports := f.Health.Load().Kubernetes.Enabled
+	f.followCleaned(config, reports)
 	part := func(configured bool, mayExist *bool) map[string]string {
 		switch {
 		case configured:
@@ -279,8 +280,8 @@ func (f *Follower) state(config *Config, snap *health.Snapshot) (s kube.NodeStat
 		s.Taints, s.Undecided = Taints(config.Taints, snap)
 		f.memory.Taints = f.memory.Taints || len(s.Taints)+len(s.Undecided) > 0 // a node that never had one has none to remove
 	}
-	f.memory.Condition = f.memory.Condition || f.reportsCondition()
-	s.RemoveCondition = f.memory.Condition && !f.reportsCondition()
+	f.memory.Condition = f.memory.Condition || reports
+	s.RemoveCondition = f.memory.Condition && !reports
 	if config.StartupTaint != "" {
 		if t, err := ParseTaint(config.StartupTaint); err == nil {
 			s.StartupTaint, s.Ready = &t, f.Ready()
@@ -291,7 +292,7 @@ func (f *Follower) state(config *Config, snap *health.Snapshot) (s kube.NodeStat
 
 // followCleaned forgets what is not configured when somebody else has removed it from the node. That was while the annotation had another value,
 // so that an old one says nothing of what this or an earlier process wrote since. It needs no clock: those of nodes differ.
-func (f *Follower) followCleaned(config *Config) {
+func (f *Follower) followCleaned(config *Config, reports bool) {
 	at := f.Cleaned.Load()
 	if at == nil || *at == "" || *at == f.memory.Cleaned {
 		return
@@ -301,11 +302,8 @@ func (f *Follower) followCleaned(config *Config) {
 	f.memory.Labels = f.memory.Labels && config.Labels.Output == LabelsAPI
 	f.memory.Feature = f.memory.Feature && config.Labels.Output == LabelsNodeFeature
 	f.memory.Taints = f.memory.Taints && len(config.Taints) > 0
-	f.memory.Condition = f.memory.Condition && f.reportsCondition()
+	f.memory.Condition = f.memory.Condition && reports
 }
-
-// reportsCondition reports whether the node has, or is to have, its condition.
-func (f *Follower) reportsCondition() bool { return f.Health.Load().Kubernetes.Enabled }
 
 // mayRemove reports whether labels can be removed from where they are not configured: while they are unknown, they are not written to
 // the configured place either.

@@ -232,7 +232,7 @@ func (s *Server) handle(r *http.Request, q *Request, k key, body []byte) (any, e
 		return old, nil
 	case "list":
 		return s.list(r, gvk, k.namespace)
-	case "patch", "patch/scale":
+	case "patch", "patch/scale", "patch/status":
 		return s.patch(r, q, old, body)
 	case "create/eviction":
 		return s.evict(old, body)

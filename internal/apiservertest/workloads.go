@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 )
 
 // Get returns an object, nil if there is none.
@@ -85,6 +86,14 @@ func (s *Server) patch(r *http.Request, q *Request, old object, body []byte) (an
 			return nil, apierrors.NewBadRequest(err.Error())
 		}
 		merge(document, patch)
+	case types.StrategicMergePatchType:
+		var patch map[string]any
+		if err := json.Unmarshal(body, &patch); err != nil {
+			return nil, apierrors.NewBadRequest(err.Error())
+		}
+		if document, err = strategicpatch.StrategicMergeMapPatch(document, patch, old); err != nil {
+			return nil, apierrors.NewBadRequest(err.Error())
+		}
 	case types.JSONPatchType:
 		if err := applyOperations(document, body); err != nil {
 			return nil, err

@@ -48,7 +48,7 @@ func withheldReason(group []withheldDevice) string {
 		}
 	}
 	if len(pods) > 0 {
-		reasons = append(reasons, "held under other IDs or by claims, by "+podNames(uniquePods(pods)))
+		reasons = append(reasons, "held under other IDs or by claims, by "+PodNames(pods))
 	}
 	return strings.Join(reasons, "; ")
 }

@@ -273,7 +273,7 @@ func parseConfig(text string) configuration {
 		labels: c.Node.Labels.Output == node.LabelsAPI, feature: c.Node.Labels.Output == node.LabelsNodeFeature, condition: c.Health.Kubernetes.Enabled,
 	}
 	for _, t := range c.Node.Taints {
-		parts.taints = append(parts.taints, t.Key+":"+t.Effect)
+		parts.taints = append(parts.taints, kube.TaintID(t.Taint()))
 	}
 	return parts
 }

@@ -127,24 +127,12 @@ func (o *options) run(ctx context.Context, log *zap.Logger) (*Report, error) {
 	}
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		more := r.round(ctx)
-		if !more || time.Since(r.counted)+pause > o.wait || !sleep(ctx, pause) {
+		if !more || time.Since(r.counted)+pause > o.wait || !kube.Wait(ctx, nil, pause) {
 			break
 		}
 	}
 	report := r.report()
 	return &report, report.err()
-}
-
-// sleep returns false if ctx ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }
 
 // run is one run of the command.

@@ -40,14 +40,14 @@ func (r *Reporter) runConditionWriter(ctx context.Context, api *client) {
 	for ctx.Err() == nil {
 		desired, changed := r.desired.Watch()
 		if desired == nil {
-			wait(ctx, changed, -1)
+			Wait(ctx, changed, -1)
 			continue
 		}
 		if d := w.dueIn(desired); d > 0 {
-			wait(ctx, changed, d)
+			Wait(ctx, changed, d)
 			continue
 		}
-		if desired.fingerprint != w.fingerprint && !wait(ctx, nil, settleDelay) {
+		if desired.fingerprint != w.fingerprint && !Wait(ctx, nil, settleDelay) {
 			return
 		}
 		err := w.write(ctx)

@@ -51,7 +51,7 @@ func (r *Reporter) runEventWriter(ctx context.Context, api *client) {
 	for ctx.Err() == nil {
 		e, in, ok := r.queue.take(time.Now(), w.notBefore)
 		if !ok {
-			wait(ctx, r.queue.wake, in)
+			Wait(ctx, r.queue.wake, in)
 			continue
 		}
 		if limit.Wait(ctx) != nil {

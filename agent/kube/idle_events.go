@@ -85,7 +85,7 @@ func (r *Reporter) runIdleWriter(ctx context.Context) {
 	w := &idleWriter{Reporter: r, examined: make(map[Pod]examinedPod)}
 	errs := NewErrorLog(r.Log, "cannot report idle pods", "reported idle pods again", "a cluster role with get on pods, and create and patch on events")
 	var retry backoff
-	for wait(ctx, nil, idleInterval) {
+	for Wait(ctx, nil, idleInterval) {
 		err := w.examine(ctx)
 		switch {
 		case ctx.Err() != nil:

@@ -143,7 +143,7 @@ func (w *NodeWriter) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-due:
 		case <-changed:
-			wait(ctx, nil, settleDelay)
+			Wait(ctx, nil, settleDelay)
 		}
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)

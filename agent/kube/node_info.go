@@ -93,7 +93,7 @@ func (f *RuntimeFollower) Run(ctx context.Context) error {
 		if cfg != nil && cfg.Needed {
 			pause = f.ask(ctx, cfg.Kubeconfig)
 		}
-		wait(ctx, changed, pause)
+		Wait(ctx, changed, pause)
 	}
 	return nil
 }

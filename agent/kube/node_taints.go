@@ -111,18 +111,18 @@ func mergeTaints(node *taintedNode, s *NodeState, now time.Time) (next nextTaint
 	before := recordedTaints(node.Metadata.Annotations)
 	desired := make(map[string]corev1.Taint)
 	for _, t := range s.Taints {
-		desired[taintID(t)] = t
+		desired[TaintID(t)] = t
 	}
 	stays := func(id string) bool { return s.Taints == nil || slices.ContainsFunc(s.Undecided, hasTaintID(id)) }
 	var foreign []string
 	for _, raw := range node.Spec.Taints {
 		var t corev1.Taint
 		_ = json.Unmarshal(raw, &t) // a taint without a key is of nobody
-		id := taintID(t)
+		id := TaintID(t)
 		want, isDesired := desired[id]
 		delete(desired, id)
 		switch isOurs := slices.Contains(before, id); {
-		case s.Ready && s.StartupTaint != nil && id == taintID(*s.StartupTaint):
+		case s.Ready && s.StartupTaint != nil && id == TaintID(*s.StartupTaint):
 			next.removed = append(next.removed, id)
 			continue
 		case isOurs && !isDesired && !stays(id):
@@ -140,7 +140,7 @@ func mergeTaints(node *taintedNode, s *NodeState, now time.Time) (next nextTaint
 		next.taints = append(next.taints, raw)
 	}
 	for _, t := range s.Taints {
-		id := taintID(t)
+		id := TaintID(t)
 		if _, missing := desired[id]; missing {
 			next.taints = append(next.taints, encodeTaint(t, now))
 			next.added = append(next.added, id)
@@ -161,11 +161,11 @@ func recordedTaints(annotations map[string]string) (ids []string) {
 	return ids
 }
 
-// taintID returns KEY:EFFECT. A node has one taint of each.
-func taintID(t corev1.Taint) string { return t.Key + ":" + string(t.Effect) }
+// TaintID returns KEY:EFFECT. A node has one taint of each.
+func TaintID(t corev1.Taint) string { return t.Key + ":" + string(t.Effect) }
 
 func hasTaintID(id string) func(corev1.Taint) bool {
-	return func(t corev1.Taint) bool { return taintID(t) == id }
+	return func(t corev1.Taint) bool { return TaintID(t) == id }
 }
 
 // encodeTaint returns a taint as the API has it. Pods with tolerationSeconds are evicted some time after timeAdded.

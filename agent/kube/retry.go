@@ -21,11 +21,11 @@ func (b *backoff) next() time.Duration {
 }
 
 // wait pauses, and returns false if ctx ended first.
-func (b *backoff) wait(ctx context.Context) bool { return wait(ctx, nil, b.next()) }
+func (b *backoff) wait(ctx context.Context) bool { return Wait(ctx, nil, b.next()) }
 
-// wait waits until the channel is ready or the time is over; a negative time has no end. It returns false if ctx ended
+// Wait waits until the channel is ready or the time is over; a negative time has no end. It returns false if ctx ended
 // first.
-func wait(ctx context.Context, c <-chan struct{}, d time.Duration) bool {
+func Wait(ctx context.Context, c <-chan struct{}, d time.Duration) bool {
 	var timeout <-chan time.Time
 	if d >= 0 {
 		t := time.NewTimer(d)

@@ -15,6 +15,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/validate/content"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 )
 
 // Config is the `node` section of config.yaml.
@@ -103,14 +105,14 @@ func (c Config) Validate() error {
 		if err := cmp.Or(validateTaint(t.Taint()), checkPrefix(t.Taint())); err != nil {
 			bad("taints[%d].%w", i, err)
 		}
-		id := t.Key + ":" + t.Effect
+		id := kube.TaintID(t.Taint())
 		if other, exists := seen[id]; exists {
 			bad("taints[%d]: the same key and effect as taints[%d]; a node has each pair once", i, other)
 		}
 		seen[id] = i
 	}
 	if startup, err := ParseTaint(c.StartupTaint); err == nil {
-		if i, exists := seen[startup.Key+":"+string(startup.Effect)]; exists {
+		if i, exists := seen[kube.TaintID(startup)]; exists {
 			bad("taints[%d]: the same key and effect as startupTaint; use another key", i)
 		}
 	}

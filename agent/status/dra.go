@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
-	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -56,14 +55,10 @@ func draStatus(s dra.Status, claims *dra.Claims, h podresources.Holders) *DRA {
 	}
 	type key struct{ namespace, claim string }
 	pods := make(map[key][]Pod)
-	for _, byDevice := range []map[health.DeviceID][]podresources.Holder{h.By, h.Admin} {
-		for _, holders := range byDevice {
-			for _, holder := range holders {
-				k, pod := key{holder.Namespace, holder.Claim.Name}, Pod{holder.Namespace, holder.Pod}
-				if holder.ByClaim() && !slices.Contains(pods[k], pod) {
-					pods[k] = append(pods[k], pod)
-				}
-			}
+	for holder := range h.ByClaims() {
+		k, pod := key{holder.Namespace, holder.Claim.Name}, Pod{holder.Namespace, holder.Pod}
+		if !slices.Contains(pods[k], pod) {
+			pods[k] = append(pods[k], pod)
 		}
 	}
 	for uid, c := range claims.ByUID {

@@ -130,14 +130,9 @@ func (d *Driver) Orphans() string {
 	}
 	var pods []plugin.Pod
 	var drivers []string
-	h := d.Holders.Load()
-	for _, byDevice := range []map[health.DeviceID][]podresources.Holder{h.By, h.Admin} {
-		for _, holders := range byDevice {
-			for _, holder := range holders {
-				if cdi.IsClaimDevice(holder.Claim.CDI) {
-					pods, drivers = append(pods, plugin.Pod{Namespace: holder.Namespace, Name: holder.Pod}), append(drivers, holder.Claim.Driver)
-				}
-			}
+	for holder := range d.Holders.Load().ByClaims() {
+		if cdi.IsClaimDevice(holder.Claim.CDI) {
+			pods, drivers = append(pods, plugin.Pod{Namespace: holder.Namespace, Name: holder.Pod}), append(drivers, holder.Claim.Driver)
 		}
 	}
 	if len(pods) == 0 {

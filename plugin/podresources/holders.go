@@ -3,6 +3,7 @@ package podresources
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
@@ -138,6 +139,21 @@ func NewHolders(at time.Time, resp *podsapi.ListPodResourcesResponse, resolve Re
 		}
 	}
 	return h
+}
+
+// ByClaims yields the holders that got a device by a claim, in no order: also those with adminAccess, and once for each device.
+func (h *Holders) ByClaims() iter.Seq[Holder] {
+	return func(yield func(Holder) bool) {
+		for _, by := range []map[health.DeviceID][]Holder{h.By, h.Admin} {
+			for _, holders := range by {
+				for _, holder := range holders {
+					if holder.ByClaim() && !yield(holder) {
+						return
+					}
+				}
+			}
+		}
+	}
 }
 
 // addClaims adds the devices of a container's claims.

@@ -256,6 +256,40 @@ func awaitSeries(t *testing.T, begins string, has ...string) {
 	})
 }
 
+// awaitReadyz waits until the agent's /readyz begins with a text and contains the other texts.
+func awaitReadyz(t *testing.T, begins string, has ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("/readyz begins with %q and has %q", begins, has), func(ctx context.Context) error {
+		page, err := scrapePath(ctx, "/readyz")
+		if err != nil {
+			return err
+		}
+		all := strings.HasPrefix(page, begins)
+		for _, text := range has {
+			all = all && strings.Contains(page, text)
+		}
+		if !all {
+			err = fmt.Errorf("it is %q", page)
+		}
+		return err
+	})
+}
+
+func startKubelet(t *testing.T) {
+	t.Helper()
+	if err := theCluster.startKubelet(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func stopKubelet() { _ = theCluster.kubelet.Stop() } // its exit status does not matter
+
+func replaceKubelet(t *testing.T) {
+	t.Helper()
+	stopKubelet()
+	startKubelet(t)
+}
+
 func findLine(page, begins string, has ...string) (string, error) {
 	var near []string
 	for line := range strings.Lines(page) {

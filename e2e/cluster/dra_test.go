@@ -161,13 +161,7 @@ func TestDRA(t *testing.T) {
 // awaitHandover waits until the agent says that a pod delays the change of the API. The agent is ready.
 func awaitHandover(t *testing.T, pod string) {
 	t.Helper()
-	eventually(t, "/readyz names "+pod, func(ctx context.Context) error {
-		text, err := scrapePath(ctx, "/readyz")
-		if err == nil && (!strings.HasPrefix(text, "ok\n") || !strings.Contains(text, pod)) {
-			err = fmt.Errorf("/readyz responds %q", text)
-		}
-		return err
-	})
+	awaitReadyz(t, "ok\n", pod)
 }
 
 func checkAttributes(t *testing.T) {
@@ -430,10 +424,7 @@ func checkKubeletRestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_ = theCluster.kubelet.Stop() // its exit status does not matter
-	if err := theCluster.startKubelet(); err != nil {
-		t.Fatal(err)
-	}
+	replaceKubelet(t)
 	eventually(t, "the kubelet deletes the slices", func(ctx context.Context) error {
 		after, err := nodeSlices(ctx)
 		if err == nil && len(after) > 0 && after[0].UID == before[0].UID {
@@ -456,7 +447,7 @@ func checkKubeletRestart(t *testing.T) {
 func checkForceDelete(t *testing.T) {
 	startClaimPod(t, "default", "old", claim(several(8, request(gpuClass)), ""))
 	awaitClaimed(t, "default", "old")
-	_ = theCluster.kubelet.Stop() // its exit status does not matter
+	stopKubelet()
 	forceDelete(t, "old")
 	startClaimPod(t, "default", "new", claim(several(8, request(gpuClass)), ""))
 	eventually(t, "pod new is scheduled", func(ctx context.Context) error {
@@ -466,9 +457,7 @@ func checkForceDelete(t *testing.T) {
 		}
 		return err
 	})
-	if err := theCluster.startKubelet(); err != nil {
-		t.Fatal(err)
-	}
+	startKubelet(t)
 	awaitClaimed(t, "default", "new")
 	deletePods(t, "new")
 	awaitPrepared(t, 0)

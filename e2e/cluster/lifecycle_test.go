@@ -176,11 +176,9 @@ func rollout(t *testing.T, tag string) {
 func restartKubelet(t *testing.T, device string) {
 	keepsContainer := containerOf(t, "one")
 	agent := mustAgentPod(t)
-	_ = theCluster.kubelet.Stop() // its exit status does not matter
+	stopKubelet()
 	awaitSeries(t, "gpu_node_agent_plugin_registered{", "} 0")
-	if err := theCluster.startKubelet(); err != nil {
-		t.Fatal(err)
-	}
+	startKubelet(t)
 	awaitSeries(t, "gpu_node_agent_plugin_registered{", "} 1")
 	awaitSeries(t, "gpu_node_agent_device_allocated{", device, `pod="one"`)
 	awaitKubeletDevices(t, gpu, 8)

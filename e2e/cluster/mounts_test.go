@@ -29,7 +29,7 @@ func TestDeletedDirectories(t *testing.T) {
 	step(t, "device-plugins is removed, and the kubelet makes it again", func(t *testing.T) {
 		keeps := containerOf(t, "one")
 		awaitOneRestart(t, "/var/lib/kubelet/device-plugins")
-		newKubelet(t)
+		replaceKubelet(t)
 		awaitSeries(t, "gpu_node_agent_plugin_registered{", "} 1")
 		awaitAmounts(t, gpu, "8/6")
 		awaitSeries(t, "gpu_node_agent_device_finding{", `cause="xid-79"`)
@@ -48,13 +48,7 @@ func TestDeletedDirectories(t *testing.T) {
 		replaceAgentPod(t) // the kubelet delays the second restart of a container by 10 s
 		awaitSeries(t, "gpu_node_agent_device_finding{", `cause="xid-79"`)
 		awaitOneRestart(t, deletedStateDir)
-		eventually(t, "/readyz says what is lost", func(ctx context.Context) error {
-			page, err := scrapePath(ctx, "/readyz")
-			if err == nil && !strings.Contains(page, "health.stateFile: the directory mounted at /var/lib/gpu-node-agent was deleted on the host at ") {
-				err = fmt.Errorf("it is %q", page)
-			}
-			return err
-		})
+		awaitReadyz(t, "", "health.stateFile: the directory mounted at /var/lib/gpu-node-agent was deleted on the host at ")
 		awaitEventIn(t, metav1.NamespaceDefault, nodeName, "GPUStateLost", "/var/lib/gpu-node-agent was deleted")
 		awaitAmounts(t, gpu, "8/7") // the cordon is in the configuration
 	})
@@ -65,29 +59,14 @@ func TestDeletedDirectories(t *testing.T) {
 		awaitClaimed(t, "default", "claims")
 		keeps := containerOf(t, "claims")
 		awaitOneRestart(t, "/var/lib/kubelet/plugins_registry", draDir)
-		newKubelet(t)
-		eventually(t, "the agent is ready", func(ctx context.Context) error {
-			page, err := scrapePath(ctx, "/readyz")
-			if err == nil && !strings.HasPrefix(page, "ok\n") {
-				err = fmt.Errorf("/readyz is %q", page)
-			}
-			return err
-		})
+		replaceKubelet(t)
+		awaitReadyz(t, "ok\n")
 		awaitDevices(t, 8)
 		awaitSeries(t, "gpu_node_agent_device_allocated{", `pod="claims"`) // the pod's claim was in the directory of the driver
 		keeps()
 		deletePods(t, "claims")
 	})
 	step(t, "helm uninstall", uninstall)
-}
-
-// newKubelet replaces the kubelet, as a clean-up script does.
-func newKubelet(t *testing.T) {
-	t.Helper()
-	_ = theCluster.kubelet.Stop() // its exit status does not matter
-	if err := theCluster.startKubelet(); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // awaitOneRestart removes directories of the node and waits until the agent's container has ended with exit code 1 and a message, and runs again.

@@ -528,11 +528,9 @@ func checkTopology(t *testing.T, all *recipes) {
 		if err := os.WriteFile(file, config, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		_ = theCluster.kubelet.Stop() // its exit status does not matter
+		stopKubelet()
 		awaitSeries(t, "gpu_node_agent_plugin_registered{", `resource="nvidia.com/gpu"`, "} 0")
-		if err := theCluster.startKubelet(); err != nil {
-			t.Fatal(err)
-		}
+		startKubelet(t)
 		awaitKubeletDevices(t, gpu, 6)
 		awaitAmounts(t, gpu, "6/6")
 	}

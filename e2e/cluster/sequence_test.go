@@ -222,8 +222,7 @@ func (p *player) play(t *testing.T, s sequence.Step) bool {
 		}
 		return len(all) > 0 // it was killed before, and no kubelet has started it
 	case sequence.KubeletRestart:
-		_ = theCluster.kubelet.Stop() // its exit status does not matter
-		startKubelet(t)
+		replaceKubelet(t)
 	case sequence.KubeletStop:
 		theCluster.kubelet.Kill()
 	case sequence.KubeletStart:
@@ -239,13 +238,6 @@ func (p *player) play(t *testing.T, s sequence.Step) bool {
 	}
 	p.state.Installed, p.state.Values, p.state.History, p.state.KubeletDown = after.Installed, after.Values, after.History, after.KubeletDown
 	return true
-}
-
-func startKubelet(t *testing.T) {
-	t.Helper()
-	if err := theCluster.startKubelet(); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // healthy returns the indexes of the GPUs that are not unhealthy.

@@ -134,6 +134,13 @@ func (d *DRA) followConnections(ctx context.Context) {
 	}
 }
 
+// Connected reports whether the manager keeps the ResourceSlices of a driver: it has a connection to it. It wipes those of others.
+func (d *DRA) Connected(driver string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.known[driver] && d.wipes[driver] == nil
+}
+
 // Start starts the manager again after Stop, as the start of a kubelet: it has no drivers, and finds those whose sockets exist.
 func (d *DRA) Start() error {
 	if err := os.MkdirAll(d.registry, 0o750); err != nil {

@@ -407,8 +407,8 @@ func (c *cluster) offers() (all []sequence.Hold) {
 		}
 		return nil
 	})
-	if !c.isAPIUp() && !c.node.dra.Connected(draDriver) {
-		return all // nobody can get what is in the slices, and the kubelet wipes them when the API server is back
+	if !c.node.up() || !c.isAPIUp() && !c.node.dra.Connected(draDriver) {
+		return all // no pod gets what is in the slices, and the kubelet wipes them when it and the API server are back
 	}
 	return append(all, sequence.Offered(c.api.Slices(), c.allocated())...)
 }

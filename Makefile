@@ -194,12 +194,15 @@ chaos-faults:
 chaos-holders:
 	$(CHAOS_TEST) -tags=kubelet1.37 ./holders $(CHAOS_ALL) $(CHAOS_FLAGS)
 
-# Runs each fuzz target for FUZZTIME.
+# Runs each fuzz target for FUZZTIME. It builds each package once: go test would link it anew for each target.
 fuzz:
-	@set -e; pkgs=$$($(GO) list ./...); for pkg in $$pkgs; do \
-	  names=$$($(GO) test -list '^Fuzz' $$pkg); \
-	  for target in $$(echo "$$names" | grep '^Fuzz'); do \
-	    echo "$$pkg $$target"; $(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$pkg; \
+	@set -e; dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+	for pkg in $$($(GO) list -f '{{range .TestGoFiles}}{{$$.Dir}}/{{.}} {{end}}{{range .XTestGoFiles}}{{$$.Dir}}/{{.}} {{end}}' ./... | \
+	  xargs grep -lE '^func Fuzz' | xargs -n 1 dirname | sort -u); do \
+	  cache="$$($(GO) env GOCACHE)/fuzz/$$($(GO) list "$$pkg")"; $(GO) test -c -fuzz . -o "$$dir/test" "$$pkg"; cd "$$pkg"; \
+	  for target in $$("$$dir/test" -test.list '^Fuzz'); do \
+	    echo "$${pkg#$(CURDIR)/} $$target"; \
+	    "$$dir/test" -test.run '^$$' -test.fuzz "^$$target$$" -test.fuzztime $(FUZZTIME) -test.fuzzminimizetime 20x -test.fuzzcachedir "$$cache"; \
 	  done; \
 	done
 

@@ -40,8 +40,13 @@ func (v view) mount(values sequence.Values) (kubelet, cdi, state string, err err
 		return "", "", "", err
 	}
 	links := []string{"device-plugins", "pod-resources", "state"}
+	cdi = filepath.Join(dir, "cdi")
 	if values.DRA {
-		links = append(links, "plugins_registry", "cdi", filepath.Join("plugins", draDriver))
+		links = append(links, "plugins_registry", filepath.Join("plugins", draDriver))
+		cdi = filepath.Join(v.root, "cdi") // every release has it at this path, which the checkpoint names
+		if err := os.MkdirAll(cdi, 0o750); err != nil {
+			return "", "", "", err
+		}
 	}
 	for _, name := range links {
 		target, link := filepath.Join(v.root, name), filepath.Join(dir, name)
@@ -60,7 +65,7 @@ func (v view) mount(values sequence.Values) (kubelet, cdi, state string, err err
 			return "", "", "", err
 		}
 	}
-	return dir, filepath.Join(dir, "cdi"), filepath.Join(dir, "state"), nil
+	return dir, cdi, filepath.Join(dir, "state"), nil
 }
 
 // pluginConfig returns the section plugin of values.

@@ -39,7 +39,7 @@ func sourceConfigOf(c config.Config) sourceConfig {
 func (a *Agent) runSource(ctx context.Context) error {
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, &a.sourceConfig, func(c *sourceConfig) *sourceConfig { return c })
-		source, run, err := newSource(*c, a.processes.Measure, a.level, a.log)
+		source, run, err := newSource(*c, &a.snapshots, a.processes.Measure, a.level, a.log)
 		if err == nil {
 			open := openMemoryLimits(c.SourceConfig)
 			source.Beside = append(source.Beside, a.mps.Run, func(ctx context.Context) { a.memoryLimits.Run(ctx, open) })
@@ -72,10 +72,10 @@ func isLocal(c config.SourceConfig) bool {
 	return c.Address == "" || strings.HasPrefix(c.Address, "unix://") || host == "localhost" || net.ParseIP(host).IsLoopback()
 }
 
-// newSource returns the configured source, and a function that must run while the source is in use. measure measures the processes of
-// the devices beside the source.
+// newSource returns the configured source, and a function that must run while the source is in use. snapshots are those of the source;
+// measure measures the processes of the devices beside it.
 func newSource(
-	c sourceConfig, measure func(context.Context, processes.Source), level zap.AtomicLevel, log *zap.Logger,
+	c sourceConfig, snapshots *health.Latest[health.Snapshot], measure func(context.Context, processes.Source), level zap.AtomicLevel, log *zap.Logger,
 ) (source monitor.Source, run func(context.Context) error, err error) {
 	measureWith := func(open processes.Open, allProcesses bool) []func(context.Context) {
 		return []func(context.Context){func(ctx context.Context) {
@@ -93,7 +93,11 @@ func newSource(
 		source.Beside = measureWith(func() (health.ProcessLister, func(), error) { return s.ListProcesses, func() {}, nil }, true)
 		return source, s.Run, nil
 	}
-	source.Events = eventSources(c.SourceConfig, nvml.Events(log.Named("nvml")), log)
+	var listed func() []string
+	if c.EventsIfListed() {
+		listed = func() []string { return listedGPUs(snapshots.Load()) }
+	}
+	source.Events = eventSources(c.SourceConfig, nvml.Events(log.Named("nvml"), listed), log)
 	open := nvml.OpenProcesses
 	if !isLocal(c.SourceConfig) {
 		open = func() (health.ProcessLister, func(), error) {
@@ -132,6 +136,19 @@ func eventSources(c config.SourceConfig, events func(context.Context, health.Eve
 		all[1].Off = "source.kernelLog is false"
 	}
 	return all
+}
+
+// listedGPUs returns the UUIDs of the GPUs that the source has listed and that its driver reaches, none before the first reading.
+func listedGPUs(s *health.Snapshot) (uuids []string) {
+	if s == nil || s.Source.Polls == 0 {
+		return nil
+	}
+	for i := range s.Devices {
+		if d := &s.Devices[i]; d.Device.Kind == health.KindGPU && d.Sample.Presence == health.Present {
+			uuids = append(uuids, string(d.Device.ID))
+		}
+	}
+	return uuids
 }
 
 // dcgmLogLevel returns what an embedded engine logs to standard output. Above debug level that is next to nothing, because

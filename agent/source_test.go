@@ -32,7 +32,7 @@ func TestNewSourceAttachesHostEngineOnly(t *testing.T) {
 		if mode == config.ModeStandalone {
 			c.Source.Address = "localhost:5555"
 		}
-		source, run, err := newSource(sourceConfigOf(c), nil, zap.NewAtomicLevel(), zap.NewNop())
+		source, run, err := newSource(sourceConfigOf(c), nil, nil, zap.NewAtomicLevel(), zap.NewNop())
 		if err != nil || source.Open == nil || run == nil || (source.Attach != nil) != want {
 			t.Errorf("%s: attach %v, want %v; %v", mode, source.Attach != nil, want, err)
 		}
@@ -45,7 +45,8 @@ func TestNewSourceListsEventSources(t *testing.T) {
 	for text, want := range map[string]on{
 		"source: {mode: embedded}":                               {health.WitnessNVML: true, health.WitnessKernelLog: false},
 		"source: {mode: embedded, events: off, kernelLog: true}": {health.WitnessNVML: false, health.WitnessKernelLog: true},
-		"source: {address: 'localhost:5555'}":                    {health.WitnessNVML: false, health.WitnessKernelLog: false},
+		"source: {address: 'localhost:5555'}":                    {health.WitnessNVML: true, health.WitnessKernelLog: false},
+		"source: {address: 'localhost:5555', events: off}":       {health.WitnessNVML: false, health.WitnessKernelLog: false},
 		"source: {address: 'localhost:5555', events: nvml}":      {health.WitnessNVML: true, health.WitnessKernelLog: false},
 		"source: {mode: sim}":                                    {health.WitnessNVML: false, health.WitnessKernelLog: false},
 		"source: {mode: sim, events: nvml, kernelLog: true}":     {health.WitnessNVML: true, health.WitnessKernelLog: true},
@@ -54,7 +55,7 @@ func TestNewSourceListsEventSources(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		source, _, err := newSource(sourceConfigOf(c), nil, zap.NewAtomicLevel(), zap.NewNop())
+		source, _, err := newSource(sourceConfigOf(c), nil, nil, zap.NewAtomicLevel(), zap.NewNop())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -67,6 +68,22 @@ func TestNewSourceListsEventSources(t *testing.T) {
 		}
 		if !maps.Equal(got, want) {
 			t.Errorf("%s: %v, want %v", text, got, want)
+		}
+	}
+}
+
+// NVML's events depend on the GPUs that the source has listed in this process and that are there.
+func TestListedGPUs(t *testing.T) {
+	devices := []health.DeviceState{
+		{Device: health.Device{ID: "GPU-a", Kind: health.KindGPU}, Sample: health.Sample{Presence: health.Present}},
+		{Device: health.Device{ID: "GPU-b", Kind: health.KindGPU}, Sample: health.Sample{Presence: health.Lost}},
+		{Device: health.Device{ID: "MIG-c", Kind: health.KindMIG, Parent: "GPU-a"}, Sample: health.Sample{Presence: health.Present}},
+	}
+	restored := &health.Snapshot{Devices: devices}
+	read := &health.Snapshot{Devices: devices, Source: health.Source{Polls: 1}}
+	for s, want := range map[*health.Snapshot][]string{nil: nil, restored: nil, read: {"GPU-a"}} {
+		if got := listedGPUs(s); !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }

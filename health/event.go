@@ -54,7 +54,7 @@ type Event struct {
 type EventReceiver interface {
 	// Receive takes an event. It does not block, and no XID is lost.
 	Receive(e Event)
-	// SetEvents publishes whether events arrive now: err is nil, or why they do not, or PartialEvents.
+	// SetEvents publishes whether events arrive now: err is nil, or why they do not, or PartialEvents, or UnusedEvents.
 	SetEvents(err error)
 }
 
@@ -62,6 +62,14 @@ type EventReceiver interface {
 type PartialEvents struct{ Err error }
 
 func (e PartialEvents) Error() string { return e.Err.Error() }
+
+// UnusedEvents is why an event source has no events of the source's GPUs, and is not down either.
+type UnusedEvents struct{ Err error }
+
+func (e UnusedEvents) Error() string { return e.Err.Error() }
+
+// Unwrap returns Err.
+func (e UnusedEvents) Unwrap() error { return e.Err }
 
 // EventSource reports the driver's events as they happen, beside a source.
 type EventSource struct {

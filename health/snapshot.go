@@ -60,12 +60,31 @@ type Source struct {
 	Detachment Detachment
 
 	Events []EventSourceState // of each event source, also those that are off; not modified once stored
+	XIDGap XIDGap
 
 	Checks    Checks
 	Incidents []Incident // Reading.Incidents, as of the last health check; not modified once stored
 
 	Polls    uint64        // successful polls
 	PollTook time.Duration // duration of the last successful poll
+}
+
+// XIDGap is the time in which no witness could report XIDs: the session with the source had failed, and no event source was up. A host
+// engine that is restarted has no XIDs of that time. The time of a detach is not part of it.
+type XIDGap struct {
+	Since, Until time.Time     // of the latest gap; zero if there was none, and Until also while it lasts
+	Total        time.Duration // of the gaps that ended since the agent started
+}
+
+// Lasts reports whether no witness can report XIDs now.
+func (g XIDGap) Lasts() bool { return !g.Since.IsZero() && g.Until.IsZero() }
+
+// Of returns the time of all gaps until now.
+func (g XIDGap) Of(now time.Time) time.Duration {
+	if g.Lasts() {
+		return g.Total + max(0, now.Sub(g.Since))
+	}
+	return g.Total
 }
 
 // Detachment is an operator's detach, from the moment when devices are withheld until each has been measured again. The

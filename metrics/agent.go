@@ -17,6 +17,7 @@ func (s *scrape) collectSource() {
 	s.Add(sourceUp, boolValue(source.Status == health.SourceUp), nil)
 	s.collectChecks(source)
 	s.collectEventSources(source.Events)
+	s.Add(xidGap, source.XIDGap.Of(s.now).Seconds(), nil)
 	s.Add(sourceStalled, boolValue(source.Status == health.SourceStalled), nil)
 	s.Add(sourceDetached, boolValue(source.Status == health.SourceDetached), nil)
 	s.Add(sourceReconnects, float64(source.Reconnects), nil)

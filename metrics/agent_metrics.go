@@ -74,6 +74,7 @@ const (
 	sourceChecksUp
 	sourceIncident
 	eventSourceUp
+	xidGap
 	sourceStalled
 	sourceDetached
 	sourceReconnects
@@ -242,6 +243,10 @@ func agentMetrics() []MetricInfo {
 		},
 		eventSourceUp: {
 			"event_source_up", gauge, "Whether the event source reports XIDs as they happen. No series for one that is off.", []string{"witness"},
+		},
+		xidGap: {
+			"xid_gap_seconds_total", counter, "Total time in which no XID could be seen, so that some may be lost: the connection to the source had failed, " +
+				"and no event source was up.", nil,
 		},
 		sourceStalled:    {"source_stalled", gauge, "Whether a call to the source has not returned in time.", nil},
 		sourceDetached:   {"source_detached", gauge, "Whether an operator has detached the driver; source_up is then 0.", nil},

@@ -46,6 +46,7 @@ func testNode() *health.Snapshot {
 			Versions: health.Versions{Driver: "580.95.05", CUDA: "13.0", DCGM: "4.6.0", Engine: "4.5.1"},
 			Checks:   health.Checks{Status: health.ChecksUp},
 			Events:   []health.EventSourceState{{Witness: health.WitnessNVML, Status: health.EventsUp}, {Witness: health.WitnessKernelLog}},
+			XIDGap:   health.XIDGap{Since: now.Add(-time.Hour), Until: now.Add(-59 * time.Minute), Total: 90 * time.Second},
 			Incidents: []health.Incident{ // of the daemon and the domain
 				{System: "imex", Code: 122, Severity: health.SeverityFail}, {System: "imex", Code: 122, Severity: health.SeverityFail},
 			},

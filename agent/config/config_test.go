@@ -340,7 +340,7 @@ func TestResolvedMode(t *testing.T) {
 	}
 }
 
-// auto turns NVML's events on only where the agent uses the driver anyway.
+// auto turns NVML's events on with DCGM, wherever it runs. A note says what else uses the driver beside a host engine.
 func TestEventsReason(t *testing.T) {
 	for text, want := range map[string]struct {
 		on   bool
@@ -351,14 +351,16 @@ func TestEventsReason(t *testing.T) {
 		"source: {events: nvml}":                                          {true, ""},
 		"source: {events: off}":                                           {false, ""},
 		"source: {events: false}":                                         {false, ""},
-		"source: {address: 'localhost:5555'}":                             {false, ""},
-		"source: {address: 'localhost:5555', events: nvml}":               {true, "source.events: "},
+		"source: {address: 'localhost:5555'}":                             {true, ""},
+		"source: {address: 'localhost:5555', events: nvml}":               {true, ""},
 		"source: {address: 'localhost:5555', events: off}":                {false, ""},
 		"source: {mode: sim}":                                             {false, ""},
 		"source: {mode: sim, events: nvml}":                               {true, ""},
 		"source: {mode: sim, address: 'localhost:5555', events: nvml}":    {true, ""},
-		"source: {address: 'a:1'}\nmetrics: {processes: {enabled: true}}": {false, "metrics.processes.enabled: "},
-		"metrics: {processes: {enabled: true}}":                           {true, ""},
+		"source: {address: 'a:1'}\nmetrics: {processes: {enabled: true}}": {true, ""},
+
+		"source: {address: 'a:1', events: off}\nmetrics: {processes: {enabled: true}}": {false, "metrics.processes.enabled: "},
+		"metrics: {processes: {enabled: true}}":                                        {true, ""},
 	} {
 		c := mustLoad(t, text)
 		reason := c.Source.EventsReason()

@@ -182,18 +182,12 @@ func (c Config) kubeconfigNotes() []string {
 	return nil
 }
 
-// driverNotes returns a note for each key that makes the agent use the driver beside a host engine. Otherwise only the engine
-// holds the driver's files there.
-func (c Config) driverNotes() (notes []string) {
-	const effect = " uses the driver beside the host engine: GPU resets, changes of the MIG mode and driver updates fail until gpu-node-agent detach"
-	if c.Source.Resolved() != ModeStandalone {
+// driverNotes returns a note if the agent uses the driver beside a host engine although source.events is off, as it is where only the
+// engine is to hold the driver's files.
+func (c Config) driverNotes() []string {
+	if c.Source.Resolved() != ModeStandalone || c.Source.Events != EventsOff || !c.Metrics.Processes.Enabled {
 		return nil
 	}
-	if c.Source.Events == EventsNVML {
-		notes = append(notes, "source.events: nvml"+effect)
-	}
-	if c.Metrics.Processes.Enabled {
-		notes = append(notes, "metrics.processes.enabled: true"+effect)
-	}
-	return notes
+	return []string{"metrics.processes.enabled: true uses the driver beside the host engine, although source.events is off: " +
+		"GPU resets, changes of the MIG mode and driver updates fail until gpu-node-agent detach"}
 }

@@ -22,7 +22,7 @@ type SourceConfig struct {
 
 	HealthSystems []string `yaml:"healthSystems"` // of DCGM's health checks: all, none, or names
 
-	Events        string `yaml:"events"`        // auto, nvml, off
+	Events        string `yaml:"events"`        // auto, nvml, off: see EventsReason
 	KernelLog     bool   `yaml:"kernelLog"`     // read XIDs from the kernel log too
 	KernelLogPath string `yaml:"kernelLogPath"` // of the kernel log
 
@@ -36,8 +36,8 @@ const (
 	EventsOff  = "off"
 )
 
-// EventsReason returns why NVML's events are off, "" if they are on. auto turns them on with an embedded engine only: with a host
-// engine the agent holds no driver file, and an event set would block resets and MIG changes.
+// EventsReason returns why NVML's events are off, "" if they are on. Beside a host engine auto uses them only if the driver lists the
+// engine's GPUs: see EventsIfListed.
 func (c SourceConfig) EventsReason() string {
 	switch {
 	case c.Events == EventsNVML:
@@ -46,10 +46,13 @@ func (c SourceConfig) EventsReason() string {
 		return "source.events is off"
 	case c.Resolved() == ModeSim:
 		return "source.events is auto, and the source is a simulation"
-	case c.Resolved() == ModeStandalone:
-		return "source.events is auto, and a host engine uses the driver; an event set of the agent would block GPU resets"
 	}
 	return ""
+}
+
+// EventsIfListed reports whether NVML's events depend on the GPUs that the source lists: a host engine may run on another host.
+func (c SourceConfig) EventsIfListed() bool {
+	return c.Events == EventsAuto && c.Resolved() == ModeStandalone
 }
 
 // The modes of a source.

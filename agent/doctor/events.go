@@ -33,14 +33,17 @@ func (d doctor) checkNVML(c config.Config) []Check {
 		if !c.Metrics.Processes.Enabled {
 			return info(events)
 		}
-	} else if c.Source.Events == config.EventsAuto {
-		events += ", and DCGM is embedded"
+	} else if c.Source.EventsIfListed() {
+		events += ", and used if the driver lists the host engine's GPUs"
 	}
 	if c.Source.Resolved() == config.ModeSim {
 		return info(events + "; simulated")
 	}
 	path, err := d.nvml()
 	if err != nil {
+		if c.Source.EventsIfListed() {
+			events = "events off, so XIDs are lost while the host engine is away"
+		}
 		return warning(events+": "+err.Error(), "install the driver's libraries")
 	}
 	return pass(events + "; " + path)

@@ -20,7 +20,9 @@ func TestCheckNVML(t *testing.T) {
 		want      want
 	}{
 		"embedded engine":             {config.SourceConfig{Mode: "auto", Events: "auto"}, false, nil, want{CheckOK, path, ""}},
-		"host engine":                 {config.SourceConfig{Mode: "auto", Address: "a:1", Events: "auto"}, false, errors.New("not used"), want{CheckInfo, "host engine", ""}},
+		"host engine":                 {config.SourceConfig{Mode: "auto", Address: "a:1", Events: "auto"}, false, nil, want{CheckOK, "if the driver lists the host engine's GPUs; " + path, ""}},
+		"host engine, no library":     {config.SourceConfig{Mode: "auto", Address: "a:1", Events: "auto"}, false, errors.New("cannot load libnvidia-ml.so.1"), want{CheckWarn, "XIDs are lost while the host engine is away: cannot load", "driver"}},
+		"host engine, off":            {config.SourceConfig{Mode: "auto", Address: "a:1", Events: "off"}, false, errors.New("not used"), want{CheckInfo, "source.events is off", ""}},
 		"host engine, asked for":      {config.SourceConfig{Mode: "auto", Address: "a:1", Events: "nvml"}, false, nil, want{CheckOK, path, ""}},
 		"host engine, with processes": {config.SourceConfig{Mode: "auto", Address: "a:1", Events: "auto"}, true, nil, want{CheckOK, path, ""}},
 		"off":                         {config.SourceConfig{Mode: "auto", Events: "off"}, false, errors.New("not used"), want{CheckInfo, "source.events is off", ""}},

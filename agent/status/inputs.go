@@ -76,6 +76,9 @@ func New(k Inputs) Node {
 		Checks:    Checks{src.Checks.Status.String(), src.Checks.Since.UTC(), src.Checks.Err},
 		Incidents: incidentsStatus(src.Incidents), Events: eventSourcesStatus(src.Events),
 	}
+	if g := src.XIDGap; !g.Since.IsZero() {
+		s.Source.XIDGap = &XIDGap{g.Since.UTC(), g.Until.UTC(), g.Of(k.Now).Seconds()}
+	}
 	s.GPUs = Devices(k.Snapshot.Devices, k.Holders, src.Kind)
 	if k.Processes != nil {
 		s.ProcessesError = cmp.Or(k.Processes.Err, k.Processes.Warning)

@@ -54,7 +54,7 @@ func NewPages(build func() Node, history *History, log *zap.Logger) *Pages {
 		"css": func() template.CSS { return template.CSS(statusCSS) }, "js": func() template.JS { return template.JS(statusJS) },
 		"refresh": func() int { return refreshSeconds },
 		"mhz":     mhzText, "memory": memoryText, "memoryPercent": memoryPercent, "width": barWidth, "age": ageText, "for": forText, "clock": clockText,
-		"allocations": allocationsText, "pluginOff": pluginOffText, "resources": groupResources, "kubeletErrors": kubeletErrors, "incident": incidentText, "notServed": notServedText,
+		"allocations": allocationsText, "pluginOff": pluginOffText, "resources": groupResources, "kubeletErrors": kubeletErrors, "incident": incidentText, "xidGap": xidGapText, "notServed": notServedText,
 		"xids": xidsText, "versions": versionsText, "clears": clearsText, "heldMIG": heldMIG, "name": Device.Name, "number": indexText,
 		"eventIndex": eventIndexText, "inUse": inUseText,
 		"findings":    func(gpu, d Device) [][]Finding { return groupFindings(ownFindings(gpu, d)) },

@@ -57,6 +57,14 @@ type Source struct {
 	Checks    Checks        `json:"checks"`
 	Incidents []Incident    `json:"incidents"` // of DCGM's health checks, that name no GPU, as of the last check
 	Events    []EventSource `json:"events"`    // what reports XIDs beside the source
+	XIDGap    *XIDGap       `json:"xidGap,omitempty"`
+}
+
+// XIDGap is time in which no witness could report XIDs, since the agent started.
+type XIDGap struct {
+	Since   time.Time `json:"since"`          // of the latest
+	Until   time.Time `json:"until,omitzero"` // of the latest; missing while it lasts
+	Seconds float64   `json:"seconds"`        // of all
 }
 
 // Checks is the status of DCGM's health checks.

@@ -136,6 +136,7 @@ func (p *printer) witnesses(s Node, wide bool) {
 		}
 	}
 	p.labelled("xids", cells...)
+	p.line("xids", terminal.Yellow, xidGapText(s.Time, s.Source.XIDGap))
 }
 
 // formatIf formats a text, or returns "" if the text is empty.

@@ -232,6 +232,23 @@ func TestEventSourcesAreShown(t *testing.T) {
 	}
 }
 
+func TestXIDGapIsShown(t *testing.T) {
+	for want, g := range map[string]health.XIDGap{
+		"":                                     {},
+		"not seen for 1m35s; some may be lost": {Since: agenttest.Ago(35 * time.Second), Total: time.Minute},
+		"not seen for 40s until 5m ago; some may be lost": {Since: agenttest.Ago(time.Hour), Until: agenttest.Ago(5 * time.Minute), Total: 40 * time.Second},
+	} {
+		k := testInputs()
+		k.Snapshot.Source.Events = []health.EventSourceState{{Witness: health.WitnessNVML}}
+		k.Snapshot.Source.XIDGap = g
+		for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+			if shown := strings.Contains(text, "may be lost"); shown != (want != "") || !strings.Contains(text, want) {
+				t.Errorf("%s lacks %q:\n%s", form, want, text)
+			}
+		}
+	}
+}
+
 func TestHoldersAreNotCountedWhileUnknown(t *testing.T) {
 	k := testInputs()
 	k.Holders.At = time.Time{}

@@ -311,6 +311,17 @@ func versionsText(s Source) string {
 }
 
 // incidentText returns a text like "imex fail DCGM_FR_IMEX_UNHEALTHY: IMEX daemon is not ready".
+// xidGapText returns for how long no XID could be seen.
+func xidGapText(now time.Time, g *XIDGap) string {
+	switch {
+	case g == nil:
+		return ""
+	case g.Until.IsZero():
+		return fmt.Sprintf("not seen for %s; some may be lost", durationText(seconds(g.Seconds)))
+	}
+	return fmt.Sprintf("not seen for %s until %s ago; some may be lost", durationText(seconds(g.Seconds)), ageText(now, g.Until))
+}
+
 func incidentText(i Incident) string {
 	return fmt.Sprintf("%s %s %s: %s", i.System, i.Severity, i.Code, i.Message)
 }

@@ -195,6 +195,7 @@ func (m *Monitor) attach(reason string) (already bool) {
 		return already
 	}
 	m.logLater(func() { m.log.Info("attaching the driver", zap.String("reason", reason)) })
+	m.xids.seen = now
 	if s := &m.now.Source; s.Status == health.SourceUp || s.Status == health.SourceDetached {
 		s.Until = time.Time{}
 		setStatus(s, health.SourceStarting, "", now)
@@ -282,6 +283,7 @@ func (m *Monitor) completeDetach(src *Source) {
 
 // showDetached requires m.mu.
 func (m *Monitor) showDetached(d detachment, since time.Time) {
+	m.setAway(false, time.Now())
 	m.now.Source.Until = d.until
 	setStatus(&m.now.Source, health.SourceDetached, fmt.Sprintf("driver detached on request until %s; gpu-node-agent attach ends it",
 		d.until.UTC().Format(time.RFC3339)), since)

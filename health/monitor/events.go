@@ -64,11 +64,15 @@ func (r *eventReceiver) SetEvents(err error) {
 	}
 	status, reason := health.EventsUp, ""
 	_, partial := errors.AsType[health.PartialEvents](err)
+	_, unused := errors.AsType[health.UnusedEvents](err)
 	if err != nil {
 		reason = err.Error()
-		if !partial {
-			status = health.EventsDown
-		}
+	}
+	switch {
+	case unused:
+		status = health.EventsOff
+	case err != nil && !partial:
+		status = health.EventsDown
 	}
 	before := m.now.Source.Events[r.index]
 	if before.Status == status && before.Err == reason {
@@ -81,6 +85,8 @@ func (r *eventReceiver) SetEvents(err error) {
 	}
 	m.logLater(func() {
 		switch {
+		case unused:
+			m.log.Info("events off", zap.Stringer("witness", r.witness), zap.String("cause", reason))
 		case partial:
 			m.log.Warn("events up, but not of all GPUs", zap.Stringer("witness", r.witness), zap.String("cause", reason))
 		case err != nil:
@@ -94,18 +100,22 @@ func (r *eventReceiver) SetEvents(err error) {
 // setEventState requires m.mu.
 func (m *Monitor) setEventState(index int, status health.EventSourceStatus, reason string) {
 	all := slices.Clone(m.now.Source.Events)
-	s := &all[index]
+	s, now := &all[index], time.Now()
+	if s.Status == health.EventsUp {
+		m.xids.seen = now
+	}
 	if s.Status != status {
-		s.Status, s.Since = status, time.Now()
+		s.Status, s.Since = status, now
 	}
 	s.Err = reason
 	m.now.Source.Events = all
+	m.followXIDGap(now)
 }
 
 // showEvents sets the states of a source's event sources: those that are on to status. m.mu is held.
 func (m *Monitor) showEvents(src *Source, status health.EventSourceStatus, reason string) {
 	before := m.now.Source.Events
-	m.now.Source.Events, m.witnesses = nil, nil
+	m.now.Source.Events = nil
 	for i, e := range src.Events {
 		m.now.Source.Events = append(m.now.Source.Events, health.EventSourceState{Witness: e.Witness, Since: time.Now()})
 		if i < len(before) && before[i].Witness == e.Witness {
@@ -115,7 +125,6 @@ func (m *Monitor) showEvents(src *Source, status health.EventSourceStatus, reaso
 			m.setEventState(i, health.EventsOff, e.Off)
 			continue
 		}
-		m.witnesses = append(m.witnesses, e.Witness)
 		m.setEventState(i, status, reason)
 	}
 }

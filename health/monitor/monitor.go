@@ -55,7 +55,7 @@ type Monitor struct {
 	restored         statefile.Restored
 	history          bool // Restored.History of the current source
 	companions       *companions
-	witnesses        []health.Witness     // the event sources of the current source that are on
+	xids             xidWatch
 	unjudged         []queuedEvent        // events that wait for a device, oldest first
 	unknownGPUs      map[string]bool      // GPUs of events that the source does not list, logged
 	eventsLogged     time.Time            // when changes by events were logged
@@ -142,10 +142,12 @@ func (m *Monitor) awaitEnd() {
 // losing the GPUs.
 func (m *Monitor) reportSource(status health.SourceStatus, reason string) {
 	m.publish(func(s *health.Snapshot) {
+		now := time.Now()
 		if status == health.SourceDown {
 			m.outageFilter = health.OutageFilter{}
+			m.setAway(true, now)
 		}
-		setStatus(&s.Source, status, reason, time.Now())
+		setStatus(&s.Source, status, reason, now)
 	})
 	if reason != m.lastLogged {
 		m.log.Warn("source "+status.String(), zap.String("cause", reason))

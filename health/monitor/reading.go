@@ -14,6 +14,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	m.mu.Lock()
 	defer m.unlock()
 	now, before := time.Now(), m.now.Devices
+	m.setAway(false, now)
 	m.now.Entities = r.Entities
 	if m.newInventory && len(r.Devices) > 0 {
 		before = slices.DeleteFunc(slices.Clone(before), func(d health.DeviceState) bool {
@@ -79,7 +80,11 @@ func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) 
 // judge judges a reading and decides. m.mu is held.
 func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health.ReadingContext, now time.Time) []health.DeviceState {
 	c := m.currentConfig()
-	b.Witnesses = m.witnesses
+	for _, e := range m.now.Source.Events {
+		if e.Status != health.EventsOff {
+			b.Witnesses = append(b.Witnesses, e.Witness)
+		}
+	}
 	return health.Decide(c, before, health.Judge(c, before, r, b, now), m.held, m.detach.withholds(), m.mpsState(), now)
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -36,13 +37,16 @@ var defaultTiming = eventTiming{
 
 // Events returns an event source of NVML's events. It needs neither the library nor the driver at the start. A GPU that does not
 // report events is left out, and tried again. The source returns when no call to the driver is left; a call that hangs delays it.
-func Events(log *zap.Logger) func(context.Context, health.EventReceiver) {
-	return defaultTiming.events(log)
+//
+// listed returns the UUIDs of the GPUs that the source lists, none before it has listed any. The event source is unused, and holds no
+// file of the driver, while these are all of another host, and while the library cannot be loaded. If listed is nil, it is always used.
+func Events(log *zap.Logger, listed func() []string) func(context.Context, health.EventReceiver) {
+	return defaultTiming.events(log, listed)
 }
 
-func (t eventTiming) events(log *zap.Logger) func(context.Context, health.EventReceiver) {
+func (t eventTiming) events(log *zap.Logger, listed func() []string) func(context.Context, health.EventReceiver) {
 	return func(ctx context.Context, to health.EventReceiver) {
-		r := &eventRun{eventTiming: t, to: to, log: log}
+		r := &eventRun{eventTiming: t, to: to, log: log, listed: listed}
 		r.run(ctx)
 	}
 }
@@ -50,14 +54,16 @@ func (t eventTiming) events(log *zap.Logger) func(context.Context, health.EventR
 // eventRun is one run of an event source.
 type eventRun struct {
 	eventTiming
-	to    health.EventReceiver
-	log   *zap.Logger
-	calls sync.WaitGroup // calls to the driver beside the one that waits for events
+	to     health.EventReceiver
+	log    *zap.Logger
+	listed func() []string // see Events
+	calls  sync.WaitGroup  // calls to the driver beside the one that waits for events
 
 	mu        sync.Mutex // guards the fields below and those of session; held while the receiver is called
 	ended     bool
-	published bool   // state is
-	state     string // why events do not arrive, "" if they do
+	published bool     // state is
+	state     string   // why events do not arrive, "" if they do
+	others    []string // the GPUs that the source lists, if all are of another host
 }
 
 func (r *eventRun) run(ctx context.Context) {
@@ -74,8 +80,15 @@ func (r *eventRun) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		if errors.Is(err, errNotLoaded) && r.listed != nil {
+			err = health.UnusedEvents{Err: err}
+		}
 		if err != nil {
 			r.publish(err)
+		}
+		if errors.Is(err, errOthers) {
+			r.awaitOtherList(ctx)
+			continue
 		}
 		lasted := time.Since(started)
 		if lasted > r.maxPause {
@@ -85,6 +98,13 @@ func (r *eventRun) run(ctx context.Context) {
 			wait(ctx, pause)
 			pause = min(2*pause, r.maxPause)
 		}
+	}
+}
+
+// awaitOtherList waits until the source lists other GPUs, or until ctx ends.
+func (r *eventRun) awaitOtherList(ctx context.Context) {
+	for ctx.Err() == nil && slices.Equal(r.listed(), r.others) {
+		wait(ctx, r.wait)
 	}
 }
 
@@ -157,6 +177,7 @@ var (
 	errNoGPU   = errors.New("the driver lists no GPU")
 	errLost    = errors.New("a GPU is lost, and the driver does not show which one")
 	errSpoiled = errors.New("a failed registration made the event set unusable")
+	errOthers  = errors.New("source.events is auto, and this host's driver lists none of the GPUs of source.address")
 )
 
 // runSession reports events until ctx ends, or the driver must be initialized again: with an error, or because its GPUs have
@@ -241,6 +262,9 @@ func (s *session) watch(ctx context.Context, system *systemEvents) (registered i
 			nextTick = now.Add(s.wait / 2) // a wait may end before it
 			s.setUnclear(false)
 			s.publishRegistrations()
+			if s.ofOtherHost() {
+				return registered, health.UnusedEvents{Err: errOthers}
+			}
 			if s.pollSystem(system) {
 				return registered, nil
 			}
@@ -293,6 +317,21 @@ func (s *session) watch(ctx context.Context, system *systemEvents) (registered i
 		}
 	}
 	return registered, nil
+}
+
+// ofOtherHost reports whether the GPUs that the source lists are all of another host. A GPU whose UUID is not read yet may be one of them.
+func (s *session) ofOtherHost() bool {
+	if s.listed == nil {
+		return false
+	}
+	listed := s.listed()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.others = nil
+	if !slices.ContainsFunc(s.gpus, func(g gpu) bool { return g.uuid == "" || slices.Contains(listed, g.uuid) }) {
+		s.others = listed
+	}
+	return len(s.others) > 0
 }
 
 func (s *session) setUnclear(unclear bool) {

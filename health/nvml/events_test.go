@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -40,6 +41,8 @@ type eventFixture struct {
 	events  []health.Event
 	states  []string // "" is up
 	partial bool     // the last state is that of some GPUs only
+	unused  bool     // the last state is that of another host
+	listed  []string // the GPUs of the source
 	stop    func()
 }
 
@@ -59,13 +62,38 @@ func (f *eventFixture) SetEvents(err error) {
 	}
 	f.states = append(f.states, state)
 	_, f.partial = errors.AsType[health.PartialEvents](err)
+	_, f.unused = errors.AsType[health.UnusedEvents](err)
 	f.changed.Broadcast()
+}
+
+// list sets the GPUs of the source.
+func (f *eventFixture) list(uuids ...string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.listed = uuids
 }
 
 // startEvents runs an event source on a library that the commands have prepared.
 func startEvents(t testing.TB, timing eventTiming, commands ...string) *eventFixture {
 	t.Helper()
 	f := &eventFixture{t: t, lib: newLibrary(t)}
+	f.start(timing, nil, commands...)
+	return f
+}
+
+// startListedEvents runs an event source beside a source that lists GPUs.
+func startListedEvents(t testing.TB, uuids ...string) *eventFixture {
+	t.Helper()
+	f := &eventFixture{t: t, lib: newLibrary(t), listed: uuids}
+	f.start(testTiming, func() []string {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.listed
+	})
+	return f
+}
+
+func (f *eventFixture) start(timing eventTiming, listed func() []string, commands ...string) {
 	f.changed = sync.NewCond(&f.mu)
 	for _, c := range commands {
 		f.lib.Do("%s", c)
@@ -74,17 +102,16 @@ func startEvents(t testing.TB, timing eventTiming, commands ...string) *eventFix
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		timing.events(zap.NewNop())(ctx, f)
+		timing.events(zap.NewNop(), listed)(ctx, f)
 	}()
 	f.stop = sync.OnceFunc(func() {
 		cancel()
 		<-done
 	})
-	t.Cleanup(func() {
+	f.t.Cleanup(func() {
 		f.lib.Do("release")
 		f.stop()
 	})
-	return f
 }
 
 // wait waits until ok is true of what was reported.
@@ -523,10 +550,53 @@ func TestEventsRecoveryActionOvertaken(t *testing.T) {
 
 func TestEventsWithoutLibrary(t *testing.T) {
 	dir := t.TempDir()
-	t.Setenv("GNA_TEST_EVENTS", "1")
-	out, code := runChild(t, dir)
-	if code != 0 || !strings.Contains(out, "events: cannot load libnvidia-ml.so.1") {
-		t.Errorf("exit code %d and %s", code, out)
+	for events, want := range map[string]string{"auto": "unused: true", "nvml": "unused: false"} {
+		t.Setenv("GNA_TEST_EVENTS", events)
+		out, code := runChild(t, dir)
+		if code != 0 || !strings.Contains(out, "events: cannot load libnvidia-ml.so.1") || !strings.Contains(out, want) {
+			t.Errorf("%s: exit code %d and %s", events, code, out)
+		}
+	}
+}
+
+// TestEventsBesideHostEngine checks that the driver's files are open only while the driver lists a GPU of the source.
+func TestEventsBesideHostEngine(t *testing.T) {
+	const gpu1, other = "GPU-00000001-0000-0000-0000-000000000000", "GPU-0000abcd-0000-0000-0000-000000000000"
+	f := startListedEvents(t) // the host engine is away: the events wait for the GPUs that it will list
+	f.waitState("")
+	f.lib.Do("event 1 %d 31 -1 -1", bitXID)
+	f.waitEvents("1 xid 31")
+	f.list(other)
+	f.wait("state of another host", func() bool { return f.unused })
+	f.lib.Do("await0 inits")
+	f.lib.Do("await0 sets")
+	inits := f.lib.Number("calls nvmlInit_v2")
+	f.list(other, gpu1)
+	f.waitState("")
+	f.lib.Do("event 1 %d 32 -1 -1", bitXID)
+	f.waitEvents("1 xid 32")
+	if n := f.lib.Number("calls nvmlInit_v2"); n != inits+1 {
+		t.Errorf("%d calls of Init while the source lists another host's GPUs", n-inits-1)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.states) != 3 {
+		t.Errorf("states %q, want up, unused, up", f.states)
+	}
+}
+
+// TestEventsBesideHostEngineUnreadGPU checks that a GPU whose UUID cannot be read may be one of the source.
+func TestEventsBesideHostEngineUnreadGPU(t *testing.T) {
+	f := &eventFixture{t: t, lib: newLibrary(t)}
+	listed := func() []string { return []string{"GPU-00000001-0000-0000-0000-000000000000"} }
+	f.start(testTiming, listed, fmt.Sprintf("fail nvmlDeviceGetUUID 1 %d 5", nvml.ERROR_UNKNOWN))
+	f.waitState("")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, s := range f.states {
+		if strings.Contains(s, errOthers.Error()) {
+			t.Errorf("states %q", f.states)
+		}
 	}
 }
 
@@ -535,13 +605,18 @@ type printState struct{ end func() }
 
 func (printState) Receive(health.Event) {}
 func (p printState) SetEvents(err error) {
-	fmt.Println("events:", err)
+	_, unused := errors.AsType[health.UnusedEvents](err)
+	fmt.Printf("events: %v, unused: %v\n", err, unused)
 	p.end()
 }
 
 func childEvents() int {
 	ctx, cancel := context.WithCancel(context.Background())
-	Events(zap.NewNop())(ctx, printState{cancel})
+	listed := func() []string { return nil }
+	if os.Getenv("GNA_TEST_EVENTS") == "nvml" {
+		listed = nil
+	}
+	Events(zap.NewNop(), listed)(ctx, printState{cancel})
 	if !errors.Is(ctx.Err(), context.Canceled) {
 		return 1
 	}

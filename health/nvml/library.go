@@ -23,6 +23,8 @@ import (
 // soname is the name that the dynamic linker, go-nvml and DCGM find the library by.
 const soname = "libnvidia-ml.so.1"
 
+var errNotLoaded = errors.New("cannot load " + soname)
+
 // process holds what belongs to the process: the loaded library, and go-nvml's view of it.
 //
 //nolint:gochecknoglobals // NVML's state is the process's; this one mirrors it
@@ -68,8 +70,8 @@ func load(name string) error {
 	defer C.free(unsafe.Pointer(cname))
 	if reason := C.gna_nvml_load(cname); reason != nil {
 		defer C.free(unsafe.Pointer(reason))
-		return fmt.Errorf("cannot load %s: %s; NVIDIA's driver has this file, and its container toolkit mounts it into containers "+
-			"with NVIDIA_DRIVER_CAPABILITIES=utility", soname, C.GoString(reason))
+		return fmt.Errorf("%w: %s; NVIDIA's driver has this file, and its container toolkit mounts it into containers "+
+			"with NVIDIA_DRIVER_CAPABILITIES=utility", errNotLoaded, C.GoString(reason))
 	}
 	process.loaded, process.library = true, nvml.New()
 	return nil

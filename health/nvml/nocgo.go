@@ -17,7 +17,7 @@ var errNoCGO = errors.New("built without NVML; build for Linux with CGO_ENABLED=
 func Path() (string, error) { return "", errNoCGO }
 
 // Events returns an event source that is down: NVML needs Linux and cgo.
-func Events(*zap.Logger) func(context.Context, health.EventReceiver) {
+func Events(*zap.Logger, func() []string) func(context.Context, health.EventReceiver) {
 	return func(ctx context.Context, to health.EventReceiver) {
 		to.SetEvents(errNoCGO)
 		<-ctx.Done()

@@ -65,16 +65,17 @@ func (r *Reporter) runConditionWriter(ctx context.Context, api *client) {
 	}
 }
 
-// dueIn returns after which time a state must be written.
+// dueIn returns after which time a state must be written: at once over a heartbeat that is ahead, because the clock was.
 func (w *conditionWriter) dueIn(desired *conditionState) time.Duration {
-	if !w.loaded || desired.fingerprint != w.fingerprint {
+	age := time.Since(w.current.LastHeartbeatTime.Time)
+	if !w.loaded || desired.fingerprint != w.fingerprint || age < 0 {
 		return 0
 	}
 	interval := heartbeatInterval
 	if desired.lost != w.lost {
 		interval = lostInterval
 	}
-	return interval - time.Since(w.current.LastHeartbeatTime.Time)
+	return interval - age
 }
 
 // write writes the desired condition if it is due. It reads the condition once before: if another process wrote it, the

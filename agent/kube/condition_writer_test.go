@@ -272,3 +272,29 @@ func TestConnectErrorNamesKey(t *testing.T) {
 		}
 	}
 }
+
+// A heartbeat on a clock that was ahead, or behind, delays the next one by no more than its interval: an old one means that no agent runs.
+func TestConditionHeartbeatAfterClockStep(t *testing.T) {
+	for _, ahead := range []time.Duration{-24 * time.Hour, 2 * heartbeatInterval, 24 * time.Hour} {
+		synctest.Test(t, func(t *testing.T) {
+			g := newRig(newAPI())
+			g.start(t)
+			g.setDevices(gpu(0, nil))
+			g.advance(time.Minute)
+			g.stop()
+			g.conditions[0].LastHeartbeatTime.Time = g.conditions[0].LastHeartbeatTime.Add(ahead)
+
+			next := newRig(g.apiServer)
+			next.start(t)
+			next.setDevices(gpu(0, nil))
+			next.advance(heartbeatInterval)
+			if age := time.Since(next.condition(t).LastHeartbeatTime.Time); age < 0 || age > heartbeatInterval {
+				t.Errorf("clock ahead by %v: the heartbeat is %v old", ahead, age)
+			}
+			next.advance(2 * heartbeatInterval)
+			if n := len(next.writes); n > 4 {
+				t.Errorf("clock ahead by %v: %d writes in three intervals", ahead, n-1)
+			}
+		})
+	}
+}

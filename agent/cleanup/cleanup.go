@@ -218,7 +218,8 @@ func (r *run) countFromJob(ctx context.Context) error {
 		return err
 	}
 	r.jobRead = true
-	if created.Before(r.counted) { // unless this node's clock is behind
+	// Unless this node's clock is behind, or so far ahead that the Job would be past its deadline, and this pod would not run.
+	if age := r.counted.Sub(created); age > 0 && age <= r.wait+2*lastRound {
 		r.counted = created
 	}
 	if r.end != nil {

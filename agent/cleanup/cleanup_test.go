@@ -302,6 +302,7 @@ func TestHookEndsBeforeDeadline(t *testing.T) {
 		200 * time.Second: {time.Hour, 0, true},
 		199 * time.Second: {0, 11 * time.Second, false},
 		4 * time.Minute:   {time.Hour, 0, false},
+		24 * time.Hour:    {time.Hour, 3 * time.Minute, true}, // this node's clock is ahead
 	} {
 		t.Run(age.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -31,6 +31,21 @@ type XID struct {
 	Detail  XIDDetail // from the kernel log; zero without it
 }
 
+const (
+	// UnknownXID is the number that NVML and DCGM report for an XID that they have no number for.
+	UnknownXID = 999
+	// MaxXID limits the number of an XID. The driver's highest is 176.
+	MaxXID = 9999
+)
+
+// XIDNumber returns a number that a witness reports, UnknownXID for one above MaxXID: what is counted by number stays limited.
+func XIDNumber(n uint64) int {
+	if n > MaxXID {
+		return UnknownXID
+	}
+	return int(n)
+}
+
 // XIDDetail is what only the kernel log has of an XID.
 type XIDDetail struct {
 	Process string // name of the process that caused it, at most 15 bytes; empty if there is none

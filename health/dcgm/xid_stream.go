@@ -35,7 +35,8 @@ func (s *session) latestMayHideXIDs(now time.Time) bool {
 // parseXID returns the XID in a value of field 230; ok is false for a blank, a row without data, and 0, which means none.
 func parseXID(v *dcgm.FieldValue_v2) (row xidRow, ok bool) {
 	code, ok := intValue(v)
-	return xidRow{at: v.TS, code: int(code)}, ok && v.FieldID == fieldXID && code > 0
+	ok = ok && v.FieldID == fieldXID && code > 0
+	return xidRow{at: v.TS, code: health.XIDNumber(uint64(max(0, code)))}, ok
 }
 
 // readXIDs reads the stream of field 230 from its beginning and collects all rows. A cursor would miss the rows that DCGM

@@ -131,6 +131,17 @@ func TestXIDsInStreamOnly(t *testing.T) {
 	b.expectXIDs(10*time.Second, 1, gpuID(0), 74)
 }
 
+// A number that no driver has is no number of its own: each would be a count, a finding and a series for good.
+func TestXIDNumbersAreLimited(t *testing.T) {
+	b := startFixture(t, 1)
+	b.add(time.Second)
+	start := b.clock.now()
+	for i, code := range []int64{health.MaxXID, health.MaxXID + 1, 1 << 40} {
+		b.xid(script.GPU, 0, code, start.Add(time.Duration(i)*time.Millisecond))
+	}
+	b.expectXIDs(time.Second, 1, gpuID(0), health.MaxXID, health.UnknownXID, health.UnknownXID)
+}
+
 // Rows before those of other entities, and duplicates, are delivered once.
 func TestXIDRowsOutOfOrder(t *testing.T) {
 	b := startFixture(t, 2)

@@ -17,9 +17,6 @@ const (
 	maxText    = 200
 )
 
-// maxCode limits the number of an XID. The driver's highest is 176.
-const maxCode = 9999
-
 // record is one record of /dev/kmsg (Linux, Documentation/ABI/testing/dev-kmsg):
 //
 //	PRIORITY,SEQUENCE,MICROSECONDS,FLAGS[,…];MESSAGE
@@ -94,7 +91,7 @@ func parseXID(message string) (health.Event, bool) {
 	}
 	number, rest, _ := strings.Cut(rest, ",")
 	code, ok := deviceref.ParseDigits(number)
-	if !ok || code == 0 || code > maxCode {
+	if !ok || code == 0 || code > health.MaxXID {
 		return e, false
 	}
 	e.XID = health.XID{Code: code, Witness: health.WitnessKernelLog, Detail: parseDetail(strings.TrimPrefix(rest, " "))}

@@ -153,7 +153,7 @@ func FuzzRecord(f *testing.F) {
 			switch {
 			case !address || len(e.GPU) != len("00000000:1B:00.0"):
 				t.Errorf("%+v: not a bus ID", e)
-			case e.Kind != health.EventXID || e.XID.Witness != health.WitnessKernelLog || e.XID.Code < 1 || e.XID.Code > maxCode || e.GI < -1 || e.CI < -1:
+			case e.Kind != health.EventXID || e.XID.Witness != health.WitnessKernelLog || e.XID.Code < 1 || e.XID.Code > health.MaxXID || e.GI < -1 || e.CI < -1:
 				t.Errorf("%+v: outside of its limits", e)
 			case len(d.Process) > maxProcess || len(d.Text) > maxText || d.PID < 0 || !utf8.ValidString(d.Process+d.Text):
 				t.Errorf("%+v: the detail is outside of its limits", d)

@@ -362,7 +362,7 @@ var eventKinds = []struct {
 	{nvml.EventTypeDoubleBitEccError, health.EventDBE},
 }
 
-// receive passes an event on. The XID 999 is one that the driver has no number for; DCGM reports it as 999 too.
+// receive passes an event on.
 func (s *session) receive(data driverEvent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -380,7 +380,7 @@ func (s *session) receive(data driverEvent) {
 			s.readAction(d, e)
 			continue
 		case health.EventXID:
-			e.XID = health.XID{Code: int(data.data), At: data.received, Witness: health.WitnessNVML} //nolint:gosec // a small number
+			e.XID = health.XID{Code: health.XIDNumber(data.data), At: data.received, Witness: health.WitnessNVML}
 			d.overtake(e.XID.Code)
 		default:
 		}

@@ -186,7 +186,7 @@ func TestEventsKinds(t *testing.T) {
 	before := time.Now()
 	f.lib.Do("event 1 %d 79 -1 -1", bitXID)
 	f.lib.Do("event 2 %d 43 3 0", bitXID)
-	f.lib.Do("event 3 %d 999 -1 -1", bitXID)
+	f.lib.Do("event 3 %d %d -1 -1", bitXID, uint64(1)<<40) // as 999
 	f.lib.Do("event 4 %d 0 -1 -1", bitMIG)
 	f.lib.Do("event 5 %d 0 -1 -1", bitDBE)
 	f.lib.Do("event 6 %d 0 -1 -1", bitUnavailable)

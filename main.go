@@ -61,7 +61,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 	}
 	cmd.SetVersionTemplate("{{.Version}}\n")
 	flags := cmd.PersistentFlags()
-	flags.StringVar(&loader.File, "config", "", "configuration file (default: config.yaml or /etc/gpu-node-agent/config.yaml, if one exists)")
+	flags.StringVar(&loader.File, "config", "", "configuration file (default: /etc/gpu-node-agent/config.yaml, if it exists)")
 	config.AddFlags(flags)
 	loader.Flags = flags
 	cmd.AddCommand(

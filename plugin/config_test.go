@@ -110,6 +110,7 @@ func TestConfigValidateKeys(t *testing.T) {
 			c.Sharing.Memory.Enforcement, c.Sharing.Memory.Resource = EnforceMPS, strings.Repeat("x", 40)+".com/"+strings.Repeat("y", 45)
 		}},
 		{"sharing.mps.control", func(c *Config) { c.Sharing.MPS.Control = "" }},
+		{"sharing.mps.control", func(c *Config) { c.Sharing.MPS.Control = "./nvidia-cuda-mps-control" }},
 		{"", memoryShared("1Gi")},
 		{"", memoryShared("1Mi")},
 		{"sharing.memory.unit", memoryShared("1G")},

@@ -301,8 +301,9 @@ func (m *MPS) validate() error {
 	case tooLong > 0:
 		errs = append(errs, fmt.Errorf("sharing.mps.root: the path of the socket %s is %d bytes too long for a unix socket; use a shorter directory", path, tooLong))
 	}
-	if m.Control == "" {
-		errs = append(errs, errors.New("sharing.mps.control: is empty; use a path, or a name in PATH such as nvidia-cuda-mps-control"))
+	// A relative path would name a file of the working directory, which runs as root.
+	if m.Control == "" || strings.Contains(m.Control, "/") && !filepath.IsAbs(m.Control) {
+		errs = append(errs, fmt.Errorf("sharing.mps.control: expected an absolute path, or a name in PATH such as nvidia-cuda-mps-control, got %q", m.Control))
 	}
 	return errors.Join(errs...)
 }

@@ -408,12 +408,42 @@ func TestMissingFile(t *testing.T) {
 	if _, err := (Loader{File: filepath.Join(t.TempDir(), "none.yaml")}).Load(); err == nil || !strings.Contains(err.Error(), "none.yaml") {
 		t.Errorf("got %v, want an error that names the file", err)
 	}
+}
+
+// Without --config only the default file counts. The working directory may be another user's, and the configuration names programs
+// that mps-daemon runs as root.
+func TestWorkingDirectoryIsNotRead(t *testing.T) {
 	t.Chdir(t.TempDir())
-	if p := (Loader{}).Path(); p != "" && p != "/etc/gpu-node-agent/config.yaml" {
+	write(t, "config.yaml", "no: configuration")
+	if p := (Loader{}).Path(); p != "" && p != defaultFile {
 		t.Errorf("path %q", p)
 	}
 	if _, err := (Loader{}).Load(); err != nil {
 		t.Errorf("no file: %v", err)
+	}
+	if _, err := (Loader{File: "config.yaml"}).Load(); err == nil || !strings.Contains(err.Error(), "no: unknown key (in config.yaml)") {
+		t.Errorf("named file: %v", err)
+	}
+}
+
+// Only a default file that does not exist means the defaults. One that cannot be read is an error of Load.
+func TestExisting(t *testing.T) {
+	dir := t.TempDir()
+	file, link := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "link.yaml")
+	write(t, file, "{}")
+	if err := os.Symlink(filepath.Join(dir, "none"), link); err != nil {
+		t.Fatal(err)
+	}
+	for path, want := range map[string]string{
+		file:                         file,
+		link:                         link,                         // to nothing
+		filepath.Join(file, "below"): filepath.Join(file, "below"), // not a directory
+		filepath.Join(dir, "none"):   "",
+		filepath.Join(dir, "no/dir"): "",
+	} {
+		if got := existing(path); got != want {
+			t.Errorf("%s: %q, want %q", path, got, want)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"reflect"
 	"slices"
@@ -46,17 +47,24 @@ func AddFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// Path returns the file that Load reads: File, or the first default file that exists, or "".
+// defaultFile is read without --config. Only root can write there. A file in the working directory counts only if --config names it, because
+// another user may have written it.
+const defaultFile = "/etc/gpu-node-agent/config.yaml"
+
+// Path returns the file that Load reads: File, or the default file if it exists, or "".
 func (l Loader) Path() string {
 	if l.File != "" {
 		return l.File
 	}
-	for _, f := range []string{"config.yaml", "/etc/gpu-node-agent/config.yaml"} {
-		if _, err := os.Stat(f); err == nil {
-			return f
-		}
+	return existing(defaultFile)
+}
+
+// existing returns the path unless nothing is there. If that cannot be found out, reading reports why: the defaults would hide it.
+func existing(path string) string {
+	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
+		return ""
 	}
-	return ""
+	return path
 }
 
 // Load returns the configuration, or all errors in it. Each error starts with its key. With an error, the values that could

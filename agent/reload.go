@@ -75,7 +75,6 @@ func (a *Agent) reject(err error, reason string, since time.Time) {
 
 // reload loads the configuration and puts it in force. An invalid one changes nothing.
 func (a *Agent) reload(reason string) {
-	a.loader.FieldsExported = len(a.metricsConfig.Load().Chosen.Fields) > 0
 	c, err := a.loader.Load()
 	if err == nil && a.settled {
 		_, err = a.checkDevices(c)

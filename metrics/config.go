@@ -56,20 +56,27 @@ func DefaultConfig() Config {
 	}
 }
 
-// Resolve sets Chosen. Entries that select no field are in Chosen.Unknown; Resolve fails only if FieldsFile cannot be
-// read with readFile, which is like os.ReadFile.
+// Resolve sets Chosen. Entries that select no field are in Chosen.Unknown; Resolve fails if FieldsFile cannot be read with readFile, which
+// is like os.ReadFile, or if no entry selects a metric: only an empty Fields ends every series of DCGM.
 func (c Config) Resolve(readFile func(string) ([]byte, error)) (Config, error) {
 	if c.FieldsFile == "" {
-		c.Chosen = fields.Select(c.Fields, c.Names...)
+		if c.Chosen = fields.Select(c.Fields, c.Names...); c.selectsNone() && len(c.Fields) > 0 {
+			return c, errors.New("fields: no entry selects a metric; for none at all write []")
+		}
 		return c, nil
 	}
 	text, err := readFile(c.FieldsFile)
 	if err != nil {
 		return c, fmt.Errorf("fieldsFile: %w", err)
 	}
-	c.Chosen = fields.SelectCSV(string(text), c.Names...)
+	if c.Chosen = fields.SelectCSV(string(text), c.Names...); c.selectsNone() {
+		return c, fmt.Errorf("fieldsFile: %s: no line selects a metric; for none at all set fields: [] instead", c.FieldsFile)
+	}
 	return c, nil
 }
+
+// selectsNone reports whether valid names select no metric.
+func (c Config) selectsNone() bool { return len(c.Chosen.Fields) == 0 && c.validateNames() == nil }
 
 // Notes returns a warning for each entry that has no effect.
 func (c Config) Notes() []string { return c.withFieldsKey(c.Chosen.Unknown) }
@@ -101,22 +108,7 @@ func (c Config) Validate() error {
 	if err != nil {
 		fail("listen: expected HOST:PORT or :PORT such as :9400, got %q", c.Listen)
 	}
-	for i, f := range c.Fields {
-		if strings.Trim(f.Name, "0123456789") == "" {
-			fail("fields[%d].name: expected the name of a field such as DCGM_FI_DEV_GPU_TEMP, got %q", i, f.Name)
-		}
-	}
-	if len(c.Names) == 0 {
-		fail("names: expected one or both of %s, got an empty list", strings.Join(fields.Generations(), ", "))
-	}
-	for i, name := range c.Names {
-		switch {
-		case !slices.Contains(fields.Generations(), name):
-			fail("names[%d]: expected one of %s, got %q", i, strings.Join(fields.Generations(), ", "), name)
-		case slices.Index(c.Names, name) != i:
-			fail("names[%d]: same entry as names[%d], %s; remove one of the two", i, slices.Index(c.Names, name), name)
-		}
-	}
+	errs = append(errs, c.validateNames())
 	for _, path := range []struct{ key, value, otherwise string }{
 		{"fieldsFile", c.FieldsFile, "metrics.fields"},
 		{"webConfigFile", c.WebConfigFile, "plain HTTP"},
@@ -142,4 +134,20 @@ func (c Config) Validate() error {
 		fail("processes.%w", err)
 	}
 	return errors.Join(append(errs, c.validatePodLabels())...)
+}
+
+func (c Config) validateNames() error {
+	if len(c.Names) == 0 {
+		return fmt.Errorf("names: expected one or both of %s, got an empty list", strings.Join(fields.Generations(), ", "))
+	}
+	var errs []error
+	for i, name := range c.Names {
+		switch {
+		case !slices.Contains(fields.Generations(), name):
+			errs = append(errs, fmt.Errorf("names[%d]: expected one of %s, got %q", i, strings.Join(fields.Generations(), ", "), name))
+		case slices.Index(c.Names, name) != i:
+			errs = append(errs, fmt.Errorf("names[%d]: same entry as names[%d], %s; remove one of the two", i, slices.Index(c.Names, name), name))
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -15,7 +15,7 @@ func TestConfigValidate(t *testing.T) {
 		t.Error(err)
 	}
 	c := Config{
-		Listen: "nine", Fields: []fields.Spec{{Name: fields.SetDefault}, {Help: "x"}}, FieldsFile: "here.csv", HPCJobDir: "jobs", WebConfigFile: "web.yaml",
+		Listen: "nine", FieldsFile: "here.csv", HPCJobDir: "jobs", WebConfigFile: "web.yaml",
 		Attribution: "x", IdleBelow: -1, Window: 1, Compat: CompatConfig{HostnameLabel: "host"},
 		Names: []string{fields.Names49, "dcgm-exporter-4.7", fields.Names49}, Processes: processes.Config{Proc: "", PodLogs: "logs"},
 	}
@@ -23,7 +23,7 @@ func TestConfigValidate(t *testing.T) {
 	if err == nil {
 		t.Fatal("an invalid configuration is valid")
 	}
-	keys := []string{"listen", "fields[1].name", "names[1]", "names[2]", "fieldsFile", "webConfigFile", "hpcJobDir", "attribution", "idleBelow", "window", "compat.hostnameLabel", "processes.proc", "processes.podLogs"}
+	keys := []string{"listen", "names[1]", "names[2]", "fieldsFile", "webConfigFile", "hpcJobDir", "attribution", "idleBelow", "window", "compat.hostnameLabel", "processes.proc", "processes.podLogs"}
 	lines := strings.Split(err.Error(), "\n")
 	if len(lines) != len(keys) {
 		t.Fatalf("got errors %q, want one for each of %q", lines, keys)
@@ -37,7 +37,7 @@ func TestConfigValidate(t *testing.T) {
 
 func TestConfigNotesNameKeyAndEntry(t *testing.T) {
 	c := DefaultConfig()
-	c.Fields = []fields.Spec{{Name: "nonsense"}}
+	c.Fields = []fields.Spec{{Name: "nonsense"}, {Name: fields.SetDefault}}
 	c, err := c.Resolve(os.ReadFile)
 	if notes := c.Notes(); err != nil || len(notes) != 1 || !strings.HasPrefix(notes[0], "metrics.fields: nonsense: ") {
 		t.Errorf("got notes %q, %v", notes, err)

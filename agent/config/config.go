@@ -68,7 +68,7 @@ func (c Config) Validate() error {
 		withPrefix("source.", c.Source.validate()),
 		withPrefix("health.", c.Health.Validate()),
 		withPrefix("plugin.", c.Plugin.Validate()),
-		withPrefix("metrics.", c.Metrics.Validate()),
+		withPrefix("metrics.", errors.Join(c.Metrics.Validate(), c.validateFields())),
 		withPrefix("node.", c.Node.Validate()),
 		c.validateIdle(),
 	)
@@ -80,6 +80,15 @@ func (c Config) validateIdle() error {
 		return errors.New("node.idle.evidence: noProcess requires metrics.processes.enabled, which is false; enable it, or set noWork")
 	}
 	return nil
+}
+
+// validateFields returns the typos in metrics.fields.
+func (c Config) validateFields() error {
+	var errs []error
+	for i, f := range c.Metrics.Fields {
+		errs = append(errs, withPrefix(fmt.Sprintf("fields[%d].", i), f.Validate(suggest)))
+	}
+	return errors.Join(errs...)
 }
 
 func (c LogConfig) validate() error {

@@ -150,27 +150,20 @@ func TestNormalizeAddress(t *testing.T) {
 	}
 }
 
-// A reload refuses a list without fields while the agent exports fields.
-func TestReloadRefusesEmptyFieldsFile(t *testing.T) {
-	dir := t.TempDir()
-	l := Loader{File: filepath.Join(dir, "config.yaml")}
-	list := filepath.Join(dir, "fields.csv")
-	write(t, l.File, "metrics: {fieldsFile: "+list+"}")
-	write(t, list, "")
-	if _, err := l.Load(); err != nil {
-		t.Errorf("at the start: %v", err)
-	}
-	l.Running = true
-	if _, err := l.Load(); err != nil {
-		t.Errorf("reload without exported fields: %v", err)
-	}
-	l.FieldsExported = true
+// Only an empty list ends every series of DCGM.
+func TestFieldsThatSelectNothing(t *testing.T) {
+	list := filepath.Join(t.TempDir(), "fields.csv")
 	for text, good := range map[string]bool{
-		"": false, "DCGM_FI_DEV_GPU_TEMP, no-type, temperature": false,
+		"": false, "DCGM_FI_DEV_GPU_TEMP, no-type, temperature": false, "DCGM_FI_DEV_SERIAL, label, serial": false,
 		"nonsense\nDCGM_FI_DEV_GPU_TEMP, gauge, temperature": true,
 	} {
 		write(t, list, text)
-		if _, err := l.Load(); (err == nil) != good || !good && !strings.Contains(err.Error(), "metrics.fieldsFile: "+list+": ") {
+		if _, err := load(t, "metrics: {fieldsFile: "+list+"}"); (err == nil) != good || !good && !strings.Contains(err.Error(), "metrics.fieldsFile: "+list+": ") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	for text, good := range map[string]bool{"[]": true, "[DCGM_FI_DEV_NEWER]": false, "[DCGM_FI_DEV_SERIAL]": false, "[DCGM_FI_DEV_NEWER, default]": true} {
+		if _, err := load(t, "metrics: {fields: "+text+"}"); (err == nil) != good || !good && !strings.Contains(err.Error(), "metrics.fields: ") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -219,6 +212,13 @@ func TestConfigErrors(t *testing.T) {
 		"metrics: {webConfigFile: web.yaml}":                                   {"metrics.webConfigFile web.yaml"},
 		"metrics: {fieldsFile: /none.csv}":                                     {"metrics.fieldsFile /none.csv"},
 		"metrics: {fields: [{nam: X}]}":                                        {"metrics.fields[0].nam"},
+		"metrics: {fields: [default, defaults, Profiling]}":                    {`metrics.fields[1].name "defaults"; did you mean default?`, "metrics.fields[2].name profiling?"},
+		"metrics: {fields: [DCMG_FI_DEV_GPU_TEMP, cpu, '', {name: profilin, type: gauge}]}": {
+			"metrics.fields[0].name DCGM_FI_DEV_GPU_TEMP?", `metrics.fields[1].name sets default, profiling and optional`, `metrics.fields[2].name ""`, "metrics.fields[3].name profiling?",
+		},
+		"metrics: {fields: [default, {name: DCGM_FI_DEV_FB_FREE, type: guage}, {name: optional, help: x}]}": {
+			`metrics.fields[1].type "guage"`, "metrics.fields[2].name set",
+		},
 		"metrics: {podLabels: [team, /^a, '^b', 'c.*'], podUID: maybe}": {
 			`metrics.podLabels "/^a"`, `metrics.podLabels "^b"`, `metrics.podLabels "c.*"`, "metrics.podUID",
 		},
@@ -276,12 +276,12 @@ func TestImportNVIDIAConfig(t *testing.T) {
 }
 
 func TestFieldSelection(t *testing.T) {
-	c := mustLoad(t, "metrics: {fields: [default, DCGM_FI_DEV_FB_TOTAL, {name: DCGM_FI_DEV_GPU_TEMP, help: warm}, nonsense], idleBelow: 10}")
+	c := mustLoad(t, "metrics: {fields: [default, DCGM_FI_DEV_FB_TOTAL, {name: DCGM_FI_DEV_GPU_TEMP, help: warm}, DCGM_FI_NEWER], idleBelow: 10}")
 	m := c.Metrics
 	if len(m.Fields) != 4 || m.Fields[2].Help != "warm" || m.IdleBelow != 10 || !slices.Contains(m.Chosen.IDs(), health.FieldFBTotal) {
 		t.Errorf("%+v", m)
 	}
-	if len(c.Notes) != 1 || !strings.HasPrefix(c.Notes[0], "metrics.fields: nonsense: ") {
+	if len(c.Notes) != 1 || !strings.HasPrefix(c.Notes[0], "metrics.fields: DCGM_FI_NEWER: ") {
 		t.Errorf("notes %q", c.Notes)
 	}
 	if m := mustLoad(t, "", "--metrics.fields=[DCGM_FI_DEV_GPU_TEMP]").Metrics; len(m.Chosen.Fields) != 1 {

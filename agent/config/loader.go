@@ -27,8 +27,6 @@ type Loader struct {
 	// Running is set for a reload. An empty file is then an error: a program that truncates the file before it writes it
 	// would otherwise switch the node to the defaults.
 	Running bool
-	// FieldsExported is set while the running agent exports fields of DCGM. A list without any field is then an error.
-	FieldsExported bool
 
 	lastGood map[string][]byte // see LoadOrLastGood; nil to read the disk
 	partial  bool              // read what is valid of a file that is not YAML; it is an error nevertheless
@@ -119,10 +117,6 @@ func (l Loader) Load() (Config, error) {
 		c.Notes = append(c.Notes, "plugin."+n)
 	}
 	resolved, err := c.Metrics.Resolve(files.read)
-	if err == nil && l.FieldsExported && c.Metrics.FieldsFile != "" && len(resolved.Chosen.Fields) == 0 {
-		// At the start, and while no field is exported, the agent is useful without them. Later this would end every series.
-		err = fmt.Errorf("fieldsFile: %s: no valid field; for no fields at all set fields: []", c.Metrics.FieldsFile)
-	}
 	errs = append(errs, withPrefix("metrics.", err))
 	c.Metrics, c.Notes = resolved, append(c.Notes, resolved.Notes()...)
 	c.Web, err = files.readWeb(c.Metrics.WebConfigFile)

@@ -112,8 +112,9 @@ func addEntrySchemas(constraints map[string]map[string]any) {
 		"when": enum("anyUnhealthy", "allUnhealthy", "cordoned"), "effect": enum("NoSchedule", "PreferNoSchedule", "NoExecute"),
 		"key": number(0, maxIndex, "^"+labelKey+"$"), "value": value,
 	}, "when", "key", "effect")
-	fields := object(map[string]any{"name": text("[^0-9]"), "type": text(""), "help": text("")}, "name")
-	fields["type"], fields["pattern"] = []any{"string", "object"}, "[^0-9]"
+	const fieldOrSet = "^([dD][cC][gG][mM]_.*|default|profiling|optional)$"
+	fields := object(map[string]any{"name": text(fieldOrSet), "type": enum("gauge", "counter", "label", ""), "help": text("")}, "name")
+	fields["type"], fields["pattern"] = []any{"string", "object"}, fieldOrSet
 	entries["metrics.fields"] = fields
 
 	for key, items := range entries {
@@ -217,8 +218,8 @@ func TestEntries(t *testing.T) {
 		},
 		"plugin.sharing.memory.devices": {{selectors, noSelectors}},
 		"metrics.fields": {{
-			[]string{"default", "DCGM_FI_DEV_GPU_TEMP", "{name: DCGM_FI_DEV_GPU_TEMP}", "{name: DCGM_FI_DEV_GPU_TEMP, type: gauge, help: warm}", "{name: default, type: ~, help: ~}"},
-			[]string{`""`, "150", `"150"`, "~", "[default]", "{}", `{name: ""}`, "{name: 150}", `{name: "150"}`, "{name: ~}", "{help: x}", "{name: default, typ: gauge}", "{name: default, help: [x]}"},
+			[]string{"default", "DCGM_FI_DEV_GPU_TEMP", "default, dcgm_fi_newer", "{name: DCGM_FI_DEV_GPU_TEMP}", "{name: DCGM_FI_DEV_GPU_TEMP, type: gauge, help: warm}", "{name: default, type: ~, help: ~}"},
+			[]string{`""`, "150", `"150"`, "~", "[default]", "{}", `{name: ""}`, "{name: 150}", `{name: "150"}`, "{name: ~}", "{help: x}", "{name: default, typ: gauge}", "{name: default, help: [x]}", "defaults", "Default", "{name: optionl}", "{name: DCGM_FI_DEV_GPU_TEMP, type: guage}"},
 		}},
 		"plugin.dra.evictOn": {{
 			[]string{"xid=79", "lost", "dcgm-nvlink-down"},

@@ -4,7 +4,9 @@ package fields
 import (
 	"cmp"
 	"encoding/csv"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -126,6 +128,33 @@ func isSet(name string) bool {
 	return name == SetDefault || name == SetProfiling || name == SetOptional
 }
 
+// Names returns the names of all sets and fields.
+func Names() []string {
+	names := []string{SetDefault, SetProfiling, SetOptional}
+	for _, r := range table {
+		names = append(names, r.name)
+	}
+	return append(names, slices.Sorted(maps.Keys(dcgmFields().names))...)
+}
+
+// Validate returns an error for each typo. An unknown name of DCGM's is none: a newer DCGM may have it. suggest returns a hint at the
+// most similar of some names.
+func (s Spec) Validate(suggest func(unknown string, names []string) string) error {
+	var errs []error
+	set := isSet(s.Name)
+	if _, err := lookup(s.Name); errors.Is(err, errUnknownField) && !set && !strings.HasPrefix(strings.ToUpper(s.Name), "DCGM_") {
+		errs = append(errs, fmt.Errorf("name: expected a field such as DCGM_FI_DEV_GPU_TEMP, or one of the sets %s, %s and %s, got %q%s",
+			SetDefault, SetProfiling, SetOptional, s.Name, suggest(s.Name, Names())))
+	}
+	switch types := []string{TypeGauge, TypeCounter, TypeLabel}; {
+	case set && s.Type != "", set && s.Help != "":
+		errs = append(errs, fmt.Errorf("name: %s is a set, whose fields have types and helps; remove type and help", s.Name))
+	case s.Type != "" && !slices.Contains(types, s.Type):
+		errs = append(errs, fmt.Errorf("type: expected one of %s, got %q%s", strings.Join(types, ", "), s.Type, suggest(s.Type, types)))
+	}
+	return errors.Join(errs...)
+}
+
 // addSet adds the fields of a set, each under its names in the generations.
 func (s *Selection) addSet(set string, generations []string) {
 	for _, r := range table {
@@ -170,12 +199,7 @@ func (s *Selection) addOtherNames(name string, generations []string) {
 func (s *Selection) add(spec Spec) {
 	r, err := lookup(spec.Name)
 	if err != nil {
-		hint := ""
-		// An entry with a type cannot be a set; entries of a file always have one.
-		if spec.Type == "" && !strings.HasPrefix(strings.ToUpper(spec.Name), "DCGM_") {
-			hint = "; the sets are " + strings.Join([]string{SetDefault, SetProfiling, SetOptional}, ", ")
-		}
-		s.reject(spec.Name, err.Error()+hint)
+		s.reject(spec.Name, err.Error())
 		return
 	}
 	f := Field{ID: r.id, Name: r.name, Type: cmp.Or(spec.Type, r.typ), Help: cmp.Or(spec.Help, r.help)}

@@ -1,6 +1,8 @@
 package fields
 
 import (
+	"cmp"
+	"fmt"
 	"os"
 	"reflect"
 	"slices"
@@ -165,21 +167,28 @@ func TestSelectSets(t *testing.T) {
 	}
 }
 
-// Only an unknown name that may be a misspelt set gets a hint about the sets.
-func TestSelectHintsAtSets(t *testing.T) {
+func TestSpecValidate(t *testing.T) {
 	for _, c := range []struct {
 		spec Spec
-		hint bool
+		want string // parts of the errors
 	}{
-		{Spec{Name: "defaults"}, true},
-		{Spec{Name: "Default"}, true},
-		{Spec{Name: "DCGM_FI_DEV_NOTHING"}, false},
-		{Spec{Name: "dcgm_nothing"}, false},
-		{Spec{Name: "defaults", Type: "gauge"}, false},
+		{Spec{Name: SetDefault}, ""},
+		{Spec{Name: "DCGM_FI_DEV_GPU_TEMP", Type: TypeLabel, Help: "x"}, ""},
+		{Spec{Name: "dcgm_gpu_temp"}, ""},         // of dcgm-exporter 1
+		{Spec{Name: "DCGM_FI_DEV_NEWER"}, ""},     // a newer DCGM may have it
+		{Spec{Name: "DCGM_FI_DEV_VGPU_TYPE"}, ""}, // not measured
+		{Spec{Name: "dcgm_fi_newer", Type: "x"}, `type: expected one of gauge, counter, label, got "x"; like gauge?`},
+		{Spec{Name: "Default"}, `name: expected a field such as DCGM_FI_DEV_GPU_TEMP, or one of the sets default, profiling and optional, got "Default"; like default?`},
+		{Spec{Name: "5"}, `name: expected a field such as DCGM_FI_DEV_GPU_TEMP, or one of the sets default, profiling and optional, got "5"; like default?`},
+		{Spec{Name: SetOptional, Help: "x"}, "name: optional is a set, whose fields have types and helps; remove type and help"},
 	} {
-		if s := Select([]Spec{c.spec}); len(s.Unknown) != 1 || strings.Contains(s.Unknown[0], SetProfiling) != c.hint {
-			t.Errorf("%+v: rejected %q, want a hint: %v", c.spec, s.Unknown, c.hint)
+		err := c.spec.Validate(func(_ string, names []string) string { return "; like " + names[0] + "?" })
+		if got := fmt.Sprint(err); got != cmp.Or(c.want, "<nil>") {
+			t.Errorf("%+v: %s, want %s", c.spec, got, c.want)
 		}
+	}
+	if names := Names(); !slices.Contains(names, "DCGM_FI_DEV_GPU_TEMP") || !slices.Contains(names, "DCGM_FI_DEV_FB_RESERVED") || !slices.Contains(names, SetProfiling) {
+		t.Errorf("names %q", names)
 	}
 }
 

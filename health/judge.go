@@ -193,6 +193,10 @@ func judgeDevice(
 	if rc.Events {
 		s = old.Sample.withEvents(s)
 	}
+	measurable := s.Presence == Present && (d.Kind == KindGPU || p.presence == Present)
+	if !measurable && slices.ContainsFunc(v.Findings, Finding.ofPresence) {
+		s.Values = nil // from before: a source reads most fields less often than the presence
+	}
 	return DeviceState{
 		Device: d, Sample: s, Verdict: v, XIDCounts: counts, XIDDetails: details, XIDWitnesses: witnesses, LastXID: last,
 		XIDHistory: w.history, Awaited: w.awaited, EventAction: w.action,

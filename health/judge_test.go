@@ -542,3 +542,39 @@ func TestRecoveryActionChanges(t *testing.T) {
 		}
 	}
 }
+
+// A source may still have the values from before a GPU was lost: it reads most fields less often than the presence.
+func TestUnreachableGPUHasNoValues(t *testing.T) {
+	full := func(p Presence) Sample {
+		s := present(value(FieldPower, 613), value(FieldXID, 79))
+		s.Presence = p
+		return s
+	}
+	never := DefaultConfig()
+	never.Recovery = RecoverNever
+	for name, c := range map[string]struct {
+		config   Config
+		gpu, mig []Sample // in turn
+		want     bool
+	}{
+		"present":                       {DefaultConfig(), []Sample{full(Present)}, []Sample{full(Present)}, true},
+		"lost":                          {DefaultConfig(), []Sample{full(Lost)}, []Sample{full(Lost)}, false},
+		"MIG device of a lost GPU":      {DefaultConfig(), []Sample{full(Lost)}, []Sample{full(Present)}, false},
+		"inaccessible":                  {DefaultConfig(), []Sample{full(Inaccessible)}, []Sample{full(Inaccessible)}, false},
+		"detached":                      {DefaultConfig(), []Sample{full(Detached)}, []Sample{full(Detached)}, false},
+		"unknown":                       {DefaultConfig(), []Sample{full(PresenceUnknown)}, []Sample{full(PresenceUnknown)}, true},
+		"lost, then unknown":            {DefaultConfig(), []Sample{full(Lost), full(PresenceUnknown)}, []Sample{full(Lost), full(PresenceUnknown)}, false},
+		"lost, then measured":           {DefaultConfig(), []Sample{full(Lost), full(Present)}, []Sample{full(Lost), full(Present)}, true},
+		"measured, and still a finding": {never, []Sample{full(Lost), full(Present)}, []Sample{full(Lost), full(Present)}, true},
+	} {
+		var devices []DeviceState
+		for i := range c.gpu {
+			devices = judgeAll(c.config, devices, i, nil, samples{gpu0.ID: c.gpu[i], mig0.ID: c.mig[i]}, gpu0, mig0)
+		}
+		for _, d := range devices {
+			if got := d.Sample.Values != nil; got != c.want {
+				t.Errorf("%s: %s has values: %v, want %v", name, d.Device.ID, got, c.want)
+			}
+		}
+	}
+}

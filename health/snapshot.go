@@ -114,6 +114,15 @@ type Snapshot struct {
 // Polled reports whether there was a successful poll.
 func (s *Snapshot) Polled() bool { return s != nil && !s.At.IsZero() }
 
+// keepValues is how long the values of the last poll count while the source is not up. A short interruption leaves no gap in graphs; a
+// longer one must not look like a constant measurement.
+const keepValues = time.Minute
+
+// ValuesCount reports whether the values of the last poll may be shown. Every view asks it. States and findings count regardless.
+func (s *Snapshot) ValuesCount(now time.Time) bool {
+	return s.Source.Status == SourceUp || now.Sub(s.At) < keepValues
+}
+
 // DeviceIDs returns the IDs of all devices, in their order.
 func (s *Snapshot) DeviceIDs() []DeviceID {
 	ids := make([]DeviceID, len(s.Devices))

@@ -193,10 +193,6 @@ type scrape struct {
 	memory    []memlimits.Container
 }
 
-// staleAfter is how long the last measurements are exported while the source is down. A short interruption leaves no gap
-// in graphs; a longer one must not look like a constant measurement. States and findings are exported regardless.
-const staleAfter = time.Minute
-
 // collect renders the current state. It is an exposition.CollectFunc.
 func (c *collector) collect() (*exposition.Page, func()) {
 	schema := c.currentSchema()
@@ -236,7 +232,7 @@ func (s *scrape) collectDevicesAndNode() {
 	}
 	if s.snapshot != nil {
 		s.totals, s.polls = s.src.Totals.views(s.snapshot.Devices, s.needsEvents)
-		if s.snapshot.Source.Status == health.SourceUp || s.now.Sub(s.snapshot.At) < staleAfter {
+		if s.snapshot.ValuesCount(s.now) {
 			s.collectFields()
 			s.collectEntities()
 		}

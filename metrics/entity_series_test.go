@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
@@ -60,7 +61,7 @@ func TestEntitySeries(t *testing.T) {
 	}
 
 	old := nodeWithEntities()
-	old.Source.Status, old.At = health.SourceDown, now.Add(-2*staleAfter)
+	old.Source.Status, old.At = health.SourceDown, now.Add(-2*time.Minute)
 	if got := fieldSeries(t, old, c); len(got) > 0 {
 		t.Errorf("series of a source that is down: %v", got)
 	}

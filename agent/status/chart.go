@@ -10,7 +10,8 @@ import (
 // Chart is a chart of the page: a value of a GPU in the last 15 minutes, as a path of SVG.
 type Chart struct {
 	Name  string
-	Value string // the current one, "" if it is unknown
+	Value string // the current one; "" or only the memory in all if it is unknown
+	Known bool
 	Title string // the chart in words
 	Path  string // its line; "" if no value is known
 }
@@ -35,7 +36,7 @@ func (h *History) draw(s *Node) {
 		d.Charts = make([]Chart, quantities)
 		for q := range charted {
 			c, chart := &charted[q], &d.Charts[q]
-			chart.Name, chart.Value = c.name, c.current(d.Values)
+			chart.Name, chart.Value, chart.Known = c.name, c.current(d.Values), c.value(d.Values) != nil
 			chart.Title = c.name + ": unknown in the last 15 minutes"
 			if !found || math.IsNaN(t[q].max) {
 				continue

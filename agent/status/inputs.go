@@ -79,7 +79,14 @@ func New(k Inputs) Node {
 	if g := src.XIDGap; !g.Since.IsZero() {
 		s.Source.XIDGap = &XIDGap{g.Since.UTC(), g.Until.UTC(), g.Of(k.Now).Seconds()}
 	}
-	s.GPUs = Devices(k.Snapshot.Devices, k.Holders, src.Kind)
+	devices := k.Snapshot.Devices
+	if s.Source.Outdated = k.Snapshot.Polled() && !k.Snapshot.ValuesCount(k.Now); s.Source.Outdated {
+		devices = slices.Clone(devices)
+		for i := range devices {
+			devices[i].Sample.Values = nil
+		}
+	}
+	s.GPUs = Devices(devices, k.Holders, src.Kind)
 	if k.Processes != nil {
 		s.ProcessesError = cmp.Or(k.Processes.Err, k.Processes.Warning)
 		addUsage(s.GPUs, k.Processes)

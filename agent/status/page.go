@@ -56,7 +56,7 @@ func NewPages(build func() Node, history *History, log *zap.Logger) *Pages {
 		"mhz":     mhzText, "memory": memoryText, "memoryPercent": memoryPercent, "width": barWidth, "age": ageText, "for": forText, "clock": clockText,
 		"allocations": allocationsText, "pluginOff": pluginOffText, "resources": groupResources, "kubeletErrors": kubeletErrors, "incident": incidentText, "xidGap": xidGapText, "notServed": notServedText,
 		"xids": xidsText, "versions": versionsText, "clears": clearsText, "heldMIG": heldMIG, "name": Device.Name, "number": indexText,
-		"eventIndex": eventIndexText, "inUse": inUseText,
+		"eventIndex": eventIndexText, "inUse": inUseText, "notMeasured": notMeasuredText,
 		"findings":    func(gpu, d Device) [][]Finding { return groupFindings(ownFindings(gpu, d)) },
 		"faultGroups": faultGroups, "counts": stateCounts, "plural": Plural[int],
 		"dra": draText, "draProblems": draProblems, "claims": preparedTexts,

@@ -48,7 +48,8 @@ type Source struct {
 	Until      time.Time `json:"until,omitzero"` // detached: when the agent attaches without a request
 	Error      string    `json:"error,omitempty"`
 	Reconnects uint64    `json:"reconnects"`
-	Measured   time.Time `json:"measured,omitzero"` // the time of the last poll
+	Measured   time.Time `json:"measured,omitzero"`  // the time of the last poll
+	Outdated   bool      `json:"outdated,omitempty"` // the last poll is too old, so that devices have no values, here and at /metrics
 	Driver     string    `json:"driver,omitempty"`
 	CUDA       string    `json:"cuda,omitempty"`
 	DCGM       string    `json:"dcgm,omitempty"`
@@ -176,7 +177,7 @@ type Device struct {
 	Since    time.Time                `json:"since,omitzero"`
 	Findings []Finding                `json:"findings"` // the worst first
 	Values   Values                   `json:"values"`
-	Fields   map[health.Field]float64 `json:"fields,omitempty"` // the last sample by DCGM field number, in DCGM's units
+	Fields   map[health.Field]float64 `json:"fields,omitempty"` // the last sample by DCGM field number, in DCGM's units; none while Source.Outdated
 	XIDs     []XID                    `json:"xids"`             // since the agent started, by number
 	LastXID  *XID                     `json:"lastXid,omitempty"`
 	Holders  []Holder                 `json:"holders"`

@@ -108,6 +108,55 @@ func TestPageShowsNode(t *testing.T) {
 	}
 }
 
+// Where /metrics has no value, neither has the status; the boundary is that of TestMeasurementsExpireWithoutSource in metrics.
+func TestOldValuesAreNotShown(t *testing.T) {
+	for _, c := range []struct {
+		status health.SourceStatus
+		age    time.Duration
+		shown  bool
+	}{
+		{health.SourceUp, 5 * time.Minute, true}, // with such an interval
+		{health.SourceStalled, 59 * time.Second, true},
+		{health.SourceStalled, time.Minute, false},
+		{health.SourceDown, 210 * time.Second, false},
+		{health.SourceDetached, 210 * time.Second, false},
+		{health.SourceStarting, 210 * time.Second, false},
+	} {
+		k := testInputs()
+		k.Snapshot.Source.Status, k.Snapshot.At = c.status, agenttest.Ago(c.age)
+		s := New(k)
+		document, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		page, table, coloured := pageOf(t, k), s.Table(false, terminal.Output{}), s.Table(false, terminal.Output{Colour: true})
+		for what, text := range map[string]string{"page": page, "table": table, "JSON": string(document)} {
+			for _, value := range []string{"312 W", "87 %", "51 °C", "1980 MHz", "40.0 / ", "1.0 / 10.0", `"155":`, "powerWatts", "memoryUsed"} {
+				if strings.Contains(text, value) && !c.shown {
+					t.Errorf("%v for %v: the %s has %q:\n%s", c.status, c.age, what, value, text)
+				}
+			}
+		}
+		if c.shown {
+			agenttest.MustContain(t, page, "312 W", "1.0 / 10.0 GiB")
+			agenttest.MustContain(t, table, "312 W", "87 %")
+			agenttest.MustContain(t, string(document), "powerWatts", `"155":`)
+		} else {
+			age := "not measured for " + durationText(c.age)
+			agenttest.MustContain(t, section(t, page, 0), age, `<b class="dim">–</b>`, `<b class="dim">– / 80.0 GiB</b>`)
+			agenttest.MustContain(t, table, "lost    ", "– / 80.0 GiB", "\n"+age+"\n")
+			agenttest.MustContain(t, coloured, "\x1b[2m–\x1b[0m", "\x1b[2m– / 80.0 GiB\x1b[0m", "\x1b[2m"+age+"\x1b[0m")
+			agenttest.MustContain(t, string(document), `"outdated":true`)
+		}
+		if strings.Contains(page+table, "not measured for") == c.shown || strings.Contains(string(document), "outdated") == c.shown {
+			t.Errorf("%v for %v: shown %v, but\n%s", c.status, c.age, c.shown, table)
+		}
+		if k.Snapshot.Devices[0].Sample.Values == nil {
+			t.Fatal("the snapshot was changed")
+		}
+	}
+}
+
 func TestStatusWithMissingInputs(t *testing.T) {
 	for name, k := range map[string]Inputs{
 		"none": {Now: agenttest.Now()},

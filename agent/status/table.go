@@ -213,6 +213,11 @@ func (p *printer) devices(s Node, wide bool) {
 			celsiusText(d.Values.Temperature), wattsText(d.Values.Power), percentText(d.Values.Utilization),
 			memoryText(d.Values), xidsText(d.XIDs))
 		row[2] = stateCell(d.State)
+		for i, v := range []*float64{d.Values.Temperature, d.Values.Power, d.Values.Utilization, d.Values.MemoryUsed} {
+			if cell := &row[5+i]; v == nil {
+				*cell = terminal.Cell{Text: cmp.Or(cell.Text, "–"), Colour: terminal.Dim}
+			}
+		}
 		if wide {
 			row = append(row, plain(string(d.UUID)), plain(d.PCI))
 		}
@@ -234,6 +239,9 @@ func (p *printer) devices(s Node, wide bool) {
 		t.Rows = append(t.Rows, append(row, plain(heldBy)))
 	}
 	notes := nonEmpty(p.Table(t))
+	if text := notMeasuredText(s); text != "" {
+		p.Paragraph(0, terminal.Cell{Text: text, Colour: terminal.Dim})
+	}
 	if len(rows) < len(allDevices(s)) {
 		notes = append(notes, "equal MIG devices share a row")
 	}

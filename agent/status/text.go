@@ -212,6 +212,14 @@ func usageTexts(d Device, limit int) []string {
 	return limitTexts(texts, limit)
 }
 
+// notMeasuredText says for how long the devices have not been measured, "" while their values count.
+func notMeasuredText(s Node) string {
+	if !s.Source.Outdated {
+		return ""
+	}
+	return formatIf("not measured for %s", ageText(s.Time, s.Source.Measured))
+}
+
 // allocationsText returns a text like "5 allocations, 4 refused: unknown_device".
 func allocationsText(r Resource) string {
 	parts := []string{Plural(r.Allocations, "allocation")}

@@ -27,13 +27,17 @@ func agentSockets(ctx context.Context, c plugin.Config) []string {
 	return slices.DeleteFunc(sockets, func(s string) bool { return dial(ctx, "unix", s) != nil })
 }
 
-// checkAgent reports whether an agent already runs here, and whether it is ready.
-func checkAgent(ctx context.Context, c config.Config) []Check {
+// checkAgent reports whether an agent already runs here, and whether it is ready. A host engine that serves nobody outweighs /readyz, which
+// changes with the agent's next poll, or if a call hangs after source.stallAfter.
+func checkAgent(ctx context.Context, c config.Config, s survey) []Check {
 	sockets := agentSockets(ctx, c.Plugin)
 	code, reasons := get(ctx, c, web.ReadyzPath)
 	serving := isAgent(ctx, c)
 	switch {
 	case serving && code == http.StatusOK:
+		if failed := s.failedEngine(); failed != nil {
+			return warn("running, and ready until its next measurement; "+failed.Name+": "+failed.Found, "see "+failed.Name+" above")
+		}
 		if _, warnings, _ := strings.Cut(strings.TrimSpace(reasons), "\n"); warnings != "" {
 			return warn("running and ready; "+strings.ReplaceAll(warnings, "\n", "; "), "see the other checks and the log of the agent")
 		}

@@ -86,6 +86,19 @@ func (s survey) checks() []Check {
 	return append([]Check{s.checkLibrary(), s.checkEngine(), s.checkDCGM()}, s.checkHealthChecks()...)
 }
 
+// failedEngine returns the failed check of a host engine that agent and doctor share, nil if none failed.
+func (s survey) failedEngine() *Check {
+	if s.source.Resolved() != config.ModeStandalone || s.libraryErr != nil {
+		return nil
+	}
+	for _, c := range []Check{s.checkEngine(), s.checkDCGM()} {
+		if c.Status == CheckFail {
+			return &c
+		}
+	}
+	return nil
+}
+
 func (s survey) checkLibrary() Check {
 	if s.libraryErr != nil {
 		return failure("libdcgm", s.libraryErr.Error(), "install DCGM 4, or set source.mode to sim")

@@ -144,20 +144,19 @@ func (d doctor) run(ctx context.Context) Report {
 			step{"kubelet", ifPluginOn(func(ctx context.Context) []Check { return checkKubelet(ctx, c.Plugin.KubeletDir) })},
 			step{"pod resources", func(ctx context.Context) []Check { return checkPodResources(ctx, c.Plugin.KubeletDir) }},
 			step{"other plugins", func(ctx context.Context) []Check { return checkOtherPlugins(ctx, c.Plugin) }},
-			step{"agent", func(ctx context.Context) []Check { return checkAgent(ctx, c) }},
-			step{"own files", func(context.Context) []Check { return checkAgentFiles(c) }},
-			step{"metrics.listen", func(ctx context.Context) []Check { return checkPort(ctx, c) }},
-			step{"metrics.webConfigFile", func(context.Context) []Check { return checkWebConfig(c, time.Now()) }},
 		))
 	}()
 
-	var hardware []step
+	var (
+		hardware []step
+		s        survey
+	)
 	if c.Source.Resolved() == config.ModeSim {
 		for _, name := range []string{"libdcgm", "host engine", "DCGM", "driver", "GPUs", "MIG", "device nodes"} {
 			hardware = append(hardware, step{name, simulated})
 		}
 	} else {
-		s := d.surveyDCGM(ctx, c.Source)
+		s = d.surveyDCGM(ctx, c.Source)
 		checks = append(checks, s.checks()...)
 		hardware = []step{
 			{"driver", func(context.Context) []Check { return d.checkDriver(s, c.Plugin) }},
@@ -168,6 +167,13 @@ func (d doctor) run(ctx context.Context) Report {
 	}
 	checks = append(checks, runSteps(ctx, append(hardware, d.eventSteps(c)...))...)
 	checks = append(checks, <-others...)
+	// The agent is asked last: a survey of a hung engine takes long, and /readyz may change meanwhile.
+	checks = append(checks, runSteps(ctx, []step{
+		{"agent", func(ctx context.Context) []Check { return checkAgent(ctx, c, s) }},
+		{"own files", func(context.Context) []Check { return checkAgentFiles(c) }},
+		{"metrics.listen", func(ctx context.Context) []Check { return checkPort(ctx, c) }},
+		{"metrics.webConfigFile", func(context.Context) []Check { return checkWebConfig(c, time.Now()) }},
+	})...)
 
 	r := Report{Checks: checks, OK: true}
 	for i := range r.Checks {

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -173,6 +174,8 @@ func TestCheckOtherPluginsFindsDeadEndpoint(t *testing.T) {
 func TestCheckAgentAndPort(t *testing.T) {
 	c := config.DefaultConfig()
 	c.Plugin.KubeletDir = agenttest.SocketDir(t)
+	var engine survey
+	checkAgent := func(ctx context.Context, c config.Config) []Check { return checkAgent(ctx, c, engine) }
 	check := func(what string, f func(context.Context, config.Config) []Check, want want) {
 		t.Helper()
 		got := f(t.Context(), c)
@@ -201,6 +204,19 @@ func TestCheckAgentAndPort(t *testing.T) {
 	c.Metrics.Listen = strings.TrimPrefix(web.URL, "http://")
 	check("ready", checkAgent, want{CheckOK, "", ""})
 	check("ready", checkPort, want{CheckOK, c.Metrics.Listen, ""})
+	// /readyz follows at the agent's next poll.
+	standalone := config.DefaultConfig().Source
+	standalone.Address = "localhost:5555"
+	engine = survey{source: standalone, engineErr: errors.New("connection refused")}
+	check("ready, but the engine has just ended", checkAgent, want{CheckWarn, "connection refused", "host engine"})
+	engine = survey{source: standalone, pollErr: errTimeout}
+	check("ready, but the engine does not answer", checkAgent, want{CheckWarn, "no response within 30s", "DCGM"})
+	engine = survey{source: standalone, reading: &health.Reading{}}
+	check("ready, but the engine lists no GPU", checkAgent, want{CheckWarn, "lists no GPU", "DCGM"})
+	engine = survey{source: standalone, libraryErr: errors.New("no libdcgm here, but beside the agent")}
+	check("ready, and the engine is unknown", checkAgent, want{CheckOK, "", ""})
+	engine = survey{source: config.DefaultConfig().Source, pollErr: errors.New("no driver here")}
+	check("ready, with an engine of its own", checkAgent, want{CheckOK, "", ""})
 	text = "ok\nhealth checks down: version mismatch"
 	check("ready with a warning", checkAgent, want{CheckWarn, text[3:], "log"})
 	ready, text = http.StatusServiceUnavailable, "source down: no libdcgm\nplugin: no GPUs"
@@ -213,6 +229,22 @@ func TestCheckAgentAndPort(t *testing.T) {
 	listen(t, c.Plugin.KubeletDir+"/device-plugins/gpu-node-agent-nvidia.com_gpu.sock", nil)
 	check("an agent that requires a client certificate", checkAgent, want{CheckInfo, "gpu-node-agent-nvidia.com_gpu.sock", ""})
 	check("an agent that requires a client certificate", checkPort, want{CheckInfo, c.Metrics.Listen, ""})
+}
+
+// The host engine has just ended, and the agent has not polled since.
+func TestReportOfDeadEngine(t *testing.T) {
+	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok\ngpu-node-agent") }))
+	defer agent.Close()
+	dir := agenttest.SocketDir(t)
+	file := agenttest.WriteFile(t, dir, "config.yaml", fmt.Sprintf("source: {address: 'unix://%[1]s/engine.sock'}\nplugin: {kubeletDir: %[1]s}\n"+
+		"health: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '%[2]s'}\n", dir, strings.TrimPrefix(agent.URL, "http://")))
+	var got []Check
+	for _, c := range goodDoctor(goodNode().root(t), config.Loader{File: file}, nil).run(t.Context()).Checks {
+		if c.Name == "agent" {
+			got = append(got, c)
+		}
+	}
+	expect(t, got, want{CheckWarn, "host engine: no connection", "host engine"})
 }
 
 func TestCheckAgentFiles(t *testing.T) {

@@ -17,7 +17,7 @@ func TestCheckAgentWithTLS(t *testing.T) {
 	c := config.DefaultConfig()
 	c.Metrics.Listen, c.Plugin.KubeletDir, c.Web = s.Address(), agenttest.SocketDir(t), s.Config.Load()
 	expect(t, checkPort(t.Context(), c), want{CheckOK, s.Address(), ""})
-	expect(t, checkAgent(t.Context(), c), want{CheckWarn, "", "log"})
+	expect(t, checkAgent(t.Context(), c, survey{}), want{CheckWarn, "", "log"})
 }
 
 func TestCheckWebConfig(t *testing.T) {

@@ -318,7 +318,6 @@ func versionsText(s Source) string {
 		formatIf("DCGM %s", s.DCGM), formatIf("host engine %s", s.Engine)), ", ")
 }
 
-// incidentText returns a text like "imex fail DCGM_FR_IMEX_UNHEALTHY: IMEX daemon is not ready".
 // xidGapText returns for how long no XID could be seen.
 func xidGapText(now time.Time, g *XIDGap) string {
 	switch {
@@ -330,6 +329,7 @@ func xidGapText(now time.Time, g *XIDGap) string {
 	return fmt.Sprintf("not seen for %s until %s ago; some may be lost", durationText(seconds(g.Seconds)), ageText(now, g.Until))
 }
 
+// incidentText returns a text like "imex fail DCGM_FR_IMEX_UNHEALTHY: IMEX daemon is not ready".
 func incidentText(i Incident) string {
 	return fmt.Sprintf("%s %s %s: %s", i.System, i.Severity, i.Code, i.Message)
 }

@@ -10,8 +10,8 @@ import (
 // Chart is a chart of the page: a value of a GPU in the last 15 minutes, as a path of SVG.
 type Chart struct {
 	Name  string
-	Value string // the current one; "" or only the memory in all if it is unknown
-	Known bool
+	Value string // the current one, with the memory's size; "" if all of it is unknown
+	Known bool   // the current one is known
 	Title string // the chart in words
 	Path  string // its line; "" if no value is known
 }

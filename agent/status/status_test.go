@@ -82,7 +82,7 @@ func section(t *testing.T, page string, index int) string {
 
 func TestPageShowsNode(t *testing.T) {
 	page := pageOf(t, testInputs())
-	agenttest.MustContain(t, page, "gpu-node-agent 1.2.3", "<h1>node-1</h1>", "<title>node-1, 1 unhealthy, 1 degraded – gpu-node-agent</title>",
+	agenttest.MustContain(t, page, "gpu-node-agent 1.2.3", "<h1>node-1</h1>", "<title>1 unhealthy, 1 degraded, not registered – node-1 – gpu-node-agent</title>",
 		`href="/metrics"`, `href="/readyz"`, `href="/api/v1/snapshot"`, `<noscript><meta http-equiv="refresh" content="5">`,
 		"1 unhealthy", "1 degraded", "1 healthy", "for 1d2h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>", "2 of 4 devices held by pods",
 		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device, 1 audit mismatch<", "registration refused", `<p class="degraded">GPU 2 is left out</p>`, "List: denied",
@@ -153,6 +153,27 @@ func TestOldValuesAreNotShown(t *testing.T) {
 		}
 		if k.Snapshot.Devices[0].Sample.Values == nil {
 			t.Fatal("the snapshot was changed")
+		}
+	}
+}
+
+func TestTitleNamesProblems(t *testing.T) {
+	registered := Kubelet{Resources: []Resource{{Registered: true}, {Registered: true}}}
+	up, gpus := Source{Status: "up"}, []Device{{State: "healthy"}, {State: "healthy"}}
+	for want, s := range map[string]Node{
+		"n – gpu-node-agent":                                       {Node: "n", Source: up, Kubelet: registered, GPUs: gpus},
+		"gpu-node-agent":                                           {Source: up},
+		"source starting – n – gpu-node-agent":                     {Node: "n", Source: Source{Status: "starting"}},
+		"source stalled – n – gpu-node-agent":                      {Node: "n", Source: Source{Status: "stalled"}, Kubelet: registered, GPUs: gpus},
+		"not registered – n – gpu-node-agent":                      {Node: "n", Source: up, Kubelet: Kubelet{Resources: []Resource{{Registered: true}, {}}}, GPUs: gpus},
+		"not registered – served – gpu-node-agent":                 {Node: "served", Source: up, Kubelet: Kubelet{Error: "no GPU"}},
+		"not registered – d – gpu-node-agent":                      {Node: "d", Source: up, DRA: &DRA{Driver: "gpu.example.com"}},
+		"d – gpu-node-agent":                                       {Node: "d", Source: up, DRA: &DRA{Driver: "gpu.example.com", Registered: true}},
+		"off – gpu-node-agent":                                     {Node: "off", Source: up, DRA: &DRA{}, Kubelet: Kubelet{Plugin: pluginOff}},
+		"2 unhealthy, 1 unknown, source down – n – gpu-node-agent": {Node: "n", Source: Source{Status: "down"}, GPUs: []Device{{State: "unknown"}, {State: "unhealthy"}, {State: "healthy"}, {State: "unhealthy"}}},
+	} {
+		if got := titleText(s); got != want {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 }

@@ -117,7 +117,7 @@ func TestTableDoesNotRepeatFindings(t *testing.T) {
 	if n := strings.Count(page, health.ActionRebootNode.Advice()); n != 1+2 { // at the top, and on two cards
 		t.Errorf("the page shows the action %d times", n)
 	}
-	agenttest.MustContain(t, page, `<a href="#gpu-0">GPU 0</a> <a href="#gpu-2">GPU 2</a> <span`)
+	agenttest.MustContain(t, page, `<a id="to-GPU-0" href="#gpu-0">GPU 0</a> <a id="to-GPU-2" href="#gpu-2">GPU 2</a> <span`)
 }
 
 func TestFaultGroupsAreBounded(t *testing.T) {

@@ -279,6 +279,25 @@ func pluginOffText(s Node) string {
 	return "plugin.enabled is false, so nothing is registered"
 }
 
+// titleText returns the title of the page, such as "1 unhealthy, source stalled, not registered – node-1 – gpu-node-agent". A tab shows its
+// beginning.
+func titleText(s Node) string {
+	var problems []string
+	for _, c := range stateCounts(s) {
+		if c.State != health.Healthy.String() {
+			problems = append(problems, fmt.Sprintf("%d %s", c.Count, c.State))
+		}
+	}
+	if s.Source.Status != health.SourceUp.String() {
+		problems = append(problems, "source "+s.Source.Status)
+	}
+	unregistered := slices.ContainsFunc(s.Kubelet.Resources, func(r Resource) bool { return !r.Registered })
+	if unregistered || notServedText(s) != "" || s.DRA != nil && s.DRA.Driver != "" && !s.DRA.Registered {
+		problems = append(problems, "not registered")
+	}
+	return strings.Join(nonEmpty(strings.Join(problems, ", "), s.Node, "gpu-node-agent"), " – ")
+}
+
 // limitTexts returns at most limit texts, and how many more there are.
 func limitTexts(all []string, limit int) []string {
 	if more := len(all) - limit; more > 0 {

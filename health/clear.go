@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -20,8 +21,9 @@ var (
 )
 
 // Clear removes a device's finding with the given cause, or all of its findings if cause is empty, on an operator's request.
-// It returns the devices afterwards and the cleared causes. If the source is up, findings that the newest sample still shows
-// stay: removing them until the next poll would let the kubelet allocate the device. Decisions stay too, because they end
+// With it goes what may become a finding of the cause: a FAIL that is not confirmed yet, an XID whose severity the recovery action
+// decides. Clear returns the devices afterwards and the cleared causes. If the source is up, findings that the newest sample still
+// shows stay: removing them until the next poll would let the kubelet allocate the device. Decisions stay too, because they end
 // only with their reason.
 //
 // If cause is not empty, its finding staying is an error, and so is a device without that finding; the error names the causes
@@ -64,7 +66,10 @@ func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, 
 	}
 
 	v := d.Verdict.Without(now, func(f Finding) bool { return f.From == "" && slices.Contains(cleared, f.Cause) })
-	v.unconfirmed, v.PendingXIDs = nil, nil
+	forgets := func(c string) bool { return cause == "" || c == cause }
+	v.unconfirmed = maps.Clone(v.unconfirmed)
+	maps.DeleteFunc(v.unconfirmed, func(c string, _ confirmation) bool { return forgets(c) })
+	v.PendingXIDs = slices.DeleteFunc(slices.Clone(v.PendingXIDs), func(x XID) bool { return forgets(xidCause(x.Code)) })
 	if cause == "" || cause == CauseFlapping {
 		v.Trips = nil
 	}

@@ -108,29 +108,43 @@ func TestClearKeepsIncidentOfEveryGPU(t *testing.T) {
 	}
 }
 
-// After Clear a fault must be confirmed like a new one.
+// After Clear a fault must be confirmed like a new one; Clear of one cause leaves those of others.
 func TestClearDropsUnconfirmedFault(t *testing.T) {
-	faulty := samples{"GPU-0": checked(Incident{Code: 70, Severity: SeverityFail})}
-	devices := judge(nil, 0, faulty, gpu0)
-	devices, _, err := Clear(DefaultConfig(), devices, true, "GPU-0", "", at(0))
-	if err != nil {
-		t.Fatal(err)
+	for cause, want := range map[string]State{"": Healthy, "dcgm-nvlink-crc-error-threshold": Healthy, CauseRemapPending: Unhealthy} {
+		faulty := samples{"GPU-0": checked(Incident{Code: 70, Severity: SeverityFail})}
+		devices := judge(nil, 0, samples{"GPU-0": present(value(FieldRemapPending, 1))}, gpu0)
+		if cause == "dcgm-nvlink-crc-error-threshold" { // a WARN is a finding, too
+			devices = judge(devices, 1, samples{"GPU-0": checked(Incident{Code: 70, Severity: SeverityWarn})}, gpu0)
+		}
+		devices = judge(devices, 2, faulty, gpu0)
+		devices, _, err := Clear(DefaultConfig(), devices, false, "GPU-0", cause, at(2))
+		if err != nil {
+			t.Fatal(err)
+		}
+		devices = judge(devices, 3, faulty, gpu0)
+		if got := devices[0].Verdict.State; max(got, Degraded) != max(want, Degraded) {
+			t.Errorf("clear %q: %v by %v, want %v", cause, got, devices[0].Verdict.Causes(), want)
+		}
+		devices = judge(devices, 4, faulty, gpu0)
+		wantStates(t, devices, map[DeviceID]State{"GPU-0": Unhealthy})
 	}
-	devices = judge(devices, 1, faulty, gpu0)
-	wantStates(t, devices, map[DeviceID]State{"GPU-0": Healthy})
-	devices = judge(devices, 2, faulty, gpu0)
-	wantStates(t, devices, map[DeviceID]State{"GPU-0": Unhealthy})
 }
 
+// The recovery action no longer decides about a cleared XID, and still about the others.
 func TestClearPendingXID(t *testing.T) {
-	devices := judge(nil, 0, samples{"GPU-0": present(xids(144))}, gpu0)
-	devices, _, err := Clear(DefaultConfig(), devices, false, "GPU-0", "", at(1))
-	if err != nil {
-		t.Fatal(err)
-	}
-	devices = judge(devices, 2, samples{"GPU-0": present(value(FieldRecoveryAction, 1))}, gpu0)
-	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{CauseRecoveryAction}) {
-		t.Errorf("the cleared XID is back: %v", got)
+	for cause, want := range map[string][]string{
+		"": {CauseRecoveryAction}, "xid-144": {"xid-109", CauseRecoveryAction}, CauseRemapPending: {"xid-109", "xid-144", CauseRecoveryAction},
+	} {
+		devices := judge(nil, 0, samples{"GPU-0": present(xids(109, 144), value(FieldRemapPending, 1))}, gpu0)
+		devices, _, err := Clear(DefaultConfig(), devices, false, "GPU-0", cause, at(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		devices = judge(devices, 2, samples{"GPU-0": present(value(FieldRecoveryAction, 1), without(FieldRemapPending))}, gpu0)
+		got := slices.DeleteFunc(devices[0].Verdict.Causes(), func(c string) bool { return c == CauseRemapPending })
+		if !slices.Equal(got, want) {
+			t.Errorf("clear %q: %v, want %v", cause, got, want)
+		}
 	}
 }
 

@@ -39,15 +39,9 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 		}
 		previous[d.Device.ID] = d
 	}
-	samples := make(map[DeviceID]Sample, len(r.Devices))
-	for _, s := range r.Samples {
-		samples[s.Device] = s
-	}
+	samples := r.samplesByDevice(now)
 	for _, d := range r.Devices {
-		s, ok := samples[d.ID]
-		if !ok {
-			s = Sample{Device: d.ID, At: now}
-		}
+		s := samples[d.ID]
 		if d.Kind == KindGPU && r.Checks.Status != ChecksDown {
 			s.Incidents = slices.Concat(s.Incidents, c.Incidents.ofEveryGPU(r.Incidents))
 		}
@@ -55,7 +49,10 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 	}
 	reports := rc.takeReports(previous, before, r, samples, now)
 	keepFindingsOfDestroyed(previous, before, r, samples)
-	outage := newNodeOutage(before, samples, now)
+	outage := newNodeOutage(before, r, samples, now, now)
+	if r.outage != nil {
+		outage = *r.outage
+	}
 
 	after := make([]DeviceState, 0, len(r.Devices))
 	gpus := make(map[DeviceID]parent)
@@ -114,7 +111,7 @@ func judgeDevice(
 		case p.verdict.Has(f.Cause): // a MIG device that is lost with its GPU inherits the GPU's finding
 			continue
 		case f.ofPresence():
-			f.InOutage, f.othersBackSince = outage.includes(old.Verdict, f.Cause)
+			f.InOutage, f.othersBackSince = outage.includes(old, f.Cause)
 		case f.Cause == CauseRecoveryAction && v.unexplainedReset:
 			f.State, f.Reason = Unhealthy, f.Reason+", for an XID from before the agent's start"
 		}

@@ -1,49 +1,195 @@
 package health
 
 import (
+	"slices"
+	"strings"
 	"testing"
-	"time"
 )
 
+// A reading is one of a source; the causes are those of GPU-0 and GPU-1 after it.
+type outageStep struct {
+	at      int // seconds
+	devices []Device
+	samples samples
+	delayed bool
+	want    [2]string // "" if the GPU is healthy
+}
+
+// Readings in which no GPU is present are the source's fault for OutageDelay, if at least two were present shortly before or
+// the driver lists none. XID 79 confirms a loss at once.
 func TestOutageFilter(t *testing.T) {
-	before := judge(nil, 0, nil, gpu0, mig0, gpu1)
-	for name, c := range map[string]struct {
-		devices []Device
-		samples samples
-		delayed bool
-	}{
-		"no GPU is listed":               {nil, nil, true},
-		"all are detached":               {[]Device{gpu0, gpu1}, samples{"GPU-0": blank(Detached), "GPU-1": blank(Detached)}, true},
-		"one inaccessible, one unlisted": {[]Device{gpu0}, samples{"GPU-0": blank(Inaccessible)}, true},
-		"one lost, one unlisted":         {[]Device{gpu0}, samples{"GPU-0": blank(Lost)}, true},
-		"one unread, one unlisted":       {[]Device{gpu0}, samples{"GPU-0": blank(PresenceUnknown)}, true},
-		"one present":                    {[]Device{gpu0}, samples{"GPU-0": present()}, false},
-		"all are lost":                   {[]Device{gpu0, gpu1}, samples{"GPU-0": blank(Lost), "GPU-1": blank(Lost)}, false},
-		"all are unread":                 {[]Device{gpu0, gpu1}, samples{"GPU-0": blank(PresenceUnknown), "GPU-1": blank(PresenceUnknown)}, false},
+	both, one := []Device{gpu0, mig0, gpu1}, []Device{gpu0, mig0}
+	states := func(p0, p1 Presence) samples {
+		all := samples{"GPU-0": blank(p0), "MIG-0": blank(p0), "GPU-1": blank(p1)}
+		for id, s := range all {
+			if s.Presence == Present {
+				delete(all, id)
+			}
+		}
+		return all
+	}
+	with := func(all samples, id DeviceID, edit func(*Sample)) samples {
+		s, ok := all[id]
+		if !ok {
+			s = present()
+		}
+		edit(&s)
+		all[id] = s
+		return all
+	}
+	healthy, lost, missing := [2]string{}, [2]string{"lost", "lost"}, [2]string{"missing", "missing"}
+	back := func(seconds int) outageStep { return outageStep{seconds, both, nil, false, healthy} }
+	for name, steps := range map[string][]outageStep{
+		"no GPU is listed": {
+			{1, nil, nil, true, healthy}, {10, nil, nil, true, healthy}, {11, nil, nil, false, missing}, back(12),
+		},
+		"all are detached": {
+			{1, both, states(Detached, Detached), true, healthy}, {11, both, states(Detached, Detached), false, [2]string{"detached", "detached"}},
+		},
+		"all are lost for a moment": {
+			{1, both, states(Lost, Lost), true, healthy}, back(2), {9, both, states(Lost, Lost), true, healthy}, {18, both, states(Lost, Lost), true, healthy}, back(20),
+		},
+		"all are lost": {
+			{1, both, states(Lost, Lost), true, healthy},
+			{10, both, states(Lost, Lost), true, healthy},
+			{11, both, states(Lost, Lost), false, lost},
+			{12, both, states(Lost, Lost), false, lost},
+			back(13),
+		},
+		"one returns before the other": {
+			{1, both, states(Lost, Lost), true, healthy},
+			{3, both, states(Present, Lost), false, healthy},
+			{10, both, states(Present, Lost), false, healthy},
+			{11, both, states(Present, Lost), false, [2]string{"", "lost"}},
+			back(12),
+		},
+		"one is listed before the other": {
+			{1, nil, nil, true, healthy}, {3, one, nil, false, healthy}, {10, one, nil, false, healthy}, {11, one, nil, false, [2]string{"", "missing"}},
+		},
+		"one returns and is lost again": {
+			{1, both, states(Lost, Lost), true, healthy},
+			{3, both, states(Present, Lost), false, healthy},
+			{4, both, states(Lost, Lost), true, healthy},
+			{11, both, states(Lost, Lost), false, lost},
+		},
+		"all return, one is lost again": {
+			{1, both, states(Lost, Lost), true, healthy}, back(2), {3, both, states(Lost, Present), false, [2]string{"lost", ""}},
+		},
+		"one lost, one inaccessible": {
+			{1, both, states(Lost, Inaccessible), true, healthy}, {11, both, states(Lost, Inaccessible), false, [2]string{"lost", "inaccessible"}},
+		},
+		"one lost, one unlisted": {
+			{1, one, states(Lost, Present), true, healthy}, {11, one, states(Lost, Present), false, [2]string{"lost", "missing"}},
+		},
+		"one inaccessible, one unlisted": {{1, one, states(Inaccessible, Present), true, healthy}, {11, one, states(Inaccessible, Present), false, [2]string{"inaccessible", "missing"}}},
+		"one unread, one unlisted":       {{1, one, states(PresenceUnknown, Present), true, healthy}},
+		"one lost, one unread":           {{1, both, states(Lost, PresenceUnknown), false, [2]string{"lost", ""}}},
+		"one lost, one present":          {{1, both, states(Lost, Present), false, [2]string{"lost", ""}}},
+		"one unlisted, one present":      {{1, one, nil, false, [2]string{"", "missing"}}},
+		"all are unread":                 {{1, both, states(PresenceUnknown, PresenceUnknown), false, healthy}},
+		"both lost, a new GPU present":   {{1, append([]Device{{ID: "GPU-2", Index: 2}}, both...), states(Lost, Lost), false, lost}},
+		"one after another": {
+			{1, both, states(Lost, Present), false, [2]string{"lost", ""}},
+			{10, both, states(Lost, Lost), true, [2]string{"lost", ""}},
+			{19, both, states(Lost, Lost), true, [2]string{"lost", ""}},
+			{20, both, states(Lost, Lost), false, lost},
+		},
+		"one long after another": {
+			{1, both, states(Lost, Present), false, [2]string{"lost", ""}}, {11, both, states(Lost, Lost), false, lost},
+		},
+		"XID 79 with the loss": {
+			{1, both, with(states(Lost, Lost), "GPU-0", xids(79)), true, [2]string{"lost,xid-79", ""}}, {11, both, states(Lost, Lost), false, [2]string{"lost,xid-79", "lost"}},
+		},
+		"XID 79 of a MIG device": {{1, both, with(states(Lost, Lost), "MIG-0", xids(79)), true, [2]string{"lost,xid-79", ""}}},
+		"XID 79 ten seconds before": {
+			{1, both, with(states(Present, Present), "GPU-1", xids(79)), false, [2]string{"", "xid-79"}},
+			{11, both, states(Lost, Lost), true, [2]string{"", "xid-79,lost"}},
+		},
+		"XID 79 long before": {
+			{1, both, with(states(Present, Present), "GPU-1", xids(79)), false, [2]string{"", "xid-79"}},
+			{12, both, states(Lost, Lost), true, [2]string{"", "xid-79"}},
+		},
+		"XID 79 after the loss": {
+			{1, both, states(Lost, Lost), true, healthy}, {9, both, with(states(Lost, Lost), "GPU-1", xids(79)), true, [2]string{"", "lost,xid-79"}},
+		},
+		"XID 79 of all": {
+			{1, both, with(with(states(Lost, Lost), "GPU-1", xids(79)), "GPU-0", xids(79)), false, [2]string{"lost,xid-79", "lost,xid-79"}},
+		},
+		"XID 79, no GPU is listed": {
+			{1, both, with(states(Present, Present), "GPU-1", xids(79)), false, [2]string{"", "xid-79"}},
+			{2, nil, nil, true, [2]string{"", "xid-79,missing"}},
+		},
+		"another XID": {{1, both, with(states(Lost, Lost), "GPU-1", xids(119)), true, [2]string{"", "xid-119"}}},
+		"other evidence": {
+			{1, both, with(states(Lost, Lost), "GPU-0", func(s *Sample) { s.Values = map[Field]float64{FieldRemapFailed: 1} }), true, [2]string{"row-remap-failed", ""}},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var l OutageFilter
-			r, _ := reading(1, c.samples, c.devices...)
-			for _, after := range []time.Duration{0, OutageDelay - time.Second} {
-				judged, warning := l.Filter(before, r, at(1).Add(after))
-				if (warning != "") != c.delayed {
-					t.Fatalf("after %v: warning %q, want delayed: %v", after, warning, c.delayed)
+			var filter OutageFilter
+			devices := judge(nil, 0, nil, both...)
+			for _, s := range steps {
+				r, now := reading(s.at, s.samples, s.devices...)
+				judged, warning := filter.Filter(devices, r, now)
+				devices = Judge(DefaultConfig(), devices, judged, ReadingContext{XIDHistory: true}, now)
+				got := [2]string{strings.Join(devices[0].Verdict.Causes(), ","), strings.Join(devices[1].Verdict.Causes(), ",")}
+				if got != s.want || (warning != "") != s.delayed {
+					t.Fatalf("at %d s: %q, warning %q; want %q, delayed: %v", s.at, got, warning, s.want, s.delayed)
 				}
-				devices := Judge(DefaultConfig(), before, judged, ReadingContext{}, at(1).Add(after))
-				if c.delayed && len(devices) != 3 {
-					t.Fatalf("%d devices", len(devices))
+				if len(devices) != max(3, len(s.devices)) {
+					t.Fatalf("at %d s: %d devices", s.at, len(devices))
 				}
-				for _, d := range devices {
-					v := d.Verdict
-					if c.delayed && d.Device.Kind == KindGPU && (v.Has(CauseInaccessible) || v.Has(CauseDetached) || v.Has(CauseMissing)) {
-						t.Fatalf("%s has %v", d.Device.ID, v.Causes())
-					}
-				}
-			}
-			if judged, warning := l.Filter(before, r, at(1).Add(OutageDelay)); warning != "" || judged != r {
-				t.Errorf("still delayed after OutageDelay: %q", warning)
 			}
 		})
+	}
+}
+
+// A node's only GPU is lost at once; that its driver lists none is the source's fault for OutageDelay.
+func TestOutageFilterOnlyGPU(t *testing.T) {
+	before := judge(nil, 0, nil, gpu0)
+	for p, delayed := range map[Presence]bool{Lost: false, Detached: true, Inaccessible: true, Missing: true} {
+		var filter OutageFilter
+		devices := []Device{gpu0}
+		if p == Missing {
+			devices = nil
+		}
+		r, now := reading(1, samples{"GPU-0": blank(p)}, devices...)
+		judged, warning := filter.Filter(before, r, now)
+		v := Judge(DefaultConfig(), before, judged, ReadingContext{}, now)[0].Verdict
+		if (warning != "") != delayed || (v.State == Healthy) != delayed {
+			t.Errorf("%v: %v, warning %q", p, v.Causes(), warning)
+		}
+	}
+}
+
+// GPUs that an outage takes one after another return together, or within OutageDelay, which proves no reset, also after it counted.
+func TestReturnAfterDelayedOutage(t *testing.T) {
+	both := []Device{gpu0, gpu1}
+	first, all, second := samples{"GPU-0": blank(Lost)}, samples{"GPU-0": blank(Lost), "GPU-1": blank(Lost)}, samples{"GPU-1": blank(Lost)}
+	for name, end := range map[string]struct{ first, second int }{
+		"while it is delayed":         {20, 20},
+		"when it counts":              {40, 40},
+		"the second when it counts":   {20, 28},
+		"the second a second earlier": {24, 25},
+	} {
+		var filter OutageFilter
+		devices := judge(nil, 0, samples{"GPU-0": present(xids(95)), "GPU-1": present(xids(79))}, both...)
+		for seconds := 12; seconds <= 40; seconds++ { // GPU-0 is lost at 12 s, GPU-1 at 14 s, and counts at 24 s
+			var s samples
+			switch {
+			case seconds < 14:
+				s = first
+			case seconds < end.first:
+				s = all
+			case seconds < end.second:
+				s = second
+			}
+			r, now := reading(seconds, s, both...)
+			r, _ = filter.Filter(devices, r, now)
+			devices = Judge(DefaultConfig(), devices, r, ReadingContext{XIDHistory: true}, now)
+		}
+		if v0, v1 := devices[0].Verdict, devices[1].Verdict; !slices.Equal(v0.Causes(), []string{"xid-95"}) || !slices.Equal(v1.Causes(), []string{"xid-79"}) {
+			t.Errorf("%s: %v, %v", name, v0.Causes(), v1.Causes())
+		}
 	}
 }
 
@@ -58,7 +204,7 @@ func TestOutageFilterKeepsIncidents(t *testing.T) {
 	for _, before := range [][]DeviceState{nil, Judge(c, []DeviceState{saved}, r, ReadingContext{}, now)[:1]} {
 		judged, _ := l.Filter(append(before, saved), r, now)
 		devices := Judge(c, before, judged, ReadingContext{}, now)
-		if v := devices[0].Verdict; v.State != Unhealthy || judged == r {
+		if v := devices[0].Verdict; v.State != Unhealthy || len(judged.Devices) != 2 {
 			t.Errorf("%v, %v", v.State, v.Causes())
 		}
 	}

@@ -118,6 +118,20 @@ type Reading struct {
 
 	Checks    Checks
 	Incidents []Incident // current incidents of DCGM's health checks that name no device, such as those of IMEX
+
+	outage *nodeOutage // of the presences before OutageFilter changed any; nil without the filter
+}
+
+// samplesByDevice returns the sample of each device, an empty one if the reading has none.
+func (r *Reading) samplesByDevice(now time.Time) map[DeviceID]Sample {
+	all := make(map[DeviceID]Sample, len(r.Devices))
+	for i := range r.Devices {
+		all[r.Devices[i].ID] = Sample{Device: r.Devices[i].ID, At: now}
+	}
+	for _, s := range r.Samples {
+		all[s.Device] = s
+	}
+	return all
 }
 
 // Session is a live connection to a source. Only an Opener returns one, so no call can reach a source that is not connected.

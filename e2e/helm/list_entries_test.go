@@ -103,7 +103,7 @@ func addEntrySchemas(constraints map[string]map[string]any) {
 				"pid": count(1, 1<<22), "memory": count(0, 1<<50), "sm": map[string]any{"type": "number", "minimum": 0, "maximum": 1},
 				"kind": enum("compute", "graphics", "mps"), "mig": count(0, 6),
 			}, "pid")),
-			"source": enum("up", "down", "stalled", "blind", "empty", "checksDown"), "events": enum("up", "down", "lossy"),
+			"source": enum("up", "down", "stalled", "blind", "empty", "lost", "checksDown"), "events": enum("up", "down", "lossy"),
 		}),
 	}
 	value := number(0, maxIndex, "^"+labelValue+"$")

@@ -172,6 +172,31 @@ func TestMonitorDeadEngine(t *testing.T) {
 	})
 }
 
+// While the driver lists no GPU for a moment, all GPUs are lost, and none of them changes its state (OBSERVED.md#short-loss).
+func TestMonitorShortLoss(t *testing.T) {
+	testMonitor(t, 3, hostConfig(), func(c *monitorFixture) {
+		for range 3 {
+			c.setStatus(3, statusLost)
+			c.pass(2, func(_ int, s *health.Snapshot) {
+				if s.Source.Status != health.SourceDown {
+					t.Errorf("source %+v", s.Source)
+				}
+				c.expect("lost", health.Healthy, health.Healthy, health.Healthy)
+			})
+			c.setStatus(3, statusOK)
+			c.pass(3, func(_ int, s *health.Snapshot) {
+				if s.Source.Status != health.SourceUp {
+					t.Errorf("source %+v", s.Source)
+				}
+				c.expect("back", health.Healthy, health.Healthy, health.Healthy)
+			})
+		}
+		c.setStatus(3, statusLost)
+		c.pass(12, nil)
+		c.expect("lost for long", health.Unhealthy, health.Unhealthy, health.Unhealthy)
+	})
+}
+
 // A blind engine does not change the state of GPUs. The monitor restarts an embedded engine, not a host engine
 // (OBSERVED.md#blind-engine).
 func TestMonitorBlindEngine(t *testing.T) {

@@ -532,7 +532,7 @@ func TestWithholdEndsWithNewFault(t *testing.T) {
 		w := h.withhold(t)
 		withheldSince := time.Now()
 		advance(2 * time.Second)
-		h.reportGPU0(healthtest.Blank(health.Lost))
+		h.report(of(healthtest.GPU0, healthtest.Blank(health.Lost)), of(healthtest.GPU1, healthtest.Present()))
 		h.cordon("0")
 		cordoned := time.Now()
 		advance(5 * time.Second)

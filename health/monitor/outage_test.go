@@ -58,6 +58,12 @@ func TestMonitorDelaysOutage(t *testing.T) {
 		}, 3), []step{
 			{both(health.Lost, health.Lost), 3 * time.Second, up, ",lost", "lost"}, {nil, 5 * time.Second, down, ",lost", "lost"},
 		}),
+		"lost for a moment": slices.Repeat([]step{
+			{both(health.Lost, health.Lost), 1300 * time.Millisecond, down, "", ""}, {present, 2 * time.Second, up, "", ""},
+		}, 4),
+		"loss accepted": slices.Repeat([]step{
+			{both(health.Lost, health.Lost), accepted, up, ",lost", "lost"}, {present, 2 * time.Second, up, "", ""},
+		}, 4),
 		"empty inventory accepted": slices.Repeat([]step{
 			{nil, accepted, up, ",missing", "missing"}, {present, 2 * time.Second, up, "", ""},
 		}, 4),
@@ -117,14 +123,43 @@ func TestEntitiesOfLastReading(t *testing.T) {
 	})
 }
 
-// XIDs and lost GPUs count at once in a delayed reading.
-func TestDelayedReadingReportsFaults(t *testing.T) {
+// XIDs count at once in a delayed reading.
+func TestDelayedReadingReportsXIDs(t *testing.T) {
 	runTestWithTwoGPUs(t, func(t *testing.T, h *harness) {
 		h.reportStates(health.Lost, health.Detached)
 		h.reportXID(119)
 		advance(2 * time.Second)
-		h.wantCauses(t, "delayed", health.SourceDown, "xid-95,xid-119,lost", "xid-119")
+		h.wantCauses(t, "delayed", health.SourceDown, "xid-95,xid-119", "xid-119")
 	})
+}
+
+// An XID 79 of an event source confirms the loss of its GPU, whether it comes before the outage or during it.
+func TestEventConfirmsLoss(t *testing.T) {
+	for _, name := range []string{"before", "during"} {
+		t.Run(name, func(t *testing.T) {
+			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
+				h.reportStates(health.Present, health.Present)
+				advance(2 * time.Second)
+				if name == "before" {
+					f.xid(79)
+					advance(5 * time.Second)
+				}
+				h.reportStates(health.Lost, health.Lost)
+				advance(2 * time.Second)
+				if name == "during" {
+					h.wantCauses(t, "lost", health.SourceDown, "", "")
+					f.xid(79)
+					synctest.Wait()
+					h.wantCauses(t, "fallen off the bus", health.SourceDown, "xid-79", "")
+					advance(2 * time.Second)
+				}
+				h.wantCauses(t, "confirmed", health.SourceDown, "xid-79,lost", "")
+				h.reportStates(health.Present, health.Present)
+				advance(2 * time.Second)
+				h.wantCauses(t, "back", health.SourceUp, "xid-79", "")
+			})
+		})
+	}
 }
 
 // An engine at another address of the same node may list nothing at first.

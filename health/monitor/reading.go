@@ -53,8 +53,8 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	}
 }
 
-// applyDelayed publishes what counts in a reading that the filter delays: XIDs, and GPUs that the driver reports as lost. The source
-// counts as down. m.mu is held.
+// applyDelayed publishes what counts in a reading that the filter delays: all but the presence of its GPUs. The source counts as
+// down. m.mu is held.
 func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) {
 	before := m.now.Devices
 	devices := m.judge(before, r, health.ReadingContext{XIDHistory: m.history}, now)
@@ -68,7 +68,7 @@ func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) 
 		values[d.Device.ID] = d.Sample.Values
 	}
 	for i := range devices { // the latest values stay for a while, as with any source that is down
-		if s := &devices[i].Sample; s.Presence == health.PresenceUnknown && s.Values == nil {
+		if s := &devices[i].Sample; s.Presence == health.PresenceUnknown && len(s.Values) == 0 {
 			s.Values = values[s.Device]
 		}
 	}

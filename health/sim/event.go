@@ -44,6 +44,7 @@ const (
 	sourceStalled = "stalled" // calls do not return, as with a hung driver
 	sourceBlind   = "blind"   // calls return no values, as after an XID 119; sessions fail after blindAfter
 	sourceEmpty   = "empty"   // calls list no GPU, as with an engine started without a driver; meanwhile XIDs are lost
+	sourceLost    = "lost"    // every GPU is lost, as an engine reports while the driver lists none
 
 	sourceChecksDown = "checksDown" // DCGM's health checks fail, as with a library and an engine that do not match
 )

@@ -98,8 +98,8 @@ var effects = [...]effect{
 		parameter: processList{},
 	},
 	{
-		key: "source", ofSource: true, help: "the source's state: up, down, stalled, blind, empty or checksDown",
-		parameter: choice(func(e *Event) **string { return &e.Source }, sourceUp, sourceDown, sourceStalled, sourceBlind, sourceEmpty, sourceChecksDown),
+		key: "source", ofSource: true, help: "the source's state: up, down, stalled, blind, empty, lost or checksDown",
+		parameter: choice(func(e *Event) **string { return &e.Source }, sourceUp, sourceDown, sourceStalled, sourceBlind, sourceEmpty, sourceLost, sourceChecksDown),
 	},
 	{
 		key: "events", ofSource: true, help: "the driver's events with source.events: up, down, or lossy: up, but none arrives",

@@ -188,7 +188,7 @@ func (s *Source) ListProcesses(ctx context.Context, devices []health.Device) (*h
 			return nil, err
 		}
 	}
-	if s.state == sourceEmpty {
+	if s.state == sourceEmpty || s.state == sourceLost {
 		return nil, errNoDriver
 	}
 	r := &health.ProcessReading{At: time.Now()}

@@ -103,7 +103,7 @@ func (s *Source) reading(now time.Time) *health.Reading {
 		switch {
 		case blind:
 			presence = health.PresenceUnknown
-		case valueOf(c.Lost):
+		case valueOf(c.Lost), s.state == sourceLost:
 			presence = health.Lost
 		case !valueOf(c.Stale):
 			values = g.values(t, c, &s.dcgm, values[:0])

@@ -151,7 +151,7 @@ func (s *Source) blind() bool {
 	switch s.state {
 	case sourceBlind:
 		return true
-	case sourceEmpty:
+	case sourceEmpty, sourceLost:
 		return false
 	}
 	blind := false

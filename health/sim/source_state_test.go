@@ -102,6 +102,32 @@ func TestSourceEmpty(t *testing.T) {
 	})
 }
 
+// TestSourceLost checks that all GPUs are lost together, and report their XIDs.
+func TestSourceLost(t *testing.T) {
+	simulate(t, profileConfig("h100-8-mig"), func(t *testing.T, src *Source, ses health.Session) {
+		before := poll(t, ses)
+		inject(t, src, `{source: lost}`, `{gpu: 3, xid: 79}`, `{gpu: 4, stale: true}`)
+		r := poll(t, ses)
+		for _, s := range r.Samples {
+			if s.Presence != health.Lost || len(s.Values) != 0 || s.Checked || s.Stale {
+				t.Errorf("sample %+v; want lost", s)
+			}
+		}
+		if s := gpuSample(t, r, 3); len(s.XIDs) != 1 || len(r.Samples) != len(before.Samples) {
+			t.Errorf("%d samples; GPU 3: %+v", len(r.Samples), s)
+		}
+		if _, err := src.ListProcesses(t.Context(), r.Devices); err == nil {
+			t.Error("processes without a driver")
+		}
+		inject(t, src, `{source: up}`)
+		for _, s := range poll(t, ses).Samples {
+			if s.Presence != health.Present {
+				t.Errorf("up again: %+v", s)
+			}
+		}
+	})
+}
+
 // TestStale checks that a stale GPU and its MIG devices have no values, and that its XIDs are delivered.
 func TestStale(t *testing.T) {
 	cfg := scenarioConfig("h100-8-mig", 0,

@@ -64,6 +64,9 @@ func (w *world) apply(ctx context.Context, s step) error {
 		if w.engine != nil && w.unmeasured {
 			return nil // DCGM has no UUID of a GPU that it loses before a first read: that GPU is missing, not lost
 		}
+		if s.kind == "lost" && w.present() == 1 && !g.lost {
+			return nil // whether the agent takes this for the source's fault depends on when it lost the others
+		}
 		g.lost = s.kind == "lost"
 		w.measure()
 		return event("lost: %t", g.lost)
@@ -109,7 +112,7 @@ func (w *world) apply(ctx context.Context, s step) error {
 		return w.restart(ctx, s.arg)
 	case "detach", "attach", "expire", "detach-often", "detach-refused", "detach-hung":
 		return w.applyDriver(ctx, s)
-	case "empty", "checks-down", "clock", "reconnect-often":
+	case "empty", "all-lost", "checks-down", "clock", "reconnect-often":
 		return w.applySource(ctx, s)
 	case "block-log":
 		return w.blockLog(ctx)

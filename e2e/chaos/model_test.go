@@ -3,6 +3,9 @@ package chaos
 import (
 	"maps"
 	"slices"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // model is the expected state, derived from the steps alone.
@@ -29,11 +32,12 @@ type model struct {
 
 type gpu struct {
 	lost          bool
-	lossMeasured  bool // the agent has measured the loss
-	xid48         bool // an XID 48 is a finding
-	xid48Pending  bool // an XID 48 that the agent cannot know yet
-	released      bool // not measured since the detach
-	remapPending  bool // row remapping pending; never with fatal, because its end is a reset
+	lossMeasured  bool      // the agent has measured the loss
+	lossAt        time.Time // when it did
+	xid48         bool      // an XID 48 is a finding
+	xid48Pending  bool      // an XID 48 that the agent cannot know yet
+	released      bool      // not measured since the detach
+	remapPending  bool      // row remapping pending; never with fatal, because its end is a reset
 	mig           string
 	migMeasured   string         // mig, as last measured
 	counts        map[string]int // XIDs that the agent must have counted, by number
@@ -85,6 +89,21 @@ func (m *model) knowsXIDs() bool {
 	return m.measuring() || m.events && !m.detached && !m.detachPending && !m.unmeasured
 }
 
+// present returns the number of GPUs that are not lost.
+func (m *model) present() (n int) {
+	for _, g := range m.gpu {
+		if !g.lost {
+			n++
+		}
+	}
+	return n
+}
+
+// lostLately reports whether the agent may take the loss of a GPU for a part of an outage that begins now.
+func (m *model) lostLately() bool {
+	return slices.ContainsFunc(m.gpu[:], func(g gpu) bool { return g.lossMeasured && time.Since(g.lossAt) < health.OutageDelay+5*time.Second })
+}
+
 // changeCount returns the number of changes of all GPUs.
 func (m *model) changeCount() (n int) {
 	for _, g := range m.gpu {
@@ -125,6 +144,9 @@ func (m *model) measure() {
 func (g *gpu) measure() {
 	if g.lossMeasured && !g.lost {
 		g.xid48 = false // the return of a lost GPU is a reset
+	}
+	if g.lost && !g.lossMeasured {
+		g.lossAt = time.Now()
 	}
 	g.lossMeasured, g.migMeasured = g.lost, g.mig
 	g.xid48, g.xid48Pending = g.xid48 || g.xid48Pending, false

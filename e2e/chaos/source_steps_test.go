@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// emptyDuration returns how long the source lists no GPU: for one or two readings, or longer. After ten seconds the agent
-// accepts the empty list.
-func emptyDuration(how string) time.Duration {
+// outageDuration returns how long the source has no GPU: for one or two readings, or longer. After ten seconds the agent
+// accepts that.
+func outageDuration(how string) time.Duration {
 	return map[string]time.Duration{"short": 1500 * time.Millisecond, "long": 6 * time.Second}[how]
 }
 
@@ -22,11 +22,11 @@ func (w *world) applySource(ctx context.Context, s step) error {
 		}
 		w.clock = s.arg
 		return w.engine.write("clock " + s.arg + "\n")
-	case "empty":
-		if !w.measuring() || w.unmeasured {
+	case "empty", "all-lost":
+		if !w.measuring() || w.unmeasured || w.present() < 2 || w.lostLately() {
 			return nil
 		}
-		return w.emptySource(ctx, emptyDuration(s.arg))
+		return w.takeGPUs(ctx, s.kind, outageDuration(s.arg))
 	case "checks-down":
 		if !w.measuring() || w.unmeasured {
 			return nil
@@ -41,17 +41,17 @@ func (w *world) applySource(ctx context.Context, s step) error {
 	return fmt.Errorf("%v: unknown step", s)
 }
 
-// emptySource makes the source list no GPU for a while. Meanwhile the source is down, all findings stay, and no GPU is
-// missing.
-func (w *world) emptySource(ctx context.Context, duration time.Duration) error {
+// takeGPUs makes the source list no GPU, or lose all of them, for a while. Meanwhile the source is down, all findings stay, and no
+// GPU is missing or lost.
+func (w *world) takeGPUs(ctx context.Context, kind string, duration time.Duration) error {
 	if err := w.await(ctx, w.patience, w.checkXIDs); err != nil {
 		return err // XIDs not read yet cannot be read now
 	}
 	begin := time.Now()
-	if err := w.listNothing(ctx, true); err != nil {
+	if err := w.hideGPUs(ctx, kind); err != nil {
 		return err
 	}
-	if w.engine == nil || duration > 5*time.Second { // the agent asks DCGM for its list twice, seconds apart
+	if w.engine == nil || kind == "all-lost" || duration > 5*time.Second { // the agent asks DCGM for its list twice, seconds apart
 		if err := w.awaitSource(ctx, scaled(stepTimeout)+3*time.Second, "gpu_node_agent_source_up", 0); err != nil {
 			return err
 		}
@@ -64,9 +64,9 @@ func (w *world) emptySource(ctx context.Context, duration time.Duration) error {
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("%v after the empty list: %w", time.Since(begin).Round(time.Millisecond), err)
+		return fmt.Errorf("%v after %s: %w", time.Since(begin).Round(time.Millisecond), kind, err)
 	}
-	if err := w.listNothing(ctx, false); err != nil {
+	if err := w.showGPUs(ctx); err != nil {
 		return err
 	}
 	return w.awaitSource(ctx, scaled(stepTimeout)+3*time.Second, "gpu_node_agent_source_up", 1)
@@ -106,14 +106,23 @@ func (w *world) failChecks(ctx context.Context) error {
 	return nil
 }
 
-func (w *world) listNothing(ctx context.Context, is bool) error {
-	switch {
-	case w.engine == nil && is:
-		return w.Event(ctx, "{source: empty}")
-	case w.engine == nil:
-		return w.Event(ctx, "{source: up}")
-	case is:
+func (w *world) hideGPUs(ctx context.Context, kind string) error {
+	if w.engine == nil {
+		return w.Event(ctx, "{source: "+map[string]string{"empty": "empty", "all-lost": "lost"}[kind]+"}")
+	}
+	if kind == "empty" {
 		return w.engine.write("empty\n")
+	}
+	lines := ""
+	for i := range w.gpu {
+		lines += status(i, true)
+	}
+	return w.engine.write(lines)
+}
+
+func (w *world) showGPUs(ctx context.Context) error {
+	if w.engine == nil {
+		return w.Event(ctx, "{source: up}")
 	}
 	lines := "listed\n"
 	for i, g := range w.gpu {

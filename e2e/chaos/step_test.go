@@ -65,6 +65,7 @@ func kinds() []kind {
 		{"detach-refused", 1, false, nil, false},
 		{"detach-hung", 1, false, nil, false},
 		{"empty", 2, false, []string{"short", "long"}, false},                       // the source lists no GPU for a while, without an error
+		{"all-lost", 2, false, []string{"short", "long"}, false},                    // the source loses all GPUs for a while, as while the driver lists none
 		{"checks-down", 2, false, nil, false},                                       // DCGM's health checks fail for a while
 		{"clock", 4, false, []string{"-3600", "-60", "0", "60", "3600"}, true},      // of the engine, in seconds ahead
 		{"block-log", 1, false, nil, false},                                         // stop reading the agent's standard error

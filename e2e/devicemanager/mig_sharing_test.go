@@ -220,7 +220,7 @@ func TestLargestList(t *testing.T) {
 	n.StartAgent()
 	n.Eventually("all replicas", func() error { return n.KubeletHas(one, 112*most, 112*most) })
 	for i := range 16 {
-		n.Inject(`{"gpu":%d,"lost":true}`, i)
+		n.Inject(`{"gpu":%d,"xid":79}`, i)
 	}
 	n.Eventually("all replicas unhealthy", func() error { return n.KubeletHas(one, 112*most, 0) })
 	n.configure("h100-16-mig", sharing(most+1))

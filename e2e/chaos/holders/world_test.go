@@ -203,6 +203,9 @@ func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err e
 		if w.unhealthy[id] == (s.Kind == sequence.Fault) {
 			return false, nil
 		}
+		if s.Kind == sequence.Fault && len(w.unhealthy) == len(gpus)-1 {
+			return false, nil // the agent takes the loss of all GPUs for the source's fault at first
+		}
 		delete(w.unhealthy, id)
 		if s.Kind == sequence.Fault {
 			w.unhealthy[id] = true

@@ -65,7 +65,7 @@ var incidentRules = map[string]incidentRule{
 	"NVLINK_ERROR_THRESHOLD": {EffectWarn, ActionWatchNVLink, incidentWarn, "", "", nil},
 	"NVLINK_DOWN": {
 		EffectUnhealthy, ActionCheckNVLink, incidentFail, "DCGM",
-		"ignored on a GPU without NVLink to another GPU, where it is a false alarm (users of NVSentinel)", onlyNVLink,
+		"ignored on a GPU without NVLink to another GPU, as in MIG mode, where it is a false alarm (users of NVSentinel)", onlyNVLink,
 	},
 	"FAULTY_MEMORY":              {EffectUnhealthy, ActionReplaceGPU, incidentFail + ", ISOLATE", "", "", nil},
 	"NVLINK_CRC_ERROR_THRESHOLD": {EffectUnhealthy, ActionCheckNVLink, incidentFail, "", "", nil},

@@ -137,3 +137,33 @@ func TestClocksSlowed(t *testing.T) {
 		}
 	})
 }
+
+// TestNVLinkIncidentEffect checks that a link that is down concerns only GPUs with NVLink, which partitioned ones are not.
+func TestNVLinkIncidentEffect(t *testing.T) {
+	for _, c := range []struct {
+		profile string
+		gpu     int
+		want    health.Effect
+	}{
+		{"h100-8", 3, health.EffectUnhealthy},
+		{"v100-16", 11, health.EffectUnhealthy},
+		{"mixed-4", 1, health.EffectUnhealthy},
+		{"h100-16-mig", 11, health.EffectIgnore},
+		{"h100-8-mig", 3, health.EffectIgnore},
+		{"mixed-4", 3, health.EffectIgnore},
+		{"l4-1", 0, health.EffectIgnore},
+	} {
+		simulate(t, profileConfig(c.profile), func(t *testing.T, src *Source, ses health.Session) {
+			inject(t, src, fmt.Sprintf(`{gpu: %d, incident: DCGM_FR_NVLINK_DOWN, severity: fail}`, c.gpu))
+			r := poll(t, ses)
+			s := gpuSample(t, r, c.gpu)
+			i := slices.IndexFunc(r.Devices, func(d health.Device) bool { return d.ID == s.Device })
+			if len(s.Incidents) != 1 {
+				t.Fatalf("%s: incidents %v", c.profile, s.Incidents)
+			}
+			if got := health.DefaultIncidentConfig().Effect(r.Devices[i], s.Incidents[0]); got != c.want {
+				t.Errorf("GPU %d of %s: effect %v, want %v", c.gpu, c.profile, got, c.want)
+			}
+		})
+	}
+}

@@ -57,6 +57,7 @@ type Agent struct {
 
 	// The sections of the configuration in force.
 	sourceConfig       health.Latest[sourceConfig]
+	indexEntries       health.Latest[health.IndexEntries]
 	healthConfig       health.Latest[health.Config]
 	pluginConfig       health.Latest[plugin.Config]
 	metricsConfig      health.Latest[metrics.Config]
@@ -81,7 +82,7 @@ type Agent struct {
 
 	sources      health.Latest[monitor.Source]
 	snapshots    health.Latest[health.Snapshot]
-	pciGPUs      health.Latest[int]         // number on the PCI bus
+	pciGPUs      health.Latest[[]string]    // their IDs on the PCI bus
 	runtime      health.Latest[cdi.Runtime] // the container runtime of the node; empty until it was asked for
 	events       status.Events
 	history      status.History
@@ -174,11 +175,13 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.apply(c)
 	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
 	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
+	a.monitor.SetIndexEntries(&a.indexEntries)
 	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, &a.lastGood, boot, log.Named("health"))
 	a.lock = nodelock.New(nodelock.Self(), log.Named("lock"))
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
 	a.plugin.SetLock(a.lock)
 	a.stateFile.AddSection(servedSection, &a.served)
+	a.stateFile.AddSection(bindingsSection, a.monitor.SavedBindings())
 	noPlugin := func() bool { return a.stateFile.LacksSection(servedSection) }
 	a.plugin.SetNote(plugin.Note{
 		Write: func(ctx context.Context) error {
@@ -261,10 +264,11 @@ func (a *Agent) sysFS() string {
 
 // The sections of the state file.
 const (
-	idleSection   = "idle"         // idle times
-	nodeSection   = "node"         // the labels of the node, and where they were written
-	servedSection = "devicePlugin" // exists if a device plugin has served in this boot
-	draSection    = "dra"          // since when the devices are handed over
+	idleSection     = "idle"         // idle times
+	nodeSection     = "node"         // the labels of the node, and where they were written
+	servedSection   = "devicePlugin" // exists if a device plugin has served in this boot
+	draSection      = "dra"          // since when the devices are handed over
+	bindingsSection = "bindings"     // the GPUs that entries of the configuration name by index
 )
 
 // restore gives the saved state of the previous process to the monitor and the totals, and returns the restored devices.
@@ -287,6 +291,9 @@ func (a *Agent) restore(c config.Config, boot string) []health.DeviceState {
 	if err := a.restoreNode(saved, boot); err != nil {
 		a.log.Warn("cannot restore the labels of the node", zap.String("key", "health.stateFile"), zap.Error(err))
 	}
+	if err := a.monitor.RestoreBindings(saved.Sections[bindingsSection], sourceID(c.Source)); err != nil { // they hold over reboots
+		a.log.Warn("cannot restore which GPUs the indexes in the configuration mean", zap.String("key", "health.stateFile"), zap.Error(err))
+	}
 	restored := saved.Restore(boot, sourceID(c.Source), time.Now())
 	for _, d := range restored.Devices {
 		if len(d.Verdict.Findings) > 0 || len(d.Verdict.Trips) > 0 {
@@ -305,6 +312,7 @@ func (a *Agent) restore(c config.Config, boot string) []health.DeviceState {
 func (a *Agent) apply(c config.Config) {
 	a.loadedSum, a.files, a.settled = c.Sum, c.LastGood, false
 	a.level.SetLevel(logLevel(c.Log))
+	a.storeIndexEntries(c.Health, c.Plugin, false)
 	storeChanged(&a.sourceConfig, sourceConfigOf(c))
 	storeChanged(&a.healthConfig, c.Health)
 	storeChanged(&a.pluginConfig, c.Plugin)
@@ -317,6 +325,12 @@ func (a *Agent) apply(c config.Config) {
 	storeChanged(&a.runtimeConfig, kube.RuntimeConfig{Needed: c.Plugin.NeedsCDI(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 	storeChanged(&a.memoryLimitsConfig, c.Plugin.MemoryLimits(c.Metrics.Processes.PodLogs))
 	storeChanged(&a.podLabelsConfig, podlabels.Config{Labels: c.Metrics.SelectedPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
+}
+
+// storeIndexEntries stores the entries that name a GPU by its index, before the sections that have them. They are final once the
+// configuration is known to fit the devices.
+func (a *Agent) storeIndexEntries(h health.Config, p plugin.Config, final bool) {
+	storeChanged(&a.indexEntries, health.IndexEntries{Refs: append(h.IndexRefs(), p.IndexRefs()...), Final: final})
 }
 
 // logNotes logs the notes on a valid configuration.

@@ -10,9 +10,17 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
-// followPCI counts the GPUs on the PCI bus until ctx ends.
+// followPCI lists the GPUs on the PCI bus until ctx ends.
 func (a *Agent) followPCI(ctx context.Context) error {
 	pci.Follow(ctx, os.DirFS("/"), &a.pciGPUs)
+	return nil
+}
+
+// gpusOnBus returns the GPUs on the PCI bus, nil while they are unknown.
+func (a *Agent) gpusOnBus() []string {
+	if ids := a.pciGPUs.Load(); ids != nil {
+		return *ids
+	}
 	return nil
 }
 
@@ -31,7 +39,7 @@ func (a *Agent) nodeDevices() map[metrics.SeenBy]int {
 	case source.Resolved() == config.ModeSim:
 		seen[metrics.SeenByPCI] = gpus // also those that the simulation has lost
 	case isLocal(source) && onBus != nil:
-		seen[metrics.SeenByPCI] = *onBus
+		seen[metrics.SeenByPCI] = len(*onBus)
 	}
 	if offered, counted, known := a.plugin.KubeletDevices(); known {
 		seen[metrics.OfferedToPods], seen[metrics.SeenByKubelet] = gpusOf(snap, offered), gpusOf(snap, counted)

@@ -110,6 +110,10 @@ func (a *Agent) pollOnce(ctx context.Context, c config.Config, saved statefile.S
 	if restored.Detachment.InForce() {
 		return errors.New("the driver is detached; run gpu-node-agent attach")
 	}
+	a.monitor.SetIndexEntries(&a.indexEntries)
+	if err := a.monitor.RestoreBindings(saved.Sections[bindingsSection], sourceID(c.Source)); err != nil {
+		return fmt.Errorf("health.stateFile: bindings: %w", err)
+	}
 	a.monitor.Restore(restored)
 	failed := make(chan error, 1)
 	a.sources.Store(&monitor.Source{

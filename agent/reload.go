@@ -114,6 +114,7 @@ func (a *Agent) settle() {
 		a.reject(err, "devices", rejection.Since)
 	}
 	a.settled = true
+	a.storeIndexEntries(*a.healthConfig.Load(), *a.pluginConfig.Load(), true)
 	storeChanged(&a.lastGood, a.files)
 }
 
@@ -139,6 +140,11 @@ func (a *Agent) warnings() (all []string) {
 		all = append(all, "health.stateFile: "+text)
 	}
 	if s := a.snapshots.Load(); s != nil {
+		for _, b := range s.Bindings {
+			if b.Warning.Reason != "" {
+				all = append(all, b.Warning.Text)
+			}
+		}
 		if s.Source.Checks.Status == health.ChecksDown {
 			all = append(all, "health checks down: "+s.Source.Checks.Err)
 		}

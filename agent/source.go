@@ -39,7 +39,7 @@ func sourceConfigOf(c config.Config) sourceConfig {
 func (a *Agent) runSource(ctx context.Context) error {
 	for ctx.Err() == nil {
 		c, same, cancel := health.WatchPart(ctx, &a.sourceConfig, func(c *sourceConfig) *sourceConfig { return c })
-		source, run, err := newSource(*c, &a.snapshots, a.processes.Measure, a.level, a.log)
+		source, run, err := newSource(*c, &a.snapshots, a.processes.Measure, a.gpusOnBus, a.level, a.log)
 		if err == nil {
 			open := openMemoryLimits(c.SourceConfig)
 			source.Beside = append(source.Beside, a.mps.Run, func(ctx context.Context) { a.memoryLimits.Run(ctx, open) })
@@ -73,9 +73,10 @@ func isLocal(c config.SourceConfig) bool {
 }
 
 // newSource returns the configured source, and a function that must run while the source is in use. snapshots are those of the source;
-// measure measures the processes of the devices beside it.
+// measure measures the processes of the devices beside it; onBus lists the GPUs on this host's PCI bus.
 func newSource(
-	c sourceConfig, snapshots *health.Latest[health.Snapshot], measure func(context.Context, processes.Source), level zap.AtomicLevel, log *zap.Logger,
+	c sourceConfig, snapshots *health.Latest[health.Snapshot], measure func(context.Context, processes.Source), onBus func() []string,
+	level zap.AtomicLevel, log *zap.Logger,
 ) (source monitor.Source, run func(context.Context) error, err error) {
 	measureWith := func(open processes.Open, allProcesses bool) []func(context.Context) {
 		return []func(context.Context){func(ctx context.Context) {
@@ -88,7 +89,7 @@ func newSource(
 		if err != nil {
 			return monitor.Source{}, nil, err
 		}
-		source.Open = s.Open
+		source.Open, source.OnBus = s.Open, s.OnBus
 		source.Events = eventSources(c.SourceConfig, s.Events, log)
 		source.Beside = measureWith(func() (health.ProcessLister, func(), error) { return s.ListProcesses, func() {}, nil }, true)
 		return source, s.Run, nil
@@ -119,7 +120,7 @@ func newSource(
 		source.Attach = opener(true)
 	}
 	if isLocal(c.SourceConfig) {
-		source.DriverLoad = monitor.DriverLoad
+		source.DriverLoad, source.OnBus = monitor.DriverLoad, onBus
 	}
 	return source, func(ctx context.Context) error { <-ctx.Done(); return nil }, nil
 }

@@ -32,7 +32,7 @@ func TestNewSourceAttachesHostEngineOnly(t *testing.T) {
 		if mode == config.ModeStandalone {
 			c.Source.Address = "localhost:5555"
 		}
-		source, run, err := newSource(sourceConfigOf(c), nil, nil, zap.NewAtomicLevel(), zap.NewNop())
+		source, run, err := newSource(sourceConfigOf(c), nil, nil, nil, zap.NewAtomicLevel(), zap.NewNop())
 		if err != nil || source.Open == nil || run == nil || (source.Attach != nil) != want {
 			t.Errorf("%s: attach %v, want %v; %v", mode, source.Attach != nil, want, err)
 		}
@@ -55,7 +55,7 @@ func TestNewSourceListsEventSources(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		source, _, err := newSource(sourceConfigOf(c), nil, nil, zap.NewAtomicLevel(), zap.NewNop())
+		source, _, err := newSource(sourceConfigOf(c), nil, nil, nil, zap.NewAtomicLevel(), zap.NewNop())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -30,6 +30,14 @@ type Config struct {
 	Socket    string `yaml:"socket"`    // path of the socket for operators' commands; "" for none
 
 	Kubernetes KubernetesConfig `yaml:"kubernetes"`
+
+	bindings Bindings // of the entries of Cordon
+}
+
+// WithBindings returns the configuration with what the entries of Cordon mean.
+func (c Config) WithBindings(b Bindings) Config {
+	c.bindings = b
+	return c
 }
 
 // KubernetesConfig configures the node condition and the events that the agent writes to the API server.

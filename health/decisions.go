@@ -133,7 +133,7 @@ func gpuHeld(held Held, devices []DeviceState, gpu DeviceID) bool {
 // cordonOf returns the reference in Config.Cordon that matches a device.
 func (c Config) cordonOf(d *Device) (ref string, ok bool) {
 	for _, ref := range c.Cordon {
-		if match, _ := d.Matches(ref); match {
+		if match, _ := c.bindings.Match(KeyCordon, ref, d); match {
 			return ref, true
 		}
 	}
@@ -144,6 +144,6 @@ func (c Config) cordonOf(d *Device) (ref string, ok bool) {
 // configuration may serve many nodes.
 func (c Config) UnmatchedCordons(devices []DeviceState) []string {
 	return slices.DeleteFunc(slices.Clone(c.Cordon), func(ref string) bool {
-		return slices.ContainsFunc(devices, func(d DeviceState) bool { match, _ := d.Device.Matches(ref); return match })
+		return slices.ContainsFunc(devices, func(d DeviceState) bool { match, _ := c.bindings.Match(KeyCordon, ref, &d.Device); return match })
 	})
 }

@@ -3,6 +3,7 @@ package health
 import (
 	"cmp"
 	"fmt"
+	"strconv"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
@@ -24,7 +25,7 @@ type Device struct {
 	ID     DeviceID
 	Parent DeviceID // MIG: its GPU; empty for a GPU
 	Kind   Kind
-	Index  int    // the driver's index of the GPU (nvidia-smi -i); MIG: its parent's
+	Index  int    // the driver's index of the GPU (nvidia-smi -i); MIG: its parent's; -1 while the GPU is missing and another has its index
 	Minor  int    // /dev/nvidia<Minor>; MIG: its parent's; -1 if unknown
 	NUMA   []int  // the GPU's NUMA nodes; empty if unknown
 	Model  string // "NVIDIA H100 80GB HBM3"; MIG: its parent's
@@ -56,12 +57,35 @@ type ComputeCapability struct{ Major, Minor int }
 // Name returns the index and the UUID, for texts.
 func (d *Device) Name() string {
 	switch {
-	case d.Kind == KindMIG && d.MIGIndex >= 0:
+	case d.Kind == KindMIG && d.MIGIndex >= 0 && d.Index >= 0:
 		return fmt.Sprintf("MIG device %d:%d (%s)", d.Index, d.MIGIndex, d.ID)
 	case d.Kind == KindMIG: // the driver does not list it
-		return fmt.Sprintf("MIG device %s of GPU %d", d.ID, d.Index)
+		return fmt.Sprintf("MIG device %s of %s", d.ID, d.GPUName())
+	case d.Index < 0:
+		return d.GPUName()
 	}
-	return fmt.Sprintf("GPU %d (%s)", d.Index, d.ID)
+	return fmt.Sprintf("%s (%s)", d.GPUName(), d.ID)
+}
+
+// GPUName returns a short name of the device's GPU: GPU 3, or its UUID if another GPU has its index.
+func (d *Device) GPUName() string {
+	if d.Index < 0 {
+		return string(d.GPU())
+	}
+	return "GPU " + strconv.Itoa(d.Index)
+}
+
+// IndexText returns the index, empty if another GPU has it.
+func (d *Device) IndexText() string {
+	if d.Index < 0 {
+		return ""
+	}
+	return strconv.Itoa(d.Index)
+}
+
+// CompareIndex orders devices by index, those without one last.
+func CompareIndex(a, b *Device) int {
+	return cmp.Or(-cmp.Compare(min(a.Index, 0), min(b.Index, 0)), cmp.Compare(a.Index, b.Index))
 }
 
 // GPU returns the ID of the GPU: the parent of a MIG device, or the GPU's own.

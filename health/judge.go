@@ -81,10 +81,38 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 			add(d.Device, s)
 		}
 	}
+	withdrawTakenIndexes(after)
 	slices.SortStableFunc(after, func(a, b DeviceState) int {
-		return cmp.Or(cmp.Compare(a.Device.Kind, b.Device.Kind), cmp.Compare(a.Device.Index, b.Device.Index))
+		return cmp.Or(cmp.Compare(a.Device.Kind, b.Device.Kind), CompareIndex(&a.Device, &b.Device))
 	})
 	return after
+}
+
+// withdrawTakenIndexes takes the index from GPUs whose index another one has, so that an index names one GPU. A present GPU keeps its own,
+// then one that the driver lists.
+func withdrawTakenIndexes(devices []DeviceState) {
+	taken, withdrawn := make(map[int]bool), make(map[DeviceID]bool)
+	for _, rank := range []func(Presence) bool{
+		func(p Presence) bool { return p == Present },
+		func(p Presence) bool { return p != Present && p != Missing },
+		func(p Presence) bool { return p == Missing },
+	} {
+		for i := range devices {
+			d := &devices[i].Device
+			if d.Kind != KindGPU || d.Index < 0 || !rank(devices[i].Sample.Presence) {
+				continue
+			}
+			if taken[d.Index] {
+				withdrawn[d.ID], d.Index = true, -1
+			}
+			taken[d.Index] = true
+		}
+	}
+	for i := range devices {
+		if withdrawn[devices[i].Device.Parent] {
+			devices[i].Device.Index = -1
+		}
+	}
 }
 
 // parent is the result of judging a GPU, which its MIG devices depend on.

@@ -108,6 +108,8 @@ type Snapshot struct {
 	Source  Source
 	Devices []DeviceState // GPUs, then MIG devices, each by index
 
+	Bindings Bindings // of the entries of the configuration that name a GPU by its index
+
 	Entities []Entity // of the last reading
 }
 

@@ -169,6 +169,13 @@ func (s *scrape) collectNode() {
 	}
 	s.addIfEnabled(podLabelsUp, s.src.PodLabelsUp)
 	s.addIfEnabled(stateFileUp, s.src.StateFileUp)
+	if s.snapshot != nil {
+		for _, b := range s.snapshot.Bindings {
+			if b.Warning.Reason != "" {
+				s.AddWith(bindingWarning, 1, nil, label("key", b.Key), label("entry", b.Entry), label("reason", b.Warning.Reason))
+			}
+		}
+	}
 	s.collectProcessesStatus()
 }
 

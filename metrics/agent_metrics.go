@@ -125,6 +125,7 @@ const (
 	waitsForHolder
 	holderInfo
 	fieldsUnknown
+	bindingWarning
 	reloadSuccessful
 	reloadTime
 	logDropped
@@ -323,8 +324,13 @@ func agentMetrics() []MetricInfo {
 			"waits_for_holder", gauge, "Whether the agent waits for the end of another agent, the holder, which serves the devices of the node. Meanwhile the agent exports " +
 				"its own series only.", nil,
 		},
-		holderInfo:       {"holder_info", gauge, "The pod of the agent that serves the devices of the node, while this one waits for its end; always 1.", []string{"holder"}},
-		fieldsUnknown:    {"fields_unknown", gauge, "Number of entries of metrics.fields or metrics.fieldsFile that select nothing; check-config lists them.", nil},
+		holderInfo:    {"holder_info", gauge, "The pod of the agent that serves the devices of the node, while this one waits for its end; always 1.", []string{"holder"}},
+		fieldsUnknown: {"fields_unknown", gauge, "Number of entries of metrics.fields or metrics.fieldsFile that select nothing; check-config lists them.", nil},
+		bindingWarning: {
+			"index_binding_warning", gauge, "Entries of the configuration that name a GPU by its index and may mean another one than was meant: renumbered, the GPU does not " +
+				"have the index now; replaced, the card was replaced; incomplete, it was bound while the driver did not list all GPUs; always 1. The key has no positions of lists.",
+			[]string{"key", "entry", "reason"},
+		},
 		reloadSuccessful: {"config_last_reload_successful", gauge, "Whether the last reload of the configuration succeeded.", nil},
 		reloadTime:       {"config_last_reload_success_timestamp_seconds", gauge, "Unix time of the last successful reload of the configuration.", nil},
 		logDropped:       {"log_dropped_total", counter, "Total number of log entries dropped because standard error was blocked.", nil},

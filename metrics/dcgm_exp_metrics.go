@@ -52,7 +52,7 @@ func (s *scrape) collectComputed(name string, family int, set labelSet) {
 					status, text = p2pOK, "OK"
 				}
 				peer := s.firstDevice(&s.entities[n]) // the GPU itself
-				add(status, label("peer_gpu", strconv.Itoa(peer.Device.Index)), label("link_status", text))
+				add(status, label("peer_gpu", peer.Device.IndexText()), label("link_status", text))
 			}
 		}
 	}

@@ -35,7 +35,7 @@ func (s *scrape) collectDevices() {
 		state := &s.snapshot.Devices[i]
 		d := &state.Device
 		s.devices = append(s.devices, labeledDevice{state, &s.totals[i], s.Labels(nil,
-			label("gpu", strconv.Itoa(d.Index)), label("UUID", string(d.ID)), label("GPU_I_PROFILE", d.Profile),
+			label("gpu", d.IndexText()), label("UUID", string(d.ID)), label("GPU_I_PROFILE", d.Profile),
 			label("GPU_I_ID", gpuInstance(d)), label(s.cfg.Compat.HostnameLabel, s.src.Hostname))})
 	}
 	slices.SortStableFunc(s.devices, func(a, b labeledDevice) int { return exposition.CompareLabels(a.labels, b.labels) })

@@ -44,10 +44,9 @@ func (s *scrape) hardwareLabels(e *health.Entity) (labels []*dto.LabelPair, ok b
 			return nil, false
 		}
 		gpu := &s.firstDevice(&s.entities[n]).Device
-		index := strconv.Itoa(gpu.Index)
 		more = []Label{
-			label("nvlink", id), label("gpu", index), label("gpu_uuid", string(gpu.ID)), label("pci_bus_id", gpu.PCI),
-			label("device", "nvidia"+index), label("model_name", gpu.Model),
+			label("nvlink", id), label("gpu", gpu.IndexText()), label("gpu_uuid", string(gpu.ID)), label("pci_bus_id", gpu.PCI),
+			label("device", nodeLabel(gpu)), label("model_name", gpu.Model),
 		}
 	case health.EntityCPU:
 		more = []Label{label("cpu", id)}

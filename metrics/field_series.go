@@ -91,7 +91,7 @@ func (s *scrape) firstDevice(e *entity) *health.DeviceState { return &s.snapshot
 func (s *scrape) addLabelSets(e *entity) {
 	base, d := s.entityLabels(e), &s.firstDevice(e).Device
 	var jobs []string
-	if s.src.Jobs != nil {
+	if s.src.Jobs != nil && d.Index >= 0 {
 		jobs = slices.DeleteFunc(slices.Clone(s.src.Jobs(d.Index, e.gi)), func(job string) bool { return job == "" })
 	}
 	for _, holder := range s.attributions(e.holders) {
@@ -110,14 +110,21 @@ func (s *scrape) addLabelSets(e *entity) {
 func (s *scrape) entityLabels(e *entity) []*dto.LabelPair {
 	state := s.firstDevice(e)
 	d := &state.Device
-	index := strconv.Itoa(d.Index)
 	labels := make([]Label, 0, 16)
-	labels = append(labels, label("gpu", index), label("UUID", string(e.uuid)), label("pci_bus_id", d.PCI),
-		label("device", "nvidia"+index), label("modelName", d.Model), label(s.cfg.Compat.HostnameLabel, s.src.Hostname))
+	labels = append(labels, label("gpu", d.IndexText()), label("UUID", string(e.uuid)), label("pci_bus_id", d.PCI),
+		label("device", nodeLabel(d)), label("modelName", d.Model), label(s.cfg.Compat.HostnameLabel, s.src.Hostname))
 	if d.Kind == health.KindMIG {
 		labels = append(labels, label("GPU_I_PROFILE", d.Profile), label("GPU_I_ID", e.gi))
 	}
 	return s.Labels(nil, s.addFieldLabels(labels, *d, state.Sample.Values)...)
+}
+
+// nodeLabel returns the label device of dcgm-exporter, empty without an index.
+func nodeLabel(d *health.Device) string {
+	if d.Index < 0 {
+		return ""
+	}
+	return "nvidia" + d.IndexText()
 }
 
 // addFieldLabels adds the labels that are fields of a device or entity.

@@ -51,6 +51,10 @@ func testNode() *health.Snapshot {
 				{System: "imex", Code: 122, Severity: health.SeverityFail}, {System: "imex", Code: 122, Severity: health.SeverityFail},
 			},
 		},
+		Bindings: health.Bindings{
+			{IndexRef: health.IndexRef{Key: health.KeyCordon, Entry: "1"}, GPU: "GPU-b"},
+			{IndexRef: health.IndexRef{Key: "plugin.exclude", Entry: "2:1"}, GPU: "GPU-b", Warning: health.BindingWarning{Reason: health.BindingRenumbered}},
+		},
 		Devices: []health.DeviceState{
 			{
 				Device: health.Device{

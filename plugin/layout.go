@@ -133,6 +133,7 @@ type candidate struct {
 	share    *share      // nil if it is not shared
 	profile  string      // of a MIG device, as NVIDIA names it
 	migCount int         // of a GPU: its MIG devices
+	bindings health.Bindings
 }
 
 func (c *candidate) device() *health.Device { return &c.state.Device }
@@ -181,7 +182,7 @@ func (c *Config) selectCandidates(snap *health.Snapshot) (selected []candidate, 
 	all := candidates(snap)
 	n = len(all)
 	return slices.DeleteFunc(all, func(d candidate) bool {
-		return len(c.Include) > 0 && !selectsAny(c.Include, &d) || selectsAny(c.Exclude, &d)
+		return len(c.Include) > 0 && !selectsAny(keyInclude, c.Include, &d) || selectsAny(keyExclude, c.Exclude, &d)
 	}), n
 }
 
@@ -238,12 +239,12 @@ func candidates(snap *health.Snapshot) []candidate {
 	all := make([]candidate, 0, len(snap.Devices))
 	for i := range snap.Devices {
 		if state := &snap.Devices[i]; state.Device.ID != "" {
-			all = append(all, candidate{state: state})
+			all = append(all, candidate{state: state, bindings: snap.Bindings})
 		}
 	}
 	slices.SortStableFunc(all, func(x, y candidate) int {
 		a, b := &x.state.Device, &y.state.Device
-		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.GPU(), b.GPU()), cmp.Compare(a.Kind, b.Kind),
+		return cmp.Or(health.CompareIndex(a, b), cmp.Compare(a.GPU(), b.GPU()), cmp.Compare(a.Kind, b.Kind),
 			cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI), cmp.Compare(a.ID, b.ID))
 	})
 	var gpu, last *candidate

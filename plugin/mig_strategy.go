@@ -167,11 +167,11 @@ func uniformLayoutOf(selected []candidate) (u uniformLayout, reason string) {
 	case mig == nil && empty == nil:
 		return u, ""
 	case whole != nil:
-		return u, fmt.Sprintf("GPU %d is not in MIG mode, and others are", whole.state.Device.Index)
+		return u, fmt.Sprintf("%s is not in MIG mode, and others are", whole.state.Device.GPUName())
 	case empty != nil:
-		return u, fmt.Sprintf("GPU %d is in MIG mode and has no MIG devices", empty.state.Device.Index)
+		return u, fmt.Sprintf("%s is in MIG mode and has no MIG devices", empty.state.Device.GPUName())
 	case other != nil:
-		return u, fmt.Sprintf("GPU %d has %s, and GPU %d has %s", mig.state.Device.Index, mig.profile, other.state.Device.Index, other.profile)
+		return u, fmt.Sprintf("%s has %s, and %s has %s", mig.state.Device.GPUName(), mig.profile, other.state.Device.GPUName(), other.profile)
 	}
 	return uniformLayout{profile: mig.profile}, ""
 }
@@ -196,7 +196,7 @@ func (l *layout) warnDiffering(selected []candidate, now uniformLayout) {
 		if difference == "" {
 			continue
 		}
-		l.warn("migStrategy single: GPU %d is left out: it %s", d.Index, difference)
+		l.warn("migStrategy single: %s is left out: it %s", d.GPUName(), difference)
 	}
 }
 
@@ -207,7 +207,7 @@ func (l *layout) mixed(cfg *Config, selected []candidate) []candidate {
 		d := &c.state.Device
 		if d.Kind == health.KindGPU {
 			if d.MIGMode && c.migCount == 0 {
-				l.warn("GPU %d is not offered: it is in MIG mode and has no MIG devices", d.Index)
+				l.warn("%s is not offered: it is in MIG mode and has no MIG devices", d.GPUName())
 			}
 			return d.MIGMode
 		}
@@ -235,7 +235,7 @@ func migMisfit(c *candidate) string {
 	p, ok := parseProfile(c.profile)
 	switch {
 	case !ok:
-		return fmt.Sprintf("GPU %d: MIG devices with the invalid profile %q are not offered", d.Index, d.Profile)
+		return fmt.Sprintf("%s: MIG devices with the invalid profile %q are not offered", d.GPUName(), d.Profile)
 	case p.compute != p.slices:
 		return fmt.Sprintf("GPU %d: MIG devices %s are not offered: they have only a part of their GPU instance; create one compute instance that fills it",
 			d.Index, c.profile)

@@ -45,7 +45,7 @@ func (c *Config) SelectDevices(snap *health.Snapshot, caps *memlimits.Capabiliti
 		d := candidate.device()
 		s := SelectedDevice{State: candidate.state, Profile: candidate.profile}
 		if d.Kind == health.KindGPU && d.MIGMode && candidate.migCount == 0 {
-			warnings = append(warnings, fmt.Sprintf("GPU %d cannot be allocated: it is in MIG mode and has no MIG devices", d.Index))
+			warnings = append(warnings, fmt.Sprintf("%s cannot be allocated: it is in MIG mode and has no MIG devices", d.GPUName()))
 		}
 		if d.Kind == health.KindMIG {
 			if reason := migMisfit(candidate); reason != "" {

@@ -13,7 +13,7 @@ import (
 // selectAll is the selector of every device.
 const selectAll = "all"
 
-// selects reports whether a selector of include, exclude or sharing matches a device. A selector is a device reference
+// selects reports whether a selector of a key, in include, exclude or sharing, matches a device. A selector is a device reference
 // (see health/deviceref) such as a UUID, an index or a PCI bus ID, or one of
 //
 //	all            every device
@@ -22,21 +22,21 @@ const selectAll = "all"
 //
 // In the last two "*" matches any characters, "?" matches one, and case is ignored. selects runs for every device of every
 // layout, so it does not allocate.
-func selects(selector string, c *candidate) bool {
+func selects(key, selector string, c *candidate) bool {
 	d := &c.state.Device
 	if profile, ok := strings.CutPrefix(selector, migPrefix); ok {
 		return d.Kind == health.KindMIG && glob(profile, c.profile)
 	}
-	if matches, isRef := d.Matches(selector); isRef {
+	if matches, isRef := c.bindings.Match(key, selector, d); isRef {
 		return matches
 	}
 	return strings.EqualFold(selector, selectAll) || glob(selector, d.Model)
 }
 
 // selectsAny reports whether one of the selectors matches the device.
-func selectsAny(selectors []string, c *candidate) bool {
+func selectsAny(key string, selectors []string, c *candidate) bool {
 	for _, s := range selectors {
-		if selects(s, c) {
+		if selects(key, s, c) {
 			return true
 		}
 	}
@@ -52,21 +52,44 @@ type unmatchedSelectors struct {
 // unmatchedSelectors returns the device references that match no device of this node. It omits models and profiles,
 // because one file may serve nodes with different GPUs.
 func (c Config) unmatchedSelectors(all []candidate) (unmatched []unmatchedSelectors) {
-	add := func(key string, selectors []string) {
-		rest := slices.DeleteFunc(slices.Clone(selectors), func(s string) bool {
+	for _, list := range c.selectorLists() {
+		rest := slices.DeleteFunc(slices.Clone(list.selectors), func(s string) bool {
 			_, isRef := (&deviceref.Names{}).Match(s)
-			return !isRef || slices.ContainsFunc(all, func(c candidate) bool { return selects(s, &c) })
+			return !isRef || slices.ContainsFunc(all, func(c candidate) bool { return selects(list.key, s, &c) })
 		})
 		if len(rest) > 0 {
-			unmatched = append(unmatched, unmatchedSelectors{key, rest})
+			unmatched = append(unmatched, unmatchedSelectors{list.name, rest})
 		}
 	}
-	add("plugin.include", c.Include)
-	add("plugin.exclude", c.Exclude)
-	for _, e := range c.Sharing.entries() {
-		add("plugin."+e.key+".devices", e.devices)
-	}
 	return unmatched
+}
+
+// The keys of selectors, as bindings have them.
+const (
+	keyInclude = "plugin.include"
+	keyExclude = "plugin.exclude"
+)
+
+// selectorList is one list of selectors. Its key has no positions of lists, its name has.
+type selectorList struct {
+	key, name string
+	selectors []string
+}
+
+func (c *Config) selectorLists() []selectorList {
+	lists := []selectorList{{keyInclude, keyInclude, c.Include}, {keyExclude, keyExclude, c.Exclude}}
+	for _, e := range c.Sharing.entries() {
+		lists = append(lists, selectorList{e.selectorKey(), "plugin." + e.key + ".devices", e.devices})
+	}
+	return lists
+}
+
+// IndexRefs returns the selectors that name a GPU by its index.
+func (c Config) IndexRefs() (refs []health.IndexRef) {
+	for _, list := range c.selectorLists() {
+		refs = append(refs, health.IndexRefs(list.key, list.selectors)...)
+	}
+	return refs
 }
 
 // validateSelectors rejects selectors that can match no device of any node.

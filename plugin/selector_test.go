@@ -41,7 +41,7 @@ func TestSelects(t *testing.T) {
 		{"mig-1g.10gb", false, false, false},
 		{"mig-*+me", false, true, false},
 	} {
-		got := [3]bool{selects(c.selector, gpu), selects(c.selector, mig), selects(c.selector, blank)}
+		got := [3]bool{selects(keyInclude, c.selector, gpu), selects(keyInclude, c.selector, mig), selects(keyInclude, c.selector, blank)}
 		if want := [3]bool{c.gpu, c.mig, c.blank}; got != want {
 			t.Errorf("%q matches %v, want %v", c.selector, got, want)
 		}
@@ -170,9 +170,85 @@ func FuzzSelectorIsValid(f *testing.F) {
 			return
 		}
 		for _, c := range candidates(snap) {
-			if selects(selector, &c) {
+			if selects(keyInclude, selector, &c) {
 				t.Errorf("%q matches %s, and is rejected: %v", selector, c.state.Device.ID, err)
 			}
 		}
 	})
+}
+
+// Entries by index mean the GPUs that they are bound to, in each key.
+func TestSelectorsFollowBindings(t *testing.T) {
+	snap := snapshot(3)
+	snap.Devices[0].Device.MIGMode = true // GPU-0
+	for i := range 2 {
+		snap.Devices = append(snap.Devices, health.DeviceState{
+			Device:  health.Device{ID: health.DeviceID(fmt.Sprint("MIG-", i)), Parent: "GPU-0", Kind: health.KindMIG, Index: 0, GI: i + 1, MIGIndex: i, Profile: "1g.10gb"},
+			Verdict: health.Verdict{State: health.Healthy},
+		})
+	}
+	cfg := configured(func(c *Config) {
+		c.MIGStrategy = MIGMixed
+		c.Include, c.Exclude = []string{"1", "2:1", "all"}, []string{"1", "2:1", "*model*"}
+		c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: "nvidia.com/gpu", Replicas: 2}, {Name: "nvidia.com/gpu", Replicas: 2, Devices: []string{"1"}}}
+	})
+	want := []health.IndexRef{
+		{Key: "plugin.include", Entry: "1"}, {Key: "plugin.include", Entry: "2:1"}, {Key: "plugin.exclude", Entry: "1"}, {Key: "plugin.exclude", Entry: "2:1"},
+		{Key: "plugin.sharing.timeSlicing.resources.devices", Entry: "1"},
+	}
+	if got := cfg.IndexRefs(); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	for _, c := range []struct {
+		name  string
+		set   func(*Config)
+		bound health.Bindings
+		want  []string
+	}{
+		{"exclude", func(c *Config) { c.Exclude = []string{"1"} }, nil, []string{"GPU-2", "MIG-0", "MIG-1"}},
+		{"exclude, bound", func(c *Config) { c.Exclude = []string{"1"} }, bindings("plugin.exclude 1 GPU-2"), []string{"GPU-1", "MIG-0", "MIG-1"}},
+		{"of another key", func(c *Config) { c.Exclude = []string{"1"} }, bindings("plugin.include 1 GPU-2"), []string{"GPU-2", "MIG-0", "MIG-1"}},
+		{"to a GPU that is not listed", func(c *Config) { c.Exclude = []string{"1"} }, bindings("plugin.exclude 1 GPU-9"), []string{"GPU-1", "GPU-2", "MIG-0", "MIG-1"}},
+		{"MIG device", func(c *Config) { c.Exclude = []string{"2:1"} }, bindings("plugin.exclude 2:1 GPU-0"), []string{"GPU-1", "GPU-2", "MIG-0"}},
+		{"include", func(c *Config) { c.Include = []string{"1", "2:0"} }, bindings("plugin.include 1 GPU-2", "plugin.include 2:0 GPU-0"), []string{"GPU-2", "MIG-0"}},
+		{
+			"time-slicing",
+			func(c *Config) {
+				c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: "nvidia.com/gpu", Replicas: 2, Devices: []string{"1"}}}
+			},
+			bindings("plugin.sharing.timeSlicing.resources.devices 1 GPU-2"), []string{"GPU-1", "GPU-2::0", "GPU-2::1", "MIG-0", "MIG-1"},
+		},
+		{
+			"memory",
+			func(c *Config) {
+				c.Sharing.Memory.Resource, c.Sharing.Memory.Unit, c.Sharing.Memory.Devices = "nvidia.com/gpu-memory", "40Gi", []string{"1"}
+			},
+			bindings("plugin.sharing.memory.devices 1 GPU-2"), []string{"GPU-1", "GPU-2::40960Mi::0", "MIG-0", "MIG-1"},
+		},
+	} {
+		cfg := configured(func(c *Config) { c.MIGStrategy = MIGMixed })
+		c.set(&cfg)
+		snap.Bindings = c.bound
+		for i := range snap.Devices {
+			snap.Devices[i].Device.Memory = 80 << 30
+		}
+		var got []string
+		for _, r := range Layout(cfg, snap) {
+			for _, d := range r.Devices {
+				got = append(got, d.ID)
+			}
+		}
+		if slices.Sort(got); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// bindings returns bindings of texts such as "plugin.exclude 1 GPU-2".
+func bindings(texts ...string) (all health.Bindings) {
+	for _, text := range texts {
+		f := strings.Fields(text)
+		all = append(all, health.Binding{IndexRef: health.IndexRef{Key: f[0], Entry: f[1]}, GPU: health.DeviceID(f[2])})
+	}
+	return all
 }

@@ -17,7 +17,7 @@ import (
 
 // matches reports whether the entry applies to a device.
 func (e *shareEntry) matches(c *candidate) bool {
-	return (e.name == "" || e.name == c.resource) && (len(e.devices) == 0 || selectsAny(e.devices, c))
+	return (e.name == "" || e.name == c.resource) && (len(e.devices) == 0 || selectsAny(e.selectorKey(), e.devices, c))
 }
 
 // idPrefix returns share.idPrefix.
@@ -194,7 +194,7 @@ func (l *layout) rejectMIGParents(entries []shareEntry, snap *health.Snapshot, o
 			}
 			for j := range snap.Devices {
 				d := &snap.Devices[j].Device
-				if matches, _ := d.Matches(s); d.Kind != health.KindGPU || !d.MIGMode || !matches {
+				if matches, _ := snap.Bindings.Match(e.selectorKey(), s, d); d.Kind != health.KindGPU || !d.MIGMode || !matches {
 					continue
 				}
 				resource, shared := "", false

@@ -145,6 +145,17 @@ func (s *SharingConfig) entries() []shareEntry {
 	return all
 }
 
+// selectorKey returns the key of the entry's selectors without its position in a list. It does not allocate.
+func (e *shareEntry) selectorKey() string {
+	switch e.kind {
+	case SharingTimeSlicing:
+		return "plugin.sharing.timeSlicing.resources.devices"
+	case SharingMPS:
+		return "plugin.sharing.mps.resources.devices"
+	}
+	return "plugin.sharing.memory.devices"
+}
+
 // listKey returns the key of an entry of a list.
 func listKey(kind Sharing, index int) string {
 	return fmt.Sprintf("sharing.%s.resources[%d]", kind, index)

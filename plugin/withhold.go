@@ -57,9 +57,9 @@ func withheldReason(group []withheldDevice) string {
 func withheldTexts(all []withheldDevice) (texts []string) {
 	for _, group := range byGPU(all) {
 		w := group[0]
-		which := fmt.Sprintf("%s (GPU %d) is", w.device.ID, w.device.Index)
+		which := fmt.Sprintf("%s (%s) is", w.device.ID, w.device.GPUName())
 		if n := len(group); n > 1 {
-			which = fmt.Sprintf("%d MIG devices of GPU %d are", n, w.device.Index)
+			which = fmt.Sprintf("%d MIG devices of %s are", n, w.device.GPUName())
 		}
 		texts = append(texts, fmt.Sprintf("%s: %s not offered to new pods: %s", w.resource, which, withheldReason(group)))
 	}

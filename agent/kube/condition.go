@@ -3,7 +3,6 @@ package kube
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -208,21 +207,17 @@ func (sum summary) describeGroup(group []*health.DeviceState) string {
 // maxIndices limits the GPUs that an entry lists. The largest machines have 16.
 const maxIndices = 16
 
-// indices lists the GPUs of devices, each once.
+// indices lists the GPUs of devices, each once: by index, those without one by UUID.
 func indices(group []*health.DeviceState) string {
-	var all []int
-	for _, d := range group {
-		all = append(all, d.Device.Index)
-	}
-	slices.Sort(all)
-	all = slices.Compact(all)
-	var text strings.Builder
-	for i, index := range all[:min(len(all), maxIndices)] {
-		if i > 0 {
-			text.WriteString(", ")
+	gpus := slices.SortedFunc(slices.Values(group), func(a, b *health.DeviceState) int { return health.CompareIndex(&a.Device, &b.Device) })
+	var all []string
+	for _, d := range gpus {
+		if name := strings.TrimPrefix(d.Device.GPUName(), "GPU "); !slices.Contains(all, name) {
+			all = append(all, name)
 		}
-		text.WriteString(strconv.Itoa(index))
 	}
+	var text strings.Builder
+	text.WriteString(strings.Join(all[:min(len(all), maxIndices)], ", "))
 	if n := len(all) - maxIndices; n > 0 {
 		fmt.Fprintf(&text, " and %d more", n)
 	}

@@ -88,7 +88,7 @@ func eventsBetween(before, after []health.DeviceState, node string, holders func
 	for _, g := range health.GroupChanges(before, after) {
 		suffix := ""
 		if g.Device.Kind == health.KindMIG && !g.Single() {
-			suffix = fmt.Sprintf(" (and %d more MIG devices of GPU %d)", len(g.MIGDevices)-1, g.Device.Index)
+			suffix = fmt.Sprintf(" (and %d more MIG devices of %s)", len(g.MIGDevices)-1, g.Device.GPUName())
 		}
 		if !g.Inherited {
 			add(g.Change, suffix, object{name: node})

@@ -86,10 +86,10 @@ func kindOf(d *health.Device) string {
 // nameOf returns a device's name without its UUID, which means nothing to a pod's owner.
 func nameOf(d *health.Device) string {
 	switch {
-	case d.Kind == health.KindMIG && d.MIGIndex >= 0:
+	case d.Kind == health.KindMIG && d.MIGIndex >= 0 && d.Index >= 0:
 		return fmt.Sprintf("MIG %d:%d", d.Index, d.MIGIndex)
 	case d.Kind == health.KindMIG:
 		return "MIG " + string(d.ID)
 	}
-	return fmt.Sprint("GPU ", d.Index)
+	return d.GPUName()
 }

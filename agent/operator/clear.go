@@ -10,19 +10,39 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
-// ClearRequest asks the agent to clear findings of a device.
+// ClearRequest asks the agent to clear findings of a device, or what an entry of the configuration meant. Device or Binding is set.
 type ClearRequest struct {
-	Device string `json:"device"`          // a device reference: a UUID, an index, a MIG index or a PCI bus ID
-	Cause  string `json:"cause,omitempty"` // "" for all
+	Device  string `json:"device,omitempty"`  // a device reference: a UUID, an index, a MIG index or a PCI bus ID
+	Cause   string `json:"cause,omitempty"`   // "" for all
+	Binding string `json:"binding,omitempty"` // an entry that names a GPU by its index, as 3 or 3:0: it then means the GPU that has the index now
 }
 
 // ClearResponse is the result of a ClearRequest.
 type ClearResponse struct {
 	Cleared   []string         `json:"cleared"` // causes
 	Remaining []status.Finding `json:"stands"`  // findings that the device still has, the worst first
+	Bound     []status.Binding `json:"bound,omitempty"`
+}
+
+// validate returns what is wrong with the request. dash is before the names of its fields.
+func (r ClearRequest) validate(dash, device string) error {
+	switch {
+	case r.Binding != "" && (r.Device != "" || r.Cause != ""):
+		return fmt.Errorf("%sbinding excludes %s%s and %scause", dash, dash, device, dash)
+	case r.Binding == "" && r.Device == "":
+		return fmt.Errorf("%s%s is not set; expected a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID, as gpu-node-agent status shows", dash, device)
+	}
+	return nil
 }
 
 func (s *Server) clear(req ClearRequest) (ClearResponse, error) {
+	if err := req.validate("", "device"); err != nil {
+		return ClearResponse{}, err
+	}
+	if req.Binding != "" {
+		bound, err := s.Monitor.Rebind(req.Binding)
+		return ClearResponse{Cleared: []string{}, Remaining: []status.Finding{}, Bound: status.Bindings(bound)}, err
+	}
 	id, err := resolveDevice(s.Snapshots.Load(), req.Device)
 	if err != nil {
 		return ClearResponse{}, err
@@ -31,7 +51,7 @@ func (s *Server) clear(req ClearRequest) (ClearResponse, error) {
 	if err != nil {
 		return ClearResponse{}, err
 	}
-	res := ClearResponse{append([]string{}, causes...), []status.Finding{}}
+	res := ClearResponse{Cleared: append([]string{}, causes...), Remaining: []status.Finding{}}
 	for _, d := range s.Snapshots.Load().Devices {
 		if d.Device.ID == id {
 			res.Remaining = status.Findings(d.Verdict.Findings)
@@ -70,6 +90,7 @@ func unknownDeviceError(s *health.Snapshot, ref string) error {
 	var gpus, parts []string
 	for _, d := range s.Devices {
 		switch d := d.Device; {
+		case d.Index < 0:
 		case d.Kind == health.KindGPU:
 			gpus = append(gpus, strconv.Itoa(d.Index))
 		case mig >= 0 && d.Index == gpu:
@@ -86,6 +107,13 @@ func unknownDeviceError(s *health.Snapshot, ref string) error {
 func (r ClearResponse) err() error { return nil }
 
 func (r ClearResponse) text() string {
+	if len(r.Bound) > 0 {
+		var lines []string
+		for _, b := range r.Bound {
+			lines = append(lines, fmt.Sprintf("%s %q means %s", b.Key, b.Entry, b.GPU))
+		}
+		return strings.Join(lines, "\n")
+	}
 	first := "cleared " + strings.Join(r.Cleared, ", ")
 	switch {
 	case len(r.Cleared) > 0:

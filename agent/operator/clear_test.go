@@ -83,7 +83,7 @@ func TestClear(t *testing.T) {
 		{"GPU-0", "", "GPU-0", []string{"xid-48"}, []string{"cordoned"}},
 		{"0", "", "GPU-0", nil, []string{"cordoned"}},
 	} {
-		res, err := s.clear(ClearRequest{c.ref, c.cause})
+		res, err := s.clear(ClearRequest{Device: c.ref, Cause: c.cause})
 		if err != nil {
 			t.Errorf("clear %s: %v", c.ref, err)
 			continue
@@ -101,10 +101,33 @@ func TestClear(t *testing.T) {
 			}
 		}
 	}
-	for req, want := range map[ClearRequest]string{{"1:2", ""}: `"1:2"; expected one of 1:0, 1:1, or`, {"9", ""}: `"9"; expected one of 0, 1, or`, {"0:0", ""}: "one of 0, 1, or", {"foo", ""}: "one of 0, 1, or", {"1b:00.0", ""}: "GPU-0 and GPU-1", {"0", "cordoned"}: `"cordoned"`} {
+	for req, want := range map[ClearRequest]string{{Device: "1:2"}: `"1:2"; expected one of 1:0, 1:1, or`, {Device: "9"}: `"9"; expected one of 0, 1, or`, {Device: "0:0"}: "one of 0, 1, or", {Device: "foo"}: "one of 0, 1, or", {Device: "1b:00.0"}: "GPU-0 and GPU-1", {Device: "0", Cause: "cordoned"}: `"cordoned"`} {
 		if _, err := s.clear(req); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %s", req, err, want)
 		}
+	}
+}
+
+// A binding is cleared while the GPUs are measured; the entry then means the GPU that has the index.
+func TestClearBinding(t *testing.T) {
+	t.Parallel()
+	s := startServer(t)
+	for line, want := range map[string]string{
+		`{"clear":{"binding":"3","device":"GPU-1"}}`: "binding excludes device",
+		`{"clear":{"binding":"3","cause":"lost"}}`:   "binding excludes device",
+		`{"clear":{"binding":"4"}}`:                  `has the entry "4"`,
+		`{"clear":{}}`:                               "device is not set",
+	} {
+		if _, err := s.handleLine(t.Context(), line); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", line, err, want)
+		}
+	}
+	res, err := send[ClearResponse](t, s, request{Clear: &ClearRequest{Binding: "3"}})
+	if err != nil || len(res.Bound) != 1 || res.Bound[0].GPU != s.Snapshots.Load().Devices[3].Device.ID {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	if want := `health.cordon "3" means ` + string(res.Bound[0].GPU); res.text() != want {
+		t.Errorf("got %q, want %q", res.text(), want)
 	}
 }
 
@@ -117,7 +140,7 @@ func TestClearWithoutDevices(t *testing.T) {
 }
 
 func TestClearResponseText(t *testing.T) {
-	c := ClearResponse{[]string{"xid-48", "xid-95"}, []status.Finding{{Cause: "lost", Reason: "not reachable", Advice: "reboot", From: "GPU-1"}}}
+	c := ClearResponse{Cleared: []string{"xid-48", "xid-95"}, Remaining: []status.Finding{{Cause: "lost", Reason: "not reachable", Advice: "reboot", From: "GPU-1"}}}
 	agenttest.MustContain(t, c.text(), "xid-48, xid-95\n", "lost", "not reachable", "reboot", "GPU-1")
 	c.Cleared = nil
 	if text := c.text(); strings.Contains(text, "xid") || !strings.Contains(text, "lost") {

@@ -3,7 +3,6 @@ package operator
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -92,22 +91,22 @@ func clearCommand(loader *config.Loader) *cobra.Command {
 	var req ClearRequest
 	cmd := &cobra.Command{
 		Use:   "clear",
-		Short: "Clear findings of a GPU",
+		Short: "Clear findings of a GPU, or bind an index in the configuration anew",
 		Long: `Clear the findings of a GPU or MIG device. Only root may do so.
 
 Findings that the newest measurement shows stay: a lost GPU stays unhealthy until it is back. A cordon ends when
-health.cordon no longer names the GPU. The command prints the findings that remain.`,
+health.cordon no longer names the GPU. The command prints the findings that remain.
+
+An entry of the configuration that names a GPU by its index stays bound to that GPU when the indexes change. With
+--binding, the entries with this text mean the GPU that has the index now.`,
 		Example: `  gpu-node-agent clear --gpu GPU-6f1a1b2c-…
-  gpu-node-agent clear --gpu 1:0 --cause xid-94`,
-		PreRunE: func(*cobra.Command, []string) error {
-			if req.Device == "" {
-				return errors.New("--gpu is not set; expected a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID, as gpu-node-agent status shows")
-			}
-			return nil
-		},
+  gpu-node-agent clear --gpu 1:0 --cause xid-94
+  gpu-node-agent clear --binding 3`,
+		PreRunE: func(*cobra.Command, []string) error { return req.validate("--", "gpu") },
 	}
 	cmd.Flags().StringVar(&req.Device, "gpu", "", "device: a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID")
 	cmd.Flags().StringVar(&req.Cause, "cause", "", "finding to clear, such as xid-79 (default: all)")
+	cmd.Flags().StringVar(&req.Binding, "binding", "", "entry of the configuration, such as 3 or 3:0, that is to mean the GPU with this index now")
 	return onAgentSocket[ClearResponse](cmd, loader, requestTimeout, request{Clear: &req})
 }
 

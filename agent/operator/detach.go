@@ -43,9 +43,13 @@ type AttachResponse struct {
 
 // DeviceFinding is a finding that a GPU still has.
 type DeviceFinding struct {
-	GPU    int             `json:"gpu"` // index
+	GPU    int             `json:"gpu"` // index; -1 if another GPU has it
 	Device health.DeviceID `json:"device"`
 	Cause  string          `json:"cause"`
+}
+
+func (f DeviceFinding) gpuName() string {
+	return (&health.Device{ID: f.Device, Index: f.GPU}).GPUName()
 }
 
 const (
@@ -280,11 +284,11 @@ func (r AttachResponse) text() string {
 		text = "the agent was not detached; the GPUs are measured"
 	}
 	for _, f := range r.NeedsReset {
-		text += fmt.Sprintf("\nGPU %d still has %s, and the agent saw no reset; if you reset the GPU, run: gpu-node-agent clear --gpu %s --cause %s",
-			f.GPU, f.Cause, f.Device, f.Cause)
+		text += fmt.Sprintf("\n%s still has %s, and the agent saw no reset; if you reset the GPU, run: gpu-node-agent clear --gpu %s --cause %s",
+			f.gpuName(), f.Cause, f.Device, f.Cause)
 	}
 	for _, f := range r.Unhealthy {
-		text += fmt.Sprintf("\nGPU %d is unhealthy: %s; see gpu-node-agent status", f.GPU, f.Cause)
+		text += fmt.Sprintf("\n%s is unhealthy: %s; see gpu-node-agent status", f.gpuName(), f.Cause)
 	}
 	return text
 }

@@ -23,7 +23,7 @@ func FuzzHandleLine(f *testing.F) {
 	for _, line := range []string{
 		`{"clear":{"device":"GPU-1"}}`, `{"clear":{"device":"GPU-1","cause":"lost"}}`, `{"clear":{"device":"GPU-2","cause":"temperature"}}`,
 		`{"clear":{"device":"MIG-2-7","cause":"temperature"}}`, `{"clear":{"device":"GPU-0","cause":""}}`, `{"clear":{"device":"","cause":""}}`,
-		`{"clear":null}`, `{"clear":{}}`, `{}`, `null`, `[]`, `"clear"`, `{"clear":{"device":"GPU-1"},"clear":{"device":"GPU-2"}}`,
+		`{"clear":{"binding":"3"}}`, `{"clear":null}`, `{"clear":{}}`, `{}`, `null`, `[]`, `"clear"`, `{"clear":{"device":"GPU-1"},"clear":{"device":"GPU-2"}}`,
 		`{"CLEAR":{"DEVICE":"GPU-1"}}`, `{"clear":{"device":"GPU-1","all":true}}`, `{"clear":{"device":"GPU-1"}} {"clear":{"device":"GPU-2"}}`, `{"clear":{"device":"GPU-\u0031"}}`,
 		`{"detach":{}}`, `{"detach":{"for":"30m"}}`, `{"detach":{"for":"2h","force":true}}`, `{"detach":{"for":"-1s","force":true}}`, `{"detach":{"for":30}}`,
 		`{"detach":{"until":"now"}}`, `{"detach":null}`, `{"attach":{}}`, `{"attach":{"force":true}}`, `{"detach":{"force":true},"attach":{}}`,

@@ -100,6 +100,12 @@ func startServer(t *testing.T) *Server {
 	sources.Store(&monitor.Source{SourceID: health.SourceID{Kind: "sim", Inventory: "sim", Simulated: true}, StallAfter: 10 * time.Second, Open: source.Open})
 	s := newServer(c, log)
 	s.Monitor = monitor.New(s.Config, &sources, s.Snapshots, log)
+	var entries health.Latest[health.IndexEntries]
+	entries.Store(&health.IndexEntries{Refs: []health.IndexRef{{Key: health.KeyCordon, Entry: "3"}}, Final: true})
+	s.Monitor.SetIndexEntries(&entries)
+	if err := s.Monitor.RestoreBindings(nil, sources.Load().SourceID); err != nil {
+		t.Fatal(err)
+	}
 	stateFile := statefile.New(s.Config, s.Snapshots, new(health.Latest[[]byte]), "", log)
 	s.AwaitSaved = stateFile.WaitWritten
 	ctx, cancel := context.WithCancel(t.Context())

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -73,32 +74,32 @@ func ID(id string) string {
 	return fmt.Sprintf("%04x:%s", n, rest)
 }
 
-// ForContainers returns the number of GPUs that the node's own driver is to use. Those that are bound to a driver for virtual machines,
+// ForContainers returns the IDs of the GPUs that the node's own driver is to use. Those that are bound to a driver for virtual machines,
 // and virtual functions, are others' on purpose.
-func ForContainers(gpus []GPU) (n int) {
+func ForContainers(gpus []GPU) (ids []string) {
 	for _, g := range gpus {
 		if !g.Virtual && !strings.Contains(g.Driver, "vfio") && g.Driver != "pci-stub" {
-			n++
+			ids = append(ids, g.ID)
 		}
 	}
-	return n
+	return ids
 }
 
 // interval is how often the bus is read. GPUs are rarely added to a running node.
 const interval = time.Minute
 
-// Follow stores the number of GPUs for containers on the PCI bus until ctx ends; nil while it is unknown.
-func Follow(ctx context.Context, root fs.FS, latest *health.Latest[int]) {
+// Follow stores the IDs of the GPUs for containers on the PCI bus until ctx ends; nil while they are unknown.
+func Follow(ctx context.Context, root fs.FS, latest *health.Latest[[]string]) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	defer latest.Store(nil)
 	for {
 		gpus, err := GPUs(root)
-		switch n, last := ForContainers(gpus), latest.Load(); {
+		switch ids, last := ForContainers(gpus), latest.Load(); {
 		case err != nil:
 			latest.Store(nil)
-		case last == nil || *last != n:
-			latest.Store(&n)
+		case last == nil || !slices.Equal(*last, ids):
+			latest.Store(&ids)
 		}
 		select {
 		case <-ctx.Done():

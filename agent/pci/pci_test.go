@@ -4,6 +4,7 @@ import (
 	"context"
 	"io/fs"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/fstest"
@@ -62,8 +63,8 @@ func TestGPUs(t *testing.T) {
 	if !reflect.DeepEqual(gpus, want) {
 		t.Errorf("got %+v, want %+v", gpus, want)
 	}
-	if n := ForContainers(gpus); n != 3 {
-		t.Errorf("%d for containers, want 3", n)
+	if ids := ForContainers(gpus); len(ids) != 3 {
+		t.Errorf("%v for containers, want 3", ids)
 	}
 	if gpus, err := GPUs(bus{}.files()); err != nil || gpus != nil {
 		t.Errorf("an empty bus: %v, %v", gpus, err)
@@ -77,13 +78,13 @@ func TestGPUs(t *testing.T) {
 func TestFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		root := &countingFS{MapFS: bus{"0000:1b:00.0": {nvidia, "0x030200", "nvidia"}}.files()}
-		latest := new(health.Latest[int])
+		latest := new(health.Latest[[]string])
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() { defer close(done); Follow(ctx, root, latest) }()
 		synctest.Wait()
 		first := latest.Load()
-		if first == nil || *first != 1 {
+		if first == nil || !slices.Equal(*first, []string{"0000:1b:00.0"}) {
 			t.Fatalf("%v", first)
 		}
 		<-time.After(10 * interval)
@@ -92,13 +93,13 @@ func TestFollow(t *testing.T) {
 			t.Errorf("read %d times in ten intervals", n)
 		}
 		if latest.Load() != first {
-			t.Error("an unchanged number is stored again")
+			t.Error("an unchanged list is stored again")
 		}
 		root.removed.Store(true)
 		<-time.After(interval)
 		synctest.Wait()
-		if n := latest.Load(); n != nil {
-			t.Errorf("without a bus: %d", *n)
+		if ids := latest.Load(); ids != nil {
+			t.Errorf("without a bus: %v", *ids)
 		}
 		cancel()
 		<-done

@@ -92,7 +92,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 	devicesAfter := byID(after.Devices)
 	var changes []Event
 	for _, c := range health.GroupChanges(previous.Devices, after.Devices) {
-		e := Event{Time: after.At.UTC(), GPU: &c.Device.Index, MIG: migIndex(&c.Device), UUID: c.Device.ID}
+		e := Event{Time: after.At.UTC(), GPU: gpuIndex(&c.Device), MIG: migIndex(&c.Device), UUID: c.Device.ID}
 		if !c.Single() {
 			e.MIG, e.UUID = nil, c.Device.GPU()
 		}
@@ -210,7 +210,7 @@ func inventoryEvents(after *health.Snapshot, found, removed []health.Device) []E
 			e.Time = after.Source.Since.UTC()
 		}
 		if len(devices) == 1 {
-			e.GPU, e.MIG, e.UUID = &devices[0].Index, migIndex(&devices[0]), devices[0].ID
+			e.GPU, e.MIG, e.UUID = gpuIndex(&devices[0]), migIndex(&devices[0]), devices[0].ID
 		}
 		all = append(all, e)
 	}

@@ -60,8 +60,9 @@ func New(k Inputs) Node {
 			k.NodeObject.Enabled, k.NodeObject.Writes, k.NodeObject.Errors, k.NodeObject.LabelsErr, k.NodeObject.FeatureErr, k.NodeObject.TaintsErr,
 			k.NodeObject.ConditionErr, k.Unready,
 		},
-		Memory: StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC(), k.StateLoss},
-		Source: Source{Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{}, Events: []EventSource{}}, GPUs: []Device{},
+		Memory:   StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC(), k.StateLoss},
+		Bindings: []Binding{},
+		Source:   Source{Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{}, Events: []EventSource{}}, GPUs: []Device{},
 	}
 	if !k.Reload.OK {
 		s.Config.Error = k.ConfigError
@@ -69,6 +70,7 @@ func New(k Inputs) Node {
 	if k.Snapshot == nil {
 		return s
 	}
+	s.Bindings = Bindings(k.Snapshot.Bindings)
 	src := k.Snapshot.Source
 	s.Source = Source{
 		Kind: src.Kind, Status: src.Status.String(), Since: src.Since.UTC(), Until: src.Until.UTC(), Error: src.Err, Reconnects: src.Reconnects,
@@ -245,7 +247,9 @@ func Devices(devices []health.DeviceState, h podresources.Holders, source string
 	for i := range all {
 		slices.SortStableFunc(all[i].MIG, func(a, b Device) int { return cmp.Or(cmp.Compare(*a.GI, *b.GI), cmp.Compare(*a.CI, *b.CI)) })
 	}
-	slices.SortStableFunc(all, func(a, b Device) int { return cmp.Compare(a.Index, b.Index) })
+	slices.SortStableFunc(all, func(a, b Device) int {
+		return health.CompareIndex(&health.Device{Index: a.Index}, &health.Device{Index: b.Index})
+	})
 	return all
 }
 
@@ -295,6 +299,14 @@ func xidSource(w health.Witness, source string) string {
 		return source
 	}
 	return w.String()
+}
+
+// gpuIndex returns nil if another GPU has the index.
+func gpuIndex(d *health.Device) *int {
+	if d.Index < 0 {
+		return nil
+	}
+	return &d.Index
 }
 
 // migIndex returns nil for a GPU and for a MIG device that the driver does not list.

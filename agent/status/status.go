@@ -20,6 +20,7 @@ type Node struct {
 	Ready    bool       `json:"ready"`    // as /readyz
 	NotReady []string   `json:"notReady"` // why not
 	Config   Config     `json:"config"`
+	Bindings []Binding  `json:"bindings"` // entries of the configuration that name a GPU by its index
 	Source   Source     `json:"source"`
 	Kubelet  Kubelet    `json:"kubelet"`
 	DRA      *DRA       `json:"dra,omitempty"` // while plugin.api is dra, or claims are prepared
@@ -38,6 +39,24 @@ type Config struct {
 	OK    bool      `json:"ok"` // false: it was invalid, and the last good one is in force
 	Since time.Time `json:"since,omitzero"`
 	Error string    `json:"error,omitempty"` // one line for each error
+}
+
+// Binding is the GPU that an entry of the configuration means. It keeps it when the indexes change.
+type Binding struct {
+	Key     string          `json:"key"`               // without positions of lists: health.cordon
+	Entry   string          `json:"entry"`             // an index, as 3 or 3:0
+	GPU     health.DeviceID `json:"gpu,omitempty"`     // no key while no GPU had the index
+	Reason  string          `json:"reason,omitempty"`  // of the warning: renumbered, replaced, incomplete
+	Warning string          `json:"warning,omitempty"` // why it may be another GPU than was meant
+}
+
+// Bindings returns bindings as the status shows them.
+func Bindings(bindings health.Bindings) []Binding {
+	all := make([]Binding, 0, len(bindings))
+	for _, b := range bindings {
+		all = append(all, Binding{b.Key, b.Entry, b.GPU, b.Warning.Reason, b.Warning.Text})
+	}
+	return all
 }
 
 // Source is the status of the source.
@@ -163,7 +182,7 @@ type Pod struct {
 // Device is the status of a GPU or of a MIG device.
 type Device struct {
 	UUID     health.DeviceID          `json:"uuid"`
-	Index    int                      `json:"index"` // the driver's; of a MIG device its parent's
+	Index    int                      `json:"index"` // the driver's; of a MIG device its parent's; -1 while the GPU is missing and another has its index
 	Model    string                   `json:"model,omitempty"`
 	PCI      string                   `json:"pci,omitempty"`
 	NUMA     []int                    `json:"numa,omitempty"`

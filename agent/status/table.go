@@ -114,6 +114,9 @@ func (p *printer) header(s Node, wide bool) {
 	p.line("memory", terminal.Yellow, formatIf("limits unknown: %s", s.MemoryLimitsError))
 	p.line("state", terminal.Yellow, stateFileErrorText(s.Memory))
 	p.line("state", terminal.Yellow, s.Memory.Loss)
+	for _, w := range limitTexts(bindingWarnings(s), maxWarnings) {
+		p.line("config", terminal.Yellow, w)
+	}
 	if !s.Config.OK {
 		p.labelled("config", terminal.Cell{Text: "invalid", Colour: terminal.Red}, plain(": "+configErrorText(s.Time, s.Config)))
 	}

@@ -298,6 +298,14 @@ func titleText(s Node) string {
 	return strings.Join(nonEmpty(strings.Join(problems, ", "), s.Node, "gpu-node-agent"), " – ")
 }
 
+// bindingWarnings returns the warnings of the entries that name a GPU by its index.
+func bindingWarnings(s Node) (warnings []string) {
+	for _, b := range s.Bindings {
+		warnings = append(warnings, b.Warning)
+	}
+	return nonEmpty(warnings...)
+}
+
 // limitTexts returns at most limit texts, and how many more there are.
 func limitTexts(all []string, limit int) []string {
 	if more := len(all) - limit; more > 0 {
@@ -382,6 +390,8 @@ func groupFindings(findings []Finding) [][]Finding {
 func indexText(d Device) string {
 	text := strconv.Itoa(d.Index)
 	switch {
+	case d.Index < 0:
+		return "–"
 	case d.MIGIndex != nil:
 		return text + ":" + strconv.Itoa(*d.MIGIndex)
 	case d.GI != nil: // the driver does not list the MIG device
@@ -398,8 +408,19 @@ func eventIndexText(e Event) string {
 	return indexText(Device{Index: *e.GPU, MIGIndex: e.MIG})
 }
 
-// Name returns a text like "GPU 3", of a MIG device "MIG device 3:0 1g.10gb".
+// Anchor names a GPU on the page.
+func (d Device) Anchor() string {
+	if d.Index < 0 {
+		return string(d.UUID)
+	}
+	return "gpu-" + strconv.Itoa(d.Index)
+}
+
+// Name returns a text like "GPU 3", of a MIG device "MIG device 3:0 1g.10gb"; the UUID if another GPU has the index.
 func (d Device) Name() string {
+	if d.Index < 0 {
+		return string(d.UUID)
+	}
 	if d.GI == nil {
 		return "GPU " + indexText(d)
 	}

@@ -15,6 +15,10 @@ import (
 func (m *Monitor) followConfig(ctx context.Context) {
 	for {
 		config, changed := m.config.Watch()
+		var entriesChanged <-chan struct{}
+		if m.bindings.entries != nil {
+			_, entriesChanged = m.bindings.entries.Watch()
+		}
 		if config != nil {
 			m.applyConfig()
 		}
@@ -22,6 +26,7 @@ func (m *Monitor) followConfig(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-changed:
+		case <-entriesChanged:
 		}
 	}
 }
@@ -32,6 +37,7 @@ func (m *Monitor) applyConfig() {
 	if !m.now.Polled() {
 		return // the first reading decides
 	}
+	m.bind(m.now.Devices)
 	m.decide(m.now.Devices, time.Now())
 	m.logUnmatchedCordons()
 	m.store()
@@ -48,10 +54,10 @@ func (m *Monitor) decide(before []health.DeviceState, now time.Time) {
 	m.now.Devices = devices
 }
 
-// currentConfig returns the zero Config before the first one is stored.
+// currentConfig returns the configuration with the bindings, the zero Config before the first one is stored. m.mu is held.
 func (m *Monitor) currentConfig() health.Config {
 	if c := m.config.Load(); c != nil {
-		return *c
+		return c.WithBindings(m.now.Bindings)
 	}
 	return health.Config{}
 }

@@ -17,9 +17,10 @@ import (
 type Source struct {
 	health.SourceID
 	Open       health.Opener
-	Attach     health.Opener // asks the host engine to attach the driver, then opens; nil if no other process uses the driver
-	StallAfter time.Duration // a call that takes longer makes the source stalled
-	DriverLoad func() string // identifies the loaded driver, "" if none is loaded; nil if the source has no driver
+	Attach     health.Opener   // asks the host engine to attach the driver, then opens; nil if no other process uses the driver
+	StallAfter time.Duration   // a call that takes longer makes the source stalled
+	DriverLoad func() string   // identifies the loaded driver, "" if none is loaded; nil if the source has no driver
+	OnBus      func() []string // bus IDs of the GPUs on the PCI bus that the source should list, nil if they are unknown; nil if the bus cannot be read
 
 	Events []health.EventSource // run beside the session, whether or not one is open, except while the driver is detached
 	// Beside are other functions that use the driver and run with the event sources. Each runs until its context ends, and
@@ -53,6 +54,7 @@ type Monitor struct {
 	driverVersion    string // the latest known
 	unmatchedCordons []string
 	restored         statefile.Restored
+	bindings         bindings
 	history          bool // Restored.History of the current source
 	companions       *companions
 	xids             xidWatch
@@ -75,7 +77,8 @@ type Monitor struct {
 func New(config *health.Latest[health.Config], source *health.Latest[Source], out *health.Latest[health.Snapshot], log *zap.Logger) *Monitor {
 	m := &Monitor{
 		config: config, source: source, out: out, log: log,
-		events: newEventQueue(), eventPoll: make(chan struct{}, 1), companions: noCompanions(), unknownGPUs: make(map[string]bool),
+		bindings: bindings{all: make(map[string]savedBindings)},
+		events:   newEventQueue(), eventPoll: make(chan struct{}, 1), companions: noCompanions(), unknownGPUs: make(map[string]bool),
 	}
 	m.request.Store(&request{})
 	return m
@@ -114,6 +117,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		before = src
 		m.publish(func(s *health.Snapshot) {
 			s.Source.Kind, s.Source.Inventory = src.Kind, src.Inventory
+			m.loadBindings(src.SourceID, src.OnBus)
 			if s.Source.Status == health.SourceDetached {
 				m.showEvents(src, health.EventsOff, reasonDetached)
 				return

@@ -85,7 +85,9 @@ func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health
 			b.Witnesses = append(b.Witnesses, e.Witness)
 		}
 	}
-	return health.Decide(c, before, health.Judge(c, before, r, b, now), m.held, m.detach.withholds(), m.mpsState(), now)
+	judged := health.Judge(c, before, r, b, now)
+	m.bind(judged)
+	return health.Decide(m.currentConfig(), before, judged, m.held, m.detach.withholds(), m.mpsState(), now)
 }
 
 // driverReloaded reports whether the driver was loaded again, or another version of it, since the latest reading. Unknown

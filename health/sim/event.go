@@ -20,6 +20,7 @@ type Event struct {
 	GPU             *int          `yaml:"gpu,omitempty" json:"gpu,omitempty"`
 	XID             *int          `yaml:"xid,omitempty" json:"xid,omitempty"`
 	Lost            *bool         `yaml:"lost,omitempty" json:"lost,omitempty"`
+	Unbound         *bool         `yaml:"unbound,omitempty" json:"unbound,omitempty"`
 	Stale           *bool         `yaml:"stale,omitempty" json:"stale,omitempty"`
 	RecoveryAction  *Recovery     `yaml:"recoveryAction,omitempty" json:"recoveryAction,omitempty"`
 	RowRemapPending *bool         `yaml:"rowRemapPending,omitempty" json:"rowRemapPending,omitempty"`

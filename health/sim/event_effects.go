@@ -40,6 +40,10 @@ var effects = [...]effect{
 		parameter: boolean(func(e *Event) **bool { return &e.Lost }),
 	},
 	{
+		key: "unbound", help: "the driver does not have the GPU: detached, and no more listed by later sessions of the source; false: it has it again",
+		parameter: boolean(func(e *Event) **bool { return &e.Unbound }),
+	},
+	{
 		key: "stale", help: "the source has no values of the GPU and its MIG devices",
 		parameter: boolean(func(e *Event) **bool { return &e.Stale }),
 	},

@@ -67,6 +67,7 @@ func (s *Source) updateGPUs(at time.Time) {
 		g.energyOffset += old.energy(t) - g.energy(t) // the counter continues
 	}
 	s.partitions, s.devices, s.gpus = partitions, devices, gpus
+	s.number()
 }
 
 func (p profile) newGPUs(devices []health.Device) (gpus []gpu) {

@@ -195,11 +195,15 @@ func (s *Source) ListProcesses(ctx context.Context, devices []health.Device) (*h
 	for i := range devices {
 		d := &devices[i]
 		at := slices.IndexFunc(s.devices, func(own health.Device) bool { return own.ID == d.ID })
-		if at < 0 || valueOf(s.states[s.devices[at].Index].Lost) {
+		if at < 0 {
+			continue
+		}
+		c := &s.states[s.devices[at].Index]
+		if valueOf(c.Lost) || valueOf(c.Unbound) {
 			continue
 		}
 		r.Measured = append(r.Measured, d.ID)
-		for _, p := range valueOf(s.states[d.Index].Processes) {
+		for _, p := range valueOf(c.Processes) {
 			onGPU := p.MIG == nil && d.Kind == health.KindGPU
 			if onGPU || p.MIG != nil && *p.MIG == d.MIGIndex {
 				r.Processes = append(r.Processes, p.reported(d.ID))

@@ -89,7 +89,7 @@ func (s *Source) reading(now time.Time) *health.Reading {
 	}
 	var (
 		blind   = s.blind()
-		samples = make([]health.Sample, 0, len(s.devices))
+		samples = make([]health.Sample, 0, len(s.listed))
 		values  = make([]map[health.Field]float64, 0, len(s.devices))
 		t       = now.Sub(s.start).Seconds()
 		more    bool
@@ -97,6 +97,9 @@ func (s *Source) reading(now time.Time) *health.Reading {
 		node    []health.Incident // without a GPU
 	)
 	for i := range s.gpus {
+		if s.unlisted[i] {
+			continue
+		}
 		g := &s.gpus[i]
 		c := &s.states[i]
 		presence := health.Present
@@ -105,6 +108,8 @@ func (s *Source) reading(now time.Time) *health.Reading {
 			presence = health.PresenceUnknown
 		case valueOf(c.Lost), s.state == sourceLost:
 			presence = health.Lost
+		case valueOf(c.Unbound):
+			presence = health.Detached
 		case !valueOf(c.Stale):
 			values = g.values(t, c, &s.dcgm, values[:0])
 		}
@@ -135,7 +140,7 @@ func (s *Source) reading(now time.Time) *health.Reading {
 		s.wakeAll()
 	}
 	r := &health.Reading{
-		Devices: s.devices,
+		Devices: s.listed,
 		Checks:  checks, Incidents: node,
 		Samples:  samples,
 		Versions: health.Versions{Driver: driverVersion, CUDA: "13.0", DCGM: s.dcgm.version},

@@ -30,7 +30,9 @@ type Source struct {
 
 	mu         sync.Mutex      // guards everything below
 	gpus       []gpu           // by index
-	devices    []health.Device // shared with readings: immutable
+	devices    []health.Device // of all GPUs; Index is that in gpus
+	unlisted   []bool          // of each GPU: it was unbound when the first of the open sessions was opened
+	listed     []health.Device // the others of devices, by the driver's index; shared with readings: immutable
 	states     []gpuState      // of each GPU, from both layers
 	partitions []string        // of each GPU; "": that of the profile
 	start      time.Time       // of the first Open; zero before it
@@ -73,14 +75,39 @@ func New(cfg Config, log *zap.Logger) (*Source, error) {
 	}
 	s := &Source{
 		cfg: cfg, profile: *p, dcgm: dcgm, log: log, devices: p.devices(cfg.Seed), events: slices.Clone(cfg.Scenario),
-		states: make([]gpuState, len(p.pci)), partitions: make([]string, len(p.pci)), changed: make(chan struct{}),
+		states: make([]gpuState, len(p.pci)), unlisted: make([]bool, len(p.pci)), partitions: make([]string, len(p.pci)), changed: make(chan struct{}),
 		state: sourceUp, eventState: eventsUp, sessions: map[*session]struct{}{}, receivers: map[*health.EventReceiver]struct{}{},
 		scenario: layer{gpus: make([]gpuState, len(p.pci))},
 		control:  layer{gpus: make([]gpuState, len(p.pci))},
 	}
 	slices.SortStableFunc(s.events, func(a, b Event) int { return cmp.Compare(a.At, b.At) })
 	s.gpus = p.newGPUs(s.devices)
+	s.number()
 	return s, nil
+}
+
+// number numbers the listed GPUs as the driver does: without a gap. Called with mu held.
+func (s *Source) number() {
+	s.listed = make([]health.Device, 0, len(s.devices))
+	index := -1
+	for _, d := range s.devices {
+		if s.unlisted[d.Index] {
+			continue
+		}
+		if d.Kind == health.KindGPU {
+			index++
+		}
+		d.Index = index
+		s.listed = append(s.listed, d)
+	}
+}
+
+// OnBus returns the bus IDs of the machine's GPUs, also of those that the driver does not list.
+func (s *Source) OnBus() (all []string) {
+	for _, bus := range s.profile.pci {
+		all = append(all, "0000:"+bus)
+	}
+	return all
 }
 
 // Open opens a session; it is a health.Opener. While the source is stalled, it waits until that or ctx ends. While the
@@ -97,6 +124,12 @@ func (s *Source) Open(ctx context.Context) (health.Session, error) {
 	if err := s.awaitUp(ctx, nil); err != nil {
 		s.removeUser()
 		return nil, err
+	}
+	if len(s.sessions) == 0 { // as an engine that starts
+		for i := range s.unlisted {
+			s.unlisted[i] = valueOf(s.states[i].Unbound)
+		}
+		s.number()
 	}
 	ses := &session{source: s, outages: s.outages, wake: make(chan struct{}, 1), closed: make(chan struct{})}
 	s.sessions[ses] = struct{}{}
@@ -157,7 +190,7 @@ func (s *Source) blind() bool {
 	blind := false
 	for i := range s.gpus {
 		switch c := &s.states[i]; {
-		case valueOf(c.Lost):
+		case valueOf(c.Lost), valueOf(c.Unbound), s.unlisted[i]:
 		case !valueOf(c.Stale):
 			return false
 		default:

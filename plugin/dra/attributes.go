@@ -274,7 +274,7 @@ func islandsOf(snap *health.Snapshot) map[health.DeviceID]health.DeviceID {
 			gpus = append(gpus, d)
 		}
 	}
-	slices.SortStableFunc(gpus, func(x, y *health.Device) int { return x.Index - y.Index })
+	slices.SortStableFunc(gpus, health.CompareIndex)
 	islands := make(map[health.DeviceID]health.DeviceID, len(gpus))
 	linked := func(x, y *health.Device) bool {
 		return slices.ContainsFunc(x.Links, func(l health.Link) bool { return l.Peer == y.ID && l.NVLinks > 0 })

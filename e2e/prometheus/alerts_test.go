@@ -284,7 +284,8 @@ func (n machine) checkRules() {
 		return err
 	})
 	for _, r := range all {
-		if r.Type != "recording" || strings.HasPrefix(r.Name, "model:") { // a price is of no cluster
+		// A price is of no cluster, and no node has gone.
+		if r.Type != "recording" || strings.HasPrefix(r.Name, "model:") || r.Name == "instance:gpu_node_agent_gone_gpus:count" {
 			continue
 		}
 		for _, cluster := range []string{"", "east"} {

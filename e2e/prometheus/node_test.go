@@ -81,37 +81,36 @@ func (n machine) scrapeConfig() string {
 // scrapes at each second.
 func (n machine) prometheusConfig(scrapes string) string {
 	n.T.Helper()
-	n.writeUsageRules()
 	n.Write("prices.yaml", documentedPrices(n.T))
-	files := []string{n.File("usage.yaml"), n.File("prices.yaml")}
+	files := []string{n.File("prices.yaml")}
 	for file := range rules(n.T) {
-		if file == "usage.yaml" {
-			continue
-		}
-		path, err := filepath.Abs(filepath.Join(chart, "rules", file))
-		if err != nil {
-			n.T.Fatal(err)
-		}
-		files = append(files, path)
+		n.writeRules(file)
+		files = append(files, n.File(file))
 	}
 	return fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%s]\nscrape_configs:\n%s", strings.Join(files, ", "), scrapes)
 }
 
-// writeUsageRules writes the rules of GPU-hours for an interval of one second instead of 15.
-func (n machine) writeUsageRules() {
+// everySecond has what changes in a file of rules so that Prometheus evaluates them each second instead of each 15.
+var everySecond = map[string][][2]string{
+	"health.yaml": {{"interval: 15s\n", "interval: 1s\n"}},
+	"usage.yaml":  {{"interval: 15s\n", "interval: 1s\n"}, {") / 240\n", ") / 3600\n"}, {") * 15\n", ") * 1\n"}},
+}
+
+// writeRules writes a file of the chart's rules, for an evaluation each second.
+func (n machine) writeRules(file string) {
 	n.T.Helper()
-	text, err := os.ReadFile(filepath.Join(chart, "rules", "usage.yaml"))
+	content, err := os.ReadFile(filepath.Join(chart, "rules", file))
 	if err != nil {
 		n.T.Fatal(err)
 	}
-	faster := string(text)
-	for _, of := range []struct{ from, to string }{{"interval: 15s\n", "interval: 1s\n"}, {") / 240\n", ") / 3600\n"}, {") * 15\n", ") * 1\n"}} {
-		if !strings.Contains(faster, of.from) {
-			n.T.Fatalf("usage.yaml has no %q", of.from)
+	text := string(content)
+	for _, change := range everySecond[file] {
+		if !strings.Contains(text, change[0]) {
+			n.T.Fatalf("%s has no %q", file, change[0])
 		}
-		faster = strings.ReplaceAll(faster, of.from, of.to)
+		text = strings.ReplaceAll(text, change[0], change[1])
 	}
-	n.Write("usage.yaml", faster)
+	n.Write(file, text)
 }
 
 // documentedPrices returns the rules with the prices in docs/usage.md.

@@ -67,14 +67,17 @@ func parse(t *testing.T, file string, into any) {
 func TestRules(t *testing.T) {
 	promtool := tool(t, "promtool")
 	for file := range rules(t) {
-		for _, args := range [][]string{
-			{"check", "rules", filepath.Join(chart, "rules", file)},
-			{"test", "rules", filepath.Join("rules", file)},
-		} {
-			if out, err := exec.Command(promtool, args...).CombinedOutput(); err != nil {
-				t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+		t.Run(file, func(t *testing.T) {
+			t.Parallel()
+			for _, args := range [][]string{
+				{"check", "rules", filepath.Join(chart, "rules", file)},
+				{"test", "rules", filepath.Join("rules", file)},
+			} {
+				if out, err := exec.Command(promtool, args...).CombinedOutput(); err != nil {
+					t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
+				}
 			}
-		}
+		})
 	}
 }
 

@@ -98,7 +98,7 @@ func TestFleetPanels(t *testing.T) {
 	f.await(map[string]float64{"none": 3}, "fleet.json", "Findings", 0, "", "severity")
 	f.await(map[string]float64{"none": 0}, "fleet.json", "XIDs in the time range", 0, "", "xid")
 	f.await(map[string]float64{"none": 0}, "node.json", "XIDs of each GPU", 0, "gpus", "xid")
-	f.await(map[string]float64{"none": 3}, "fleet.json", "Nodes not measured", 0, "", "instance")
+	f.await(map[string]float64{"none": 0}, "fleet.json", "Nodes not measured", 0, "", "state")
 	f.await(map[string]float64{"no alert is firing": 1}, "fleet.json", "Alerts", 0, "", "alertname")
 	f.await(all(3), "fleet.json", "Agents", 0, "")
 	f.await(all(0), "fleet.json", "Agents", 1, "")
@@ -146,24 +146,66 @@ func TestFleetPanels(t *testing.T) {
 		return err
 	})
 
+	// The source of the MIG node is down, and the agent of the old one.
+	f.mig.Inject(`{source: down}`)
+	f.await(all(8), "fleet.json", "Not measured", 0, "")
+	f.await(all((32-3-8)/32.0), "fleet.json", "Healthy", 0, "")
+	f.checkNotMeasured("mig", 8)
+	f.mig.Inject(`{source: up}`)
+	f.await(all((32-3)/32.0), "fleet.json", "Healthy", 0, "")
+	f.await(all(0), "node.json", "Unhealthy", 0, "mig")
+
 	f.old.KillAgent()
 	f.await(all(2), "fleet.json", "Agents", 0, "")
 	f.await(all(1), "fleet.json", "Agents", 1, "")
-	f.await(all(16), "fleet.json", "GPUs", 0, "")
-	f.await(map[string]float64{"old": 1}, "fleet.json", "Nodes not measured", 0, "", "instance")
+	f.await(all(32), "fleet.json", "GPUs", 0, "")
+	f.await(all(16), "fleet.json", "Not measured", 0, "")
+	f.await(all((32-3-16)/32.0), "fleet.json", "Healthy", 0, "")
+	f.await(map[string]float64{"old not measured": 16}, "fleet.json", "Nodes not measured", 0, "", "instance", "state")
+	f.checkNotMeasured("old", 16)
 	none := map[string]float64{}
-	for _, title := range []string{"GPUs", "Measuring", "Last measured", "Kubelet", "Pod resources", "Holders", "Configuration", "Versions", "Unhealthy", "Findings", "XIDs of each GPU"} {
+	for _, title := range []string{"GPUs", "Kubelet", "Pod resources", "Holders", "Configuration", "Versions"} {
 		f.await(none, "node.json", title, 0, "old")
 	}
+	f.await(all(-3), "node.json", "Measuring", 0, "old")
 
 	f.gpus.KillAgent()
 	f.mig.KillAgent()
 	f.await(all(0), "fleet.json", "Agents", 0, "")
 	f.await(all(3), "fleet.json", "Agents", 1, "")
-	for _, title := range []string{"GPUs", "Unhealthy", "Degraded", "Healthy", "Allocated", "Allocated and idle", "Findings"} {
-		f.await(none, "fleet.json", title, 0, "")
+	f.await(all(32), "fleet.json", "GPUs", 0, "")
+	f.await(all(0), "fleet.json", "Healthy", 0, "")
+	for _, title := range []string{"Unhealthy", "Degraded", "Allocated", "Allocated and idle", "Hottest GPU", "Utilization", "Total power"} {
+		f.await(all(notMeasured), "fleet.json", title, 0, "")
 	}
-	f.await(map[string]float64{"31": 200, "48": 1, "62": 1}, "fleet.json", "XIDs in the time range", 0, "", "xid")
+	f.await(map[string]float64{"gpus not measured": 1, "mig not measured": 1, "old not measured": 1}, "fleet.json", "Findings", 0, "", "instance", "severity")
+	f.await(map[string]float64{"31": 200, "48": 1, "62": 1, "not measured": -1}, "fleet.json", "XIDs in the time range", 0, "", "xid")
+}
+
+// checkNotMeasured checks the dashboard of a node that is not measured, and whose GPUs were healthy.
+func (f fleet) checkNotMeasured(node string, gpus int) {
+	f.T.Helper()
+	for _, title := range []string{"Unhealthy", "Degraded", "Hottest GPU", "Total power"} {
+		f.await(map[string]float64{"": notMeasured}, "node.json", title, 0, node)
+	}
+	f.await(map[string]float64{"": float64(gpus)}, "node.json", "Not measured", 0, node)
+	f.await(map[string]float64{"not measured": 1}, "node.json", "Findings", 0, node, "severity")
+	f.await(map[string]float64{"not measured": -1}, "node.json", "XIDs of each GPU", 0, node, "xid")
+	d := dashboards(f.T)["node.json"]
+	values := f.variableValues(d, true)
+	values["node"] = node
+	f.Eventually("the bars of "+node+" end with not measured", func() error {
+		rows, err := f.prom.QueryRange(f.T.Context(), substitute(f.find(d, "Health").Targets[0].Expr, values), time.Second)
+		if err == nil && len(rows) != gpus {
+			err = fmt.Errorf("%d bars, want %d", len(rows), gpus)
+		}
+		for _, s := range rows {
+			if last := s.Values[len(s.Values)-1]; last != 0 {
+				err = errors.Join(err, fmt.Errorf("the bar of GPU %s ends with %v", s.Labels["gpu"], last))
+			}
+		}
+		return err
+	})
 }
 
 // checkBars checks that each XID is in one bar of the panel: the sum of the points that are $__interval apart is exact.

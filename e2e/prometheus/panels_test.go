@@ -66,10 +66,12 @@ var unsimulated = []string{
 	"gpu_node_agent_container_memory_used_bytes", "by (gpu, GPU_I_PROFILE, GPU_I_ID, namespace, pod, container) (gpu_node_agent_process_memory_bytes",
 }
 
-// mayBeEmpty reports whether a query may have no data: it reads MIG devices, GPU-hours of one use, or metrics that the simulation lacks.
+// mayBeEmpty reports whether a query may have no data: it reads MIG devices, GPU-hours of one use, nodes that have gone, or metrics that the
+// simulation lacks.
 func mayBeEmpty(q target) bool {
 	return strings.Contains(q.Expr, `GPU_I_ID!=""`) && !strings.Contains(q.Expr, `GPU_I_ID=""`) ||
 		strings.Contains(q.Expr, `use="`) && !strings.Contains(q.Expr, "or 0 *") ||
+		strings.Contains(q.Expr, "gone_gpus") && !strings.Contains(q.Expr, " or ") ||
 		slices.ContainsFunc(unsimulated, func(metric string) bool { return strings.Contains(q.Expr, metric) })
 }
 

@@ -183,8 +183,9 @@ The command runs beside the agent, as root and with the PIDs of the host, and do
 plugin.sharing.mps.root, which both need at the same path. It runs plugin.sharing.mps.control once per GPU or MIG device,
 sets the compute mode of a GPU to EXCLUSIVE_PROCESS before, and restarts what ends.
 
-The daemons survive a restart of the agent, and a crash of mps-daemon, which adopts them when it starts again. SIGTERM stops
-the daemons, which ends their clients, and sets the compute modes back. It reads the configuration once.`,
+The daemons survive a restart of the agent. SIGTERM stops them, which ends their clients, and sets the compute modes back. If
+mps-daemon crashes, the end of its container, or of its unit of systemd with KillMode=control-group, ends them. One that runs
+nevertheless, or that somebody else has started, is the finding mps-foreign. The configuration is read once.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return agent.RunMPSDaemon(cmd.Context(), *loader, buildInfo(), options)
 		},

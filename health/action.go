@@ -43,6 +43,7 @@ const (
 	ActionCheckDeviceAccess   = Action("check-device-access")
 	ActionCheckMPSDaemon      = Action("check-mps-daemon")
 	ActionEndMPSClients       = Action("end-mps-clients")
+	ActionEndForeignMPS       = Action("end-foreign-mps")
 	ActionAlignMPSUsers       = Action("align-mps-users")
 
 	ActionBindDriver = Action("bind-driver")
@@ -87,6 +88,7 @@ var actionAdvice = map[Action]string{
 	ActionCheckDeviceAccess:   "give the agent's container access to the GPU's device nodes",
 	ActionCheckMPSDaemon:      "check the pod and the log of mps-daemon on the node, and the daemon's logs; gpu-node-agent mps shows its state",
 	ActionEndMPSClients:       "end the pods that hold shares of the device: the MPS daemon recovers, or is restarted, when its clients have exited",
+	ActionEndForeignMPS:       "find out who started the process that the finding names, and end it with the command there; its clients end too",
 	ActionAlignMPSUsers:       "run the pods that share the device as one user: a client waits until those of the other user have exited",
 
 	ActionBindDriver: "bind the driver to the GPU; if a host engine was detached, run gpu-node-agent attach",

@@ -53,6 +53,7 @@ const mpsPrefix = "mps-"
 
 // The causes of findings about MPS daemons.
 const (
+	CauseMPSForeign  = "mps-foreign"   // a daemon that mps-daemon has not started serves the device
 	CauseMPSDown     = "mps-down"      // the daemon does not run, or mps-daemon itself does not
 	CauseMPSHung     = "mps-hung"      // the daemon does not answer
 	CauseMPSFault    = "mps-fault"     // a fatal fault of a client; the server refuses new clients until the affected ones have exited

@@ -139,12 +139,13 @@ func (w *mpsWorld) endDaemon(how string) error {
 		return nil
 	}
 	defer func() { w.daemon = nil }()
-	if how == "kill" {
+	w.mayEnd(6, 7)
+	if how == "kill" { // with its container
 		_ = w.daemon.Process.Kill()
 		_ = w.daemon.Wait() // it was killed
+		w.control.KillAll()
 		return nil
 	}
-	w.mayEnd(6, 7)
 	for limit := time.Now().Add(scaled(30 * time.Second)); !w.daemonServes() && time.Now().Before(limit); { // before, it does not handle the signal
 		<-time.After(10 * time.Millisecond)
 	}

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -16,8 +17,10 @@ import (
 	"syscall"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 )
 
@@ -153,6 +156,7 @@ func TestSharing(t *testing.T) {
 		}
 		awaitAmounts(t, shared, "8/8")
 	})
+	step(t, "the end of the container of mps-daemon takes its daemons along, in the node's PID namespace too", testMPSDaemonKilled)
 	deletePods(t, pods...)
 	step(t, "helm uninstall ends the daemons", func(t *testing.T) {
 		helm(t, "uninstall", release, "-n", namespace, "--wait", "--timeout", patience.String())
@@ -163,6 +167,112 @@ func TestSharing(t *testing.T) {
 			return nil
 		})
 	})
+}
+
+// testMPSDaemonKilled kills mps-daemon with SIGKILL. Its pod has the node's PID namespace, as the chart's has with real GPUs: the kernel ends no
+// process with it.
+func testMPSDaemonKilled(t *testing.T) {
+	ctx := t.Context()
+	selector := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=gpu-node-agent-mps"}
+	sets, err := theCluster.client.AppsV1().DaemonSets(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(sets.Items, func(s appsv1.DaemonSet) bool { return strings.HasSuffix(s.Name, "-mps-daemon") })
+	if i < 0 {
+		t.Fatalf("no DaemonSet of mps-daemon in %d", len(sets.Items))
+	}
+	patch := []byte(`{"spec": {"template": {"spec": {"hostPID": true}}}}`)
+	if _, err := theCluster.client.AppsV1().DaemonSets(namespace).Patch(ctx, sets.Items[i].Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := theCluster.client.CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, selector); err != nil {
+		t.Fatal(err)
+	}
+	hostPID := func(pid int) bool {
+		own, err := os.Readlink("/proc/self/ns/pid")
+		other, otherErr := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
+		return err == nil && otherErr == nil && own == other
+	}
+	var before map[string]int
+	eventually(t, "daemons in the node's PID namespace", func(context.Context) error {
+		before = mpsDaemons()
+		for _, pid := range before {
+			if !hostPID(pid) {
+				return fmt.Errorf("daemon %d is in another one", pid)
+			}
+		}
+		if len(before) != 2 {
+			return fmt.Errorf("daemons: %v", before)
+		}
+		return nil
+	})
+	awaitAmounts(t, shared, "8/8")
+
+	old := make([]int, 0, 3) // the daemons and a server
+	for _, pid := range before {
+		old = append(old, pid)
+	}
+	client := exec.CommandContext(ctx, theCluster.file(mpsControl), "standin-client")
+	client.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia/mps/"+slices.Sorted(maps.Keys(before))[0]+"/pipe")
+	in, err := client.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := client.StdoutPipe()
+	if err == nil {
+		err = client.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close(); _ = client.Wait() }() // it fails with its daemon
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	server := 0
+	if _, err := fmt.Sscanf(line, "client of server %d", &server); err != nil {
+		t.Fatalf("client: %s", line)
+	}
+	if old = append(old, server); !processRuns(server) {
+		t.Fatalf("no server %d", server)
+	}
+
+	if err := syscall.Kill(parentOf(t, old[0]), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "other daemons", func(context.Context) error {
+		now := mpsDaemons()
+		left := slices.DeleteFunc(slices.Clone(old), func(pid int) bool { return !processRuns(pid) })
+		for device, pid := range now {
+			if pid != before[device] && len(left) > 0 {
+				t.Fatalf("daemon %d of %s runs beside %v of the container that has ended", pid, device, left)
+			}
+		}
+		if len(now) != 2 || len(left) > 0 {
+			return fmt.Errorf("daemons %v; of the container that has ended: %v", now, left)
+		}
+		return nil
+	})
+	awaitAmounts(t, shared, "8/8")
+}
+
+// processRuns reports whether a process runs. One that has ended and waits for its parent does not.
+func processRuns(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	return err == nil && !strings.Contains(string(stat), ") Z ")
+}
+
+// parentOf returns the parent of a process.
+func parentOf(t *testing.T, pid int) (parent int) {
+	t.Helper()
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(stat), ") ")
+	if _, err := fmt.Sscanf(rest, "%1s %d", new(string), &parent); err != nil {
+		t.Fatal(err)
+	}
+	return parent
 }
 
 // checkMPSPod checks what a pod with a share of a device has: environment, pipe directory and shared memory.

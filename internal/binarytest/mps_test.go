@@ -101,10 +101,17 @@ func (n *mpsNode) stopDaemon() {
 	n.daemon = nil
 }
 
+// killDaemon kills mps-daemon alone: neither a container nor systemd ends its daemons.
 func (n *mpsNode) killDaemon() {
 	_ = n.daemon.Process.Kill()
 	_ = n.daemon.Wait() // it was killed
 	n.daemon = nil
+}
+
+// killContainer kills mps-daemon with all that it has started.
+func (n *mpsNode) killContainer() {
+	n.killDaemon()
+	n.control.KillAll()
 }
 
 // gpu returns the UUID of a GPU.
@@ -280,35 +287,58 @@ func TestMPSOutlivesAgent(t *testing.T) {
 	}
 }
 
-// The daemons outlive a kill of mps-daemon too, and the next one adopts them.
-func TestMPSOutlivesDaemonKill(t *testing.T) {
+// The end of mps-daemon's container is that of all its daemons. The next ones get their limits before shares are offered.
+func TestMPSContainerKilled(t *testing.T) {
+	t.Parallel()
+	n := startMPSNode(t)
+	pids := n.control.Daemons()
+	client := n.connect(n.gpu(6), mpstest.ClientRequest{})
+	n.killContainer()
+	<-client.Done()
+	client.Close()
+	n.awaitShares(0, 0)
+	n.await("mps-down", func() bool { return n.findings("mps-down") == 2 })
+	n.launchDaemon()
+	n.awaitShares(4, 4)
+	for device, pid := range n.control.Daemons() {
+		if pid == pids[device] || !n.limited(device) {
+			t.Errorf("daemon %d of %s, was %d; limits %t", pid, device, pids[device], n.limited(device))
+		}
+	}
+}
+
+// Daemons that outlive mps-daemon are somebody else's for the next one: they keep their clients, and the finding says how to end them.
+func TestMPSForeignDaemon(t *testing.T) {
 	t.Parallel()
 	n := startMPSNode(t)
 	pids := n.control.Daemons()
 	client := n.connect(n.gpu(6), mpstest.ClientRequest{})
 	n.killDaemon()
-	n.Kill()
+	if err := syscall.Kill(pids[n.gpu(7)], syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
 	n.launchDaemon()
-	n.launch()
-	n.awaitShares(4, 4)
-	n.awaitMetrics("gpu_node_agent_source_up 1")
-	if now := n.control.Daemons(); !maps.Equal(now, pids) {
-		t.Errorf("daemons %v, want %v", now, pids)
+	n.awaitShares(0, 4)
+	n.await("mps-foreign", func() bool { return n.findings("mps-foreign") == 1 })
+	out, _ := run(t, "status", "--config", n.config(), "-o", "json")
+	_, command, _ := strings.Cut(out, "run on the node: ")
+	command, _, _ = strings.Cut(command, `"`)
+	if want := fmt.Sprintf("pkill -KILL -P %d; kill -KILL %[1]d", pids[n.gpu(6)]); command != want {
+		t.Fatalf("command %q, want %q; status: %s", command, want, out)
 	}
 	select {
 	case <-client.Done():
 		t.Error(client.Err())
 	default:
 	}
-	client.Close()
-	if err := syscall.Kill(pids[n.gpu(6)], syscall.SIGKILL); err != nil {
-		t.Fatal(err)
+	if out, err := exec.Command("sh", "-c", command).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
 	}
-	n.await("another daemon of GPU 6", func() bool {
-		now := n.control.Daemons()
-		return len(now) == 2 && now[n.gpu(6)] != pids[n.gpu(6)] && now[n.gpu(7)] == pids[n.gpu(7)]
-	})
+	<-client.Done()
+	client.Close()
 	n.awaitShares(4, 4)
+	n.await("no finding", func() bool { return n.findings("mps-foreign") == 0 })
+	n.connect(n.gpu(6), mpstest.ClientRequest{}).Close()
 }
 
 // A daemon that fails takes its own device's shares, until it has recovered.
@@ -445,7 +475,7 @@ func TestMPSDetach(t *testing.T) {
 	n.Kill()
 	n.launch()
 	n.awaitMetrics("gpu_node_agent_source_detached 1")
-	n.killDaemon()
+	n.killContainer()
 	n.launchDaemon()
 	n.awaitSocket(filepath.Join(n.Dir, "mps", "mps-daemon.sock"))
 	if left := n.control.Processes(); len(left) > 0 {

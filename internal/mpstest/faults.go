@@ -15,6 +15,7 @@ type Faults struct {
 	HangAtStart   bool     `json:"hangAtStart,omitempty"`   // the daemon runs, and never serves its socket
 	NoMultiUser   bool     `json:"noMultiUser,omitempty"`   // an older release: -multiuser-server is a usage error
 	NoServers     bool     `json:"noServers,omitempty"`     // servers exit while they start
+	OwnSession    bool     `json:"ownSession,omitempty"`    // servers leave the process group and the session of the daemon
 	NoMemoryLimit bool     `json:"noMemoryLimit,omitempty"` // an older release: it cannot report the memory limit
 
 	// By command, such as get_server_list; AllCommands for any.

@@ -68,11 +68,7 @@ func New(t testing.TB) *ControlProgram {
 		t.Fatal(err)
 	}
 	c := &ControlProgram{Path: filepath.Join(dir, programName), t: t, faults: make(map[string]Faults)}
-	t.Cleanup(func() {
-		for _, p := range c.Processes() {
-			_ = syscall.Kill(p.PID, syscall.SIGKILL)
-		}
-	})
+	t.Cleanup(c.KillAll)
 	if err := os.Link(program, c.Path); err != nil {
 		t.Fatal(err)
 	}
@@ -177,6 +173,13 @@ func (c *ControlProgram) Processes() (found []Process) {
 	}
 	// The child that becomes a server looks like its daemon for a moment.
 	return slices.DeleteFunc(found, func(p Process) bool { return !p.Server && daemons[p.Parent] == daemons[p.PID] })
+}
+
+// KillAll kills the daemons and servers that run, as the end of their container does.
+func (c *ControlProgram) KillAll() {
+	for _, p := range c.Processes() {
+		_ = syscall.Kill(p.PID, syscall.SIGKILL) // it may have ended
+	}
 }
 
 // stat returns the state and the parent of a process.

@@ -43,7 +43,12 @@ func runControl(ctx context.Context, program string, env []string, command strin
 		cmd := exec.CommandContext(ctx, program) //nolint:gosec // of the configuration
 		cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = env, strings.NewReader(command+"\n"), &stdout, &stderr
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
-		cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+		cmd.Cancel = func() error {
+			if err := cmd.Process.Kill(); err != nil { // it has ended: its group may be another's
+				return err
+			}
+			return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
+		}
 		cmd.WaitDelay = controlKillDelay / 2
 		done <- cmd.Run()
 	}()

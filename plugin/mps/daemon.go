@@ -1,20 +1,18 @@
 package mps
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"go.uber.org/zap"
-	"golang.org/x/sys/unix"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -40,42 +38,65 @@ var (
 	errShutdown = errors.New("mps-daemon is stopping")
 )
 
-var errRestart = errors.New("restart requested")
+var (
+	errRestart = errors.New("restart requested")
+	errForeign = errors.New("another MPS daemon, which mps-daemon has not started, runs for the device")
+)
 
 // daemon keeps the control daemon of a device running until it is stopped.
 type daemon struct {
-	device    health.DeviceID
-	mig       bool
-	root      Root
-	control   string
-	modes     *ComputeModes // nil if the GPUs are simulated
-	processes *processTable
-	mounted   func() error // why the directories that containers mount are not there yet
-	log       *zap.Logger
+	device  health.DeviceID
+	mig     bool
+	root    Root
+	control string
+	modes   *ComputeModes // nil if the GPUs are simulated
+	orphans *orphans
+	mounted func() error // why the directories that containers mount are not there yet
+	log     *zap.Logger
 
-	stop     context.CancelCauseFunc // makes run stop the daemon
-	stopped  chan struct{}           // closed when run has ended
-	found    sync.Once               // closes searched
-	searched chan struct{}           // closed when the status tells whether a process runs that is to be adopted
-	restart  chan struct{}           // has a token if the daemon is to be killed; capacity 1
+	stop    context.CancelCauseFunc // makes run stop the daemon
+	stopped chan struct{}           // closed when run has ended
+	restart chan struct{}           // has a token if the daemon is to be killed; capacity 1
 
-	lastPID int // of the process that ran last; for run only
+	process *controlProcess // that was started last; nil if none was; for run only, like lastPID
+	lastPID int             // of the process that ran last
 
 	mu       sync.Mutex // guards what follows
 	status   DaemonStatus
 	unfinish error // why the stop is not complete
 }
 
-// runningDaemon is a process of the control daemon.
-type runningDaemon struct {
-	process
-	output int64            // size of the output file before its start
-	began  time.Time        // when it was started or adopted
-	ended  chan struct{}    // closed after the process has ended
-	state  *os.ProcessState // set when ended is closed; nil for an adopted process
+// controlProcess is a control daemon that this process has started. Its signals go to no other process.
+type controlProcess struct {
+	*os.Process
+	multiUser bool
+	output    int64 // size of the output file before its start
+	began     time.Time
+	ended     chan struct{}    // closed after the process has ended
+	state     *os.ProcessState // set when ended is closed
 }
 
-// run keeps the control daemon running until ctx ends, then stops it. A daemon that runs already is adopted.
+// await waits until the process has ended. Its error is the cause of ctx's end.
+func (p *controlProcess) await(ctx context.Context) error {
+	select {
+	case <-p.ended:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// refused reports whether the program ended as if it did not support an option, whatever its exit code.
+func (p *controlProcess) refused(ran time.Duration) bool {
+	select {
+	case <-p.ended:
+		return ran < refusal && p.state.Exited()
+	default:
+		return false
+	}
+}
+
+// run keeps the control daemon running until ctx ends, then stops it.
 func (d *daemon) run(ctx context.Context) {
 	defer close(d.stopped)
 	keepRunning(ctx, d.serve, d.restart, d.report)
@@ -125,7 +146,7 @@ func (d *daemon) publish(err error) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	changed := d.status.Error != err.Error()
-	d.status.Error = err.Error()
+	d.status.Error, d.status.Foreign = err.Error(), errors.Is(err, errForeign)
 	return changed
 }
 
@@ -136,92 +157,42 @@ func (d *daemon) publishEnd() {
 	d.status.PID, d.status.Started = 0, time.Time{}
 }
 
-// serve adopts or starts a control daemon, and waits until its process has ended. It returns for how long the process ran and why it
-// ended. If ctx ends, the process continues.
+// serve starts a control daemon, and waits until its process has ended. It returns for how long the process ran and why it ended. If ctx
+// ends, the process continues.
 func (d *daemon) serve(ctx context.Context) (time.Duration, error) {
-	p, err := d.adopt(ctx)
-	if err == nil && p != nil {
-		return d.watch(ctx, p)
-	}
-	d.endSearch()
-	if err != nil {
+	if err := d.kill(ctx); err != nil { // the previous one
 		return 0, err
 	}
 	program, err := exec.LookPath(d.control)
 	if err != nil {
 		return 0, fmt.Errorf("plugin.sharing.mps.control: %w; the driver has this program, which must be in the container of mps-daemon", err)
 	}
-	if err := d.prepare(ctx); err != nil {
+	_, other := listener(d.root.PipeDir(d.device))
+	if err := d.prepare(ctx, !other); err != nil {
 		return 0, err
 	}
-	p, err = d.start(ctx, program, foregroundOption, multiUserOption)
-	if err != nil {
+	other = other || d.current().Foreign
+	if err := d.start(ctx, program, foregroundOption, multiUserOption); err != nil {
 		return 0, err
 	}
-	ran, err := d.watch(ctx, p)
-	if ctx.Err() != nil || !p.refused(ran) {
+	ran, err := d.watch(ctx, other)
+	if ctx.Err() != nil || errors.Is(err, errForeign) || !d.process.refused(ran) {
 		return ran, err
 	}
 	// Drivers before multi-user mode refuse the option. Another reason makes the second start fail too. Both are one start.
 	d.lastPID = 0
-	if p, err = d.start(ctx, program, foregroundOption); err != nil {
+	if err := d.start(ctx, program, foregroundOption); err != nil {
 		return 0, err
 	}
-	return d.watch(ctx, p)
+	return d.watch(ctx, other)
 }
 
-// refused reports whether the program ended as if it did not support an option, whatever its exit code.
-func (p *runningDaemon) refused(ran time.Duration) bool {
-	select {
-	case <-p.ended:
-		return ran < refusal && p.state.Exited()
-	default:
-		return false
-	}
-}
-
-// adopt returns the control daemon that runs for the device already, nil if there is none. It kills servers without a daemon.
-func (d *daemon) adopt(ctx context.Context) (*runningDaemon, error) {
-	found, err := d.find(ctx)
-	if err != nil {
-		return nil, err
-	}
-	p := controlDaemon(found)
-	if p == nil {
-		return nil, d.kill(ctx, found)
-	}
-	r := &runningDaemon{process: *p, began: time.Now(), ended: make(chan struct{}), output: fileSize(d.outputFile())}
-	go func() {
-		defer close(r.ended)
-		_ = awaitExit(context.WithoutCancel(ctx), p.pid)
-	}()
-	d.log.Info("adopted MPS control daemon", zap.Int("pid", p.pid))
-	return r, nil
-}
-
-// find returns the processes of MPS for the device.
-func (d *daemon) find(ctx context.Context) ([]process, error) {
-	text, _ := os.ReadFile(d.root.pidFile(d.device)) // without it processes are found by their names
-	return d.processes.find(ctx, d.root.PipeDir(d.device), d.control, number(bytes.TrimSpace(text)))
-}
-
-// controlDaemon returns the control daemon among the processes of a pipe directory, nil if there is none. MPS lets one run; a wrapper
-// of the program is the leader of the group.
-func controlDaemon(found []process) (daemon *process) {
-	for i, p := range found {
-		if !p.server && (daemon == nil || p.leader && !daemon.leader) {
-			daemon = &found[i]
-		}
-	}
-	return daemon
-}
-
-// prepare makes what a daemon needs, after all processes of the previous one have ended.
-func (d *daemon) prepare(ctx context.Context) error {
+// prepare makes what a daemon needs, after all processes of the previous one have ended. clean removes what that has left.
+func (d *daemon) prepare(ctx context.Context, clean bool) error {
 	if err := d.mounted(); err != nil {
 		return err
 	}
-	if err := d.root.prepareDirectories(d.device, d.log); err != nil {
+	if err := d.root.prepareDirectories(d.device, clean, d.log); err != nil {
 		return err
 	}
 	if d.modes != nil && !d.mig { // a GPU in MIG mode has the default mode only
@@ -242,15 +213,15 @@ func (d *daemon) announce(text string) {
 	}
 }
 
-// start starts the control program as a daemon. The process survives the Supervisor.
-func (d *daemon) start(ctx context.Context, program string, options ...string) (*runningDaemon, error) {
+// start starts the control program as a daemon.
+func (d *daemon) start(ctx context.Context, program string, options ...string) error {
 	closeOnExec()
 	cmd := exec.CommandContext(context.WithoutCancel(ctx), program, options...)
 	cmd.Dir = "/"
 	cmd.Env = append(environment(d.root, d.device), "CUDA_VISIBLE_DEVICES="+string(d.device))
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	// A file, not a pipe: the daemon must be able to write after the Supervisor has ended. Without a file it runs silently.
-	r := &runningDaemon{began: time.Now(), ended: make(chan struct{}), output: fileSize(d.outputFile())}
+	// To a file, of which exitError shows the end. Without it the daemon runs silently.
+	p := &controlProcess{multiUser: len(options) > 1, began: time.Now(), ended: make(chan struct{}), output: fileSize(d.outputFile())}
 	if output, err := os.OpenFile(d.outputFile(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644); err == nil {
 		defer func() { _ = output.Close() }()
 		cmd.Stdout, cmd.Stderr = output, output
@@ -258,84 +229,111 @@ func (d *daemon) start(ctx context.Context, program string, options ...string) (
 		d.log.Warn("output of MPS control daemon is lost", zap.Error(err))
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, fmt.Errorf("cannot start the MPS control daemon: %w", err)
+		return fmt.Errorf("cannot start the MPS control daemon: %w", err)
 	}
-	r.process = process{pid: cmd.Process.Pid, leader: true, multiUser: len(options) > 1, started: d.processes.startTime(cmd.Process.Pid)}
-	if err := os.WriteFile(d.root.pidFile(d.device), fmt.Appendln(nil, r.pid), 0o644); err != nil {
-		d.log.Warn("cannot record the process of the MPS control daemon; it is found by its name only", zap.Error(err))
-	}
+	p.Process, d.process = cmd.Process, p
 	go func() {
-		defer close(r.ended)
+		defer close(p.ended)
 		_ = cmd.Wait() // the state says more
-		r.state = cmd.ProcessState
+		p.state = cmd.ProcessState
 	}()
-	d.log.Info("started MPS control daemon", zap.Int("pid", r.pid), zap.Bool("multiUser", r.multiUser))
-	return r, nil
+	d.log.Info("started MPS control daemon", zap.Int("pid", p.Pid), zap.Bool("multiUser", p.multiUser))
+	return nil
 }
 
-// watch publishes a process and waits until it has ended. It returns how long the process ran and why it ended.
-func (d *daemon) watch(ctx context.Context, p *runningDaemon) (time.Duration, error) {
-	d.mu.Lock()
-	if d.lastPID != 0 && d.lastPID != p.pid {
-		d.status.Restarts++
+// watch publishes the process and waits until it has ended. It returns how long the process ran and why it ended. If there may be another
+// daemon, this one refuses to start, or takes the socket over: until that is decided, answers are the other's.
+func (d *daemon) watch(ctx context.Context, other bool) (time.Duration, error) {
+	p := d.process
+	if other {
+		decided, cancel := context.WithTimeout(ctx, refusal)
+		err := p.await(decided)
+		cancel()
+		switch {
+		case err == nil:
+			return time.Since(p.began), d.exitError(p)
+		case ctx.Err() != nil:
+			_ = d.kill(ctx) // end asks by the socket
+			return time.Since(p.began), ctx.Err()
+		}
 	}
-	d.lastPID = p.pid
-	select {
-	case <-d.restart: // it was for the previous process
-	default:
-	}
-	d.status.PID, d.status.Started, d.status.MultiUser, d.status.Error = p.pid, p.started, p.multiUser, ""
-	d.mu.Unlock()
-	d.endSearch()
-
+	d.publishStart(p)
 	select {
 	case <-ctx.Done():
 		return time.Since(p.began), ctx.Err()
 	case <-d.restart:
-		d.log.Warn("killing MPS control daemon", zap.Int("pid", p.pid), zap.Error(errRestart))
-		if err := d.kill(ctx, []process{p.process}); err != nil {
-			return time.Since(p.began), err // the next attempt adopts it
+		d.log.Warn("killing MPS control daemon", zap.Int("pid", p.Pid), zap.Error(errRestart))
+		if err := d.kill(ctx); err != nil {
+			return time.Since(p.began), err // the next attempt tries again
 		}
 		d.publishEnd()
 		return time.Since(p.began), errRestart
 	case <-p.ended:
 		ran := time.Since(p.began)
 		d.publishEnd()
-		if p.leader {
-			_ = p.kill() // the rest of the group
+		_ = d.orphans.end(ctx) // the next attempt reports why that fails
+		err := d.exitError(p)
+		if errors.Is(err, errForeign) {
+			d.lastPID = 0 // it did not start
 		}
-		return ran, d.exitError(p)
+		return ran, err
 	}
 }
 
-// exitError describes how a process ended.
-func (d *daemon) exitError(p *runningDaemon) error {
-	text := "MPS control daemon ended"
-	if p.state != nil {
-		text += ": " + p.state.String()
+// publishStart publishes that a process runs.
+func (d *daemon) publishStart(p *controlProcess) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.lastPID != 0 && d.lastPID != p.Pid {
+		d.status.Restarts++
 	}
+	d.lastPID = p.Pid
+	select {
+	case <-d.restart: // it was for the previous process
+	default:
+	}
+	d.status.PID, d.status.Started, d.status.MultiUser = p.Pid, startTime(p.Pid), p.multiUser
+	d.status.Error, d.status.Foreign = "", false
+}
+
+// exitError describes how a process ended.
+func (d *daemon) exitError(p *controlProcess) error {
+	text := "MPS control daemon ended: " + p.state.String()
 	if tail := lastLines(d.outputFile(), p.output); tail != "" {
 		text += ": " + tail
+		if strings.Contains(strings.ToLower(tail), alreadyRunning) {
+			return d.describeForeign()
+		}
 	}
 	return errors.New(text)
 }
 
-// kill kills processes and waits until they have ended.
-func (d *daemon) kill(ctx context.Context, processes []process) error {
+// alreadyRunning is what the control program writes if another daemon has the lock of the pipe directory.
+const alreadyRunning = "already running"
+
+// describeForeign describes the daemon that keeps this one from starting. Whose it is is unknown, so people have to end it.
+func (d *daemon) describeForeign() error {
+	pipe := d.root.PipeDir(d.device)
+	pid, _ := listener(pipe)
+	if pid == 0 {
+		lock := filepath.Join(pipe, controlLock)
+		return fmt.Errorf("%w: a process that cannot be identified has locked %s; to end it, run on the node: fuser -k %[2]s", errForeign, lock)
+	}
+	return fmt.Errorf("%w: process %d, started at %s, serves %s; to end it with its servers, run on the node: pkill -KILL -P %[2]d; kill -KILL %[2]d",
+		errForeign, pid, startTime(pid).UTC().Format(time.RFC3339), pipe)
+}
+
+// kill kills the control daemon, if it runs, and what it has left, and waits until all have ended.
+func (d *daemon) kill(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 	defer cancel()
-	var errs []error
-	for _, p := range processes {
-		errs = append(errs, p.kill())
-	}
-	for _, p := range processes {
-		if err := awaitExit(ctx, p.pid); err != nil {
-			errs = append(errs, fmt.Errorf("process %d of MPS does not end although it was killed; look for hung tasks in the kernel log", p.pid))
-		} else if p.server && os.Getpid() == 1 {
-			_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil) // process 1 inherits the servers of a dead daemon
+	if p := d.process; p != nil {
+		_ = p.Kill() // it may have ended
+		if p.await(ctx) != nil {
+			return errHung(p.Pid)
 		}
 	}
-	return errors.Join(errs...)
+	return d.orphans.end(ctx)
 }
 
 // end stops the control daemon and its servers, then sets the compute mode back.
@@ -343,7 +341,6 @@ func (d *daemon) end(ctx context.Context, cause error) error {
 	d.mu.Lock()
 	d.status.Stopping = true
 	d.mu.Unlock()
-	d.endSearch()
 	for {
 		err := d.endProcesses(ctx, cause)
 		if err == nil {
@@ -368,41 +365,27 @@ func (d *daemon) end(ctx context.Context, cause error) error {
 
 // endProcesses ends the control daemon and its servers, in an orderly way if they respond.
 func (d *daemon) endProcesses(ctx context.Context, cause error) error {
-	found, err := d.find(ctx)
-	if err != nil {
-		return err
+	if p := d.process; p != nil && p.Signal(syscall.Signal(0)) == nil {
+		d.log.Info("stopping MPS control daemon", zap.Int("pid", p.Pid), zap.NamedError("reason", cause))
+		d.quit(ctx, p)
 	}
-	if p := controlDaemon(found); p != nil {
-		d.log.Info("stopping MPS control daemon", zap.Int("pid", p.pid), zap.NamedError("reason", cause))
-		d.quit(ctx, p.pid)
-		if found, err = d.find(ctx); err != nil { // the servers of a daemon that does not respond outlive it
-			return err
-		}
-	}
-	return d.kill(ctx, found)
+	return d.kill(ctx) // the servers of a daemon that does not respond outlive it
 }
 
-// quit asks a control daemon to end, first by the protocol, then by a signal.
-func (d *daemon) quit(ctx context.Context, pid int) {
+// quit asks the control daemon to end, first by the protocol, then by a signal.
+func (d *daemon) quit(ctx context.Context, p *controlProcess) {
 	quitCtx, cancel := context.WithTimeout(ctx, quitTimeout)
 	defer cancel()
 	command := fmt.Sprintf("quit -t %d", int(quitServers.Seconds()))
-	if _, err := runControl(quitCtx, d.control, environment(d.root, d.device), command); err == nil && awaitExit(quitCtx, pid) == nil {
+	if _, err := runControl(quitCtx, d.control, environment(d.root, d.device), command); err == nil && p.await(quitCtx) == nil {
 		return
 	}
-	// The process may have ended meanwhile, and its ID be another's.
-	found, err := d.find(ctx)
-	if err != nil || !slices.ContainsFunc(found, func(p process) bool { return p.pid == pid }) {
-		return
-	}
-	termCtx, cancel := context.WithTimeout(ctx, termTimeout)
-	defer cancel()
-	if unix.Kill(pid, unix.SIGTERM) == nil {
-		_ = awaitExit(termCtx, pid)
+	termCtx, cancelTerm := context.WithTimeout(ctx, termTimeout)
+	defer cancelTerm()
+	if p.Signal(syscall.SIGTERM) == nil {
+		_ = p.await(termCtx)
 	}
 }
-
-func (d *daemon) endSearch() { d.found.Do(func() { close(d.searched) }) }
 
 // current returns the published status.
 func (d *daemon) current() DaemonStatus {

@@ -5,11 +5,9 @@ import (
 	"context"
 	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,71 +58,6 @@ func TestBackoff(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestAwaitExit(t *testing.T) {
-	for name, await := range map[string]func(context.Context, int) error{"pidfd": awaitExit, "poll": pollExit} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			cmd := exec.Command("cat")
-			in, err := cmd.StdinPipe()
-			if err == nil {
-				err = cmd.Start()
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			cause := errors.New("enough")
-			ctx, cancel := context.WithTimeoutCause(t.Context(), 10*time.Millisecond, cause)
-			defer cancel()
-			if err := await(ctx, cmd.Process.Pid); !errors.Is(err, cause) {
-				t.Errorf("while it runs: %v", err)
-			}
-			ended := make(chan error, 1)
-			go func() { ended <- await(t.Context(), cmd.Process.Pid) }()
-			_ = in.Close()
-			if err := cmd.Wait(); err != nil {
-				t.Fatal(err)
-			}
-			if err := <-ended; err != nil {
-				t.Error(err)
-			}
-			if err := await(t.Context(), cmd.Process.Pid); err != nil {
-				t.Errorf("after it ended: %v", err)
-			}
-		})
-	}
-}
-
-// A process that cannot be read must delay no one for longer than the timeout, and occupies one goroutine only.
-func TestProcessTableTimeout(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		table := newProcessTable("/proc")
-		table.busy <- struct{}{} // a read that does not return
-		start := time.Now()
-		if _, err := table.find(t.Context(), "/x/pipe", controlName, 0); !errors.Is(err, errTableTimeout) || time.Since(start) != tableTimeout {
-			t.Errorf("after %v: %v", time.Since(start), err)
-		}
-	})
-}
-
-// The reads of many devices follow each other, and each of them may take nearly as long as the timeout.
-func TestProcessTableQueue(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		table := newProcessTable("/proc")
-		var reads sync.WaitGroup
-		for range 56 { // the MIG devices of eight GPUs
-			reads.Go(func() {
-				if err := table.begin(t.Context()); err != nil {
-					t.Error(err)
-					return
-				}
-				<-time.After(tableTimeout - time.Second)
-				table.end()
-			})
-		}
-		reads.Wait()
-	})
 }
 
 func TestBoundLog(t *testing.T) {

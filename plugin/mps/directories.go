@@ -12,9 +12,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// prepareDirectories makes the directories of a device, and removes what a dead daemon left. Containers may have the pipe directory
-// mounted, so it is never replaced.
-func (r Root) prepareDirectories(id health.DeviceID, log *zap.Logger) error {
+// prepareDirectories makes the directories of a device. clean removes what a dead daemon left, but not the lock, which a daemon may
+// hold that does not listen. Containers may have the pipe directory mounted, so it is never replaced.
+func (r Root) prepareDirectories(id health.DeviceID, clean bool, log *zap.Logger) error {
 	pipe := r.PipeDir(id)
 	for _, dir := range []string{pipe, r.LogDir(id)} {
 		if err := makeDirectory(dir, 0o755); err != nil {
@@ -24,8 +24,14 @@ func (r Root) prepareDirectories(id health.DeviceID, log *zap.Logger) error {
 			log.Warn("cannot set the SELinux label; containers may be unable to use MPS", zap.Error(err))
 		}
 	}
+	if !clean {
+		return nil
+	}
 	entries, err := os.ReadDir(pipe)
 	for _, e := range entries {
+		if e.Name() == controlLock && e.Type().IsRegular() {
+			continue
+		}
 		err = errors.Join(err, os.RemoveAll(filepath.Join(pipe, e.Name())))
 	}
 	return err

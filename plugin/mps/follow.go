@@ -4,15 +4,11 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io"
 	"io/fs"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -244,8 +240,8 @@ func (r *run) update(d *device, now time.Time) {
 	switch reachable := r.reachable(now); {
 	case reachable && d.status != nil:
 		pid = d.status.PID
-	case !reachable: // the daemons outlive mps-daemon
-		pid = cmp.Or(readPIDFile(r.root.PipeDir(d.spec.Device)), d.pid)
+	case !reachable: // an mps-daemon that hangs still has its daemons
+		pid = d.pid
 	}
 	if pid != d.pid {
 		d.pid, d.next, d.noAnswer, d.refused, d.noDaemon, d.failure = pid, time.Time{}, 0, 0, 0, nil
@@ -255,23 +251,6 @@ func (r *run) update(d *device, now time.Time) {
 // reachable reports whether mps-daemon responds. A response that is late changes nothing yet.
 func (r *run) reachable(now time.Time) bool {
 	return r.supervisor == nil || now.Sub(r.reached) < supervisorOut
-}
-
-// readPIDFile returns the process ID that a daemon left in its pipe directory, 0 if there is none. Containers can write there.
-func readPIDFile(dir string) int {
-	f, err := os.OpenFile(filepath.Join(dir, "nvidia-cuda-mps-control.pid"), os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
-	if err != nil {
-		return 0
-	}
-	defer func() { _ = f.Close() }()
-	if info, err := f.Stat(); err != nil || !info.Mode().IsRegular() {
-		return 0
-	}
-	text, err := io.ReadAll(io.LimitReader(f, 32))
-	if err != nil {
-		return 0
-	}
-	return max(0, number([]byte(strings.TrimSpace(string(text)))))
 }
 
 // take returns whether the daemon may be taken from a device: no container holds a share of it, and that is known. With claims, a claim that the

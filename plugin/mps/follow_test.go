@@ -212,6 +212,26 @@ func TestFollowerDaemonHangs(t *testing.T) {
 	}
 }
 
+// A daemon of somebody else keeps the shares from new pods until it has ended, also if it is there first. It gets no command.
+func TestFollowerForeignDaemon(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.change(func() { h.daemons[gpuA] = &fakeDaemon{dead: true, foreign: true} })
+		h.want(gpuA, gpuB)
+		advance(2 * time.Second)
+		h.wantState("there first", gpuA, false, health.CauseMPSForeign)
+		h.wantState("the other", gpuB, true, "")
+		if s := h.state(gpuA); s.Action != health.ActionEndForeignMPS || s.PID != 0 || len(h.daemon(gpuA).calls) != 0 {
+			t.Errorf("%+v, commands %q", s, h.daemon(gpuA).calls)
+		}
+		h.change(func() { h.down = true })
+		advance(time.Minute)
+		h.wantState("mps-daemon down", gpuA, false, health.CauseMPSDown)
+		h.change(func() { h.down = false; h.daemons[gpuA].dead, h.daemons[gpuA].foreign = false, false })
+		advance(10 * time.Second)
+		h.wantState("ended", gpuA, true, "")
+	})
+}
+
 func TestFollowerFault(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
 		h.ready(gpuA, gpuB)
@@ -277,9 +297,6 @@ func TestFollowerWithoutSupervisor(t *testing.T) {
 		if !strings.Contains(h.f.Err(), "mps-daemon cannot be reached") {
 			t.Errorf("Err: %q", h.f.Err())
 		}
-		h.newAgent() // adopts them by their pid files
-		advance(time.Minute)
-		h.wantState("agent restarted", gpuA, true, "")
 		h.change(func() { h.kill(gpuA) })
 		advance(6 * time.Second)
 		h.wantState("daemon dead", gpuA, false, health.CauseMPSDown)

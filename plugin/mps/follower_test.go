@@ -43,6 +43,7 @@ type fakeDaemon struct {
 	pid      int
 	restarts uint64
 	dead     bool          // mps-daemon does not restart it
+	foreign  bool          // another daemon keeps mps-daemon from that
 	delay    time.Duration // of each answer
 	hang     bool
 	missing  bool // no socket
@@ -110,7 +111,7 @@ func (n *fakeNode) call(ctx context.Context, r Root, q Request) (Status, error) 
 	s := Status{Version: "test", Shm: n.shm}
 	for _, id := range []health.DeviceID{gpuA, gpuB} {
 		if d := n.daemons[id]; d != nil {
-			st := DaemonStatus{Device: id, PID: d.pid, Restarts: d.restarts}
+			st := DaemonStatus{Device: id, PID: d.pid, Restarts: d.restarts, Foreign: d.foreign}
 			if d.pid == 0 {
 				st.Error = "signal: killed"
 			}

@@ -58,6 +58,8 @@ func (e *evidence) judge() health.MPSDaemon {
 		d.Ready, d.Cause, d.Action, d.Reason = false, cause, action, fmt.Sprintf(format, args...)
 	}
 	switch {
+	case e.pid == 0 && e.supervisor == nil && e.status != nil && e.status.Foreign:
+		set(health.CauseMPSForeign, health.ActionEndForeignMPS, "%s", e.status.Error)
 	case e.pid == 0:
 		set(health.CauseMPSDown, health.ActionCheckMPSDaemon, "the MPS daemon does not run: %s", e.whyDown())
 	case e.noDaemon >= missingAfter || e.noDaemon > 0 && e.supervisor != nil:

@@ -31,6 +31,9 @@ func TestMain(m *testing.M) {
 	if root := os.Getenv(testRoot); root != "" {
 		os.Exit(superviseUntilSignal(Root(root)))
 	}
+	if pipe := os.Getenv(testImpostor); pipe != "" {
+		os.Exit(impersonate(pipe))
+	}
 	os.Exit(mpstest.Main(m))
 }
 

@@ -1,6 +1,6 @@
 // Package mps runs, configures and judges MPS control daemons, one per GPU or MIG device.
 //
-//	gpu-node-agent mps-daemon: Supervisor ─► nvidia-cuda-mps-control -f, one per device; survives the agent
+//	gpu-node-agent mps-daemon: Supervisor ─► nvidia-cuda-mps-control -f, one per device; outlives the agent
 //	gpu-node-agent:            Follower   ─► tells the Supervisor which daemons to run, sets and reads back their limits, judges
 //	                                         them ─► health.MPSState ─► Monitor ─► Snapshot
 //
@@ -53,11 +53,6 @@ func (r Root) DesiredFile() string { return filepath.Join(string(r), "daemons.js
 // computeModeFile returns the path of the record of what a GPU's compute mode was before MPS.
 func (r Root) computeModeFile(gpu health.DeviceID) string {
 	return filepath.Join(string(r), string(gpu), "compute-mode")
-}
-
-// pidFile returns the path of the record of which process is the daemon of a device. Containers do not mount it.
-func (r Root) pidFile(id health.DeviceID) string {
-	return filepath.Join(string(r), string(id), "daemon.pid")
 }
 
 // lockFile returns the path of the file that the Supervisor locks.

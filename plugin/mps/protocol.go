@@ -34,5 +34,6 @@ type DaemonStatus struct {
 	Restarts  uint64          `json:"restarts"` // since the Supervisor started
 	MultiUser bool            `json:"multiUser"`
 	Stopping  bool            `json:"stopping,omitempty"` // a process is being stopped, or the compute mode not yet set back
+	Foreign   bool            `json:"foreign,omitempty"`  // no process runs because a daemon that mps-daemon has not started serves the device
 	Error     string          `json:"error,omitempty"`    // why no process runs, with the last lines of the previous one's output
 }

@@ -14,8 +14,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
@@ -29,11 +29,10 @@ const (
 	lockInterval  = time.Second     // between attempts to become the only Supervisor
 	stopTimeout   = 25 * time.Second
 	reloadTimeout = 5 * time.Second
-	searchTimeout = time.Second // for the daemons of an earlier Supervisor
 )
 
-// Supervisor runs the control daemons that the Follower wants. They survive it unless it is stopped in an orderly way: the next
-// Supervisor adopts them.
+// Supervisor runs the control daemons that the Follower wants. It is the parent of all processes that it signals: a daemon of an earlier
+// Supervisor, which must not survive that, is a foreign one.
 type Supervisor struct {
 	Root         Root
 	Control      string        // the control program: a path, or a name to search in PATH
@@ -42,10 +41,9 @@ type Supervisor struct {
 	MountShm     bool          // mount what Root.ShmDir needs; else only make the directory
 	Log          *zap.Logger
 
-	processes *processTable
+	orphans   orphans
 	reloads   chan chan error
 	changed   chan struct{} // has a token when a daemon was stopped; capacity 1
-	applied   chan struct{} // closed when the file was followed for the first time
 	desired   *desiredFile  // nil before the first good file; for follow only, like retriedAt
 	retriedAt time.Time
 	missing   bool // the missing file was logged
@@ -58,8 +56,10 @@ type Supervisor struct {
 
 // Run runs daemons until ctx ends, then stops them. While another Supervisor runs in Root, Run waits.
 func (s *Supervisor) Run(ctx context.Context) error {
-	s.processes, s.daemons = newProcessTable(procfs.DefaultMountPoint), make(map[health.DeviceID]*daemon)
-	s.reloads, s.changed, s.applied = make(chan chan error), make(chan struct{}, 1), make(chan struct{})
+	s.daemons, s.reloads, s.changed = make(map[health.DeviceID]*daemon), make(chan chan error), make(chan struct{}, 1)
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("cannot become the parent of what MPS daemons leave: %w", err)
+	}
 	if err := os.MkdirAll(string(s.Root), 0o755); err != nil {
 		return fmt.Errorf("plugin.sharing.mps.root: %w", err)
 	}
@@ -112,13 +112,10 @@ func (s *Supervisor) follow(ctx context.Context) {
 	tick := time.NewTicker(readInterval)
 	defer tick.Stop()
 	var answer chan error // of the request that caused this read
-	for first := true; ; first = false {
+	for {
 		s.prepareShm()
 		err := s.read()
 		s.apply(ctx)
-		if first {
-			close(s.applied)
-		}
 		if answer != nil {
 			answer <- err
 			answer = nil
@@ -242,9 +239,9 @@ func (s *Supervisor) apply(ctx context.Context) {
 func (s *Supervisor) start(ctx context.Context, desired desiredDaemon, failure error) *daemon {
 	ctx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // stopAll stops it
 	d := &daemon{
-		device: desired.Device, mig: desired.MIG, root: s.Root, control: s.Control, modes: s.ComputeModes, processes: s.processes, mounted: s.mounted,
+		device: desired.Device, mig: desired.MIG, root: s.Root, control: s.Control, modes: s.ComputeModes, orphans: &s.orphans, mounted: s.mounted,
 		log:  s.Log.With(zap.String("device", string(desired.Device))),
-		stop: stop, stopped: make(chan struct{}), searched: make(chan struct{}), restart: make(chan struct{}, 1), status: DaemonStatus{Device: desired.Device},
+		stop: stop, stopped: make(chan struct{}), restart: make(chan struct{}, 1), status: DaemonStatus{Device: desired.Device},
 	}
 	if failure != nil {
 		d.status.Error = failure.Error()
@@ -287,9 +284,6 @@ func (s *Supervisor) handle(ctx context.Context, line string) (any, error) {
 	case err != nil:
 		return nil, err
 	case r.Status != nil:
-		if err := s.awaitSearch(ctx); err != nil {
-			return nil, err
-		}
 		return s.status(), nil
 	case r.Restart != nil:
 		return nil, s.restart(r.Restart.Device)
@@ -331,28 +325,6 @@ func parseRequest(line string) (r Request, err error) {
 		return Request{}, fmt.Errorf("%s, found %d requests", expected, n)
 	}
 	return r, nil
-}
-
-// awaitSearch waits until the status tells which daemons run. Before, a daemon that is to be adopted would look dead.
-func (s *Supervisor) awaitSearch(ctx context.Context) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, searchTimeout, errors.New("mps-daemon has not found out yet which MPS daemons run"))
-	defer cancel()
-	select {
-	case <-s.applied:
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	s.mu.Lock()
-	daemons := slices.Collect(maps.Values(s.daemons))
-	s.mu.Unlock()
-	for _, d := range daemons {
-		select {
-		case <-d.searched:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-	}
-	return nil
 }
 
 func (s *Supervisor) status() Status {

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -239,23 +240,28 @@ func TestSupervisorRunsADaemonPerDevice(t *testing.T) {
 }
 
 func TestSupervisorRestartsADeadDaemon(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.want(gpuA, gpuB)
-	n.supervise()
-	before := n.awaitServing(gpuA, gpuB)
-	orphan := n.connect(gpuA).Server
-	kill(t, before[gpuA].PID)
-	n.await("restart", func(s Status) bool { return s.Daemons[0].Restarts == 1 && s.Daemons[0].PID != 0 })
-	after := n.awaitServing(gpuA, gpuB)
-	if after[gpuA].PID == before[gpuA].PID || after[gpuB].PID != before[gpuB].PID || after[gpuB].Restarts != 0 {
-		t.Errorf("before %+v, after %+v", before, after)
-	}
-	if alive(orphan) {
-		t.Errorf("server %d of the dead daemon still runs", orphan)
-	}
-	if c := n.connect(gpuA); c.Server == orphan {
-		t.Errorf("client of the old server %d", orphan)
+	for name, faults := range map[string]mpstest.Faults{"servers in its group": {}, "servers with sessions of their own": {OwnSession: true}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t)
+			n.program.SetFaults(mpstest.AllDevices, faults)
+			n.want(gpuA, gpuB)
+			n.startProcess() // has no children but daemons
+			before := n.awaitServing(gpuA, gpuB)
+			orphan, other := n.connect(gpuA).Server, n.connect(gpuB).Server
+			kill(t, before[gpuA].PID)
+			n.await("restart", func(s Status) bool { return s.Daemons[0].Restarts == 1 && s.Daemons[0].PID != 0 })
+			after := n.awaitServing(gpuA, gpuB)
+			if after[gpuA].PID == before[gpuA].PID || after[gpuB].PID != before[gpuB].PID || after[gpuB].Restarts != 0 {
+				t.Errorf("before %+v, after %+v", before, after)
+			}
+			if alive(orphan) || !alive(other) {
+				t.Errorf("server %d of the dead daemon runs: %t; server %d of the other: %t", orphan, alive(orphan), other, alive(other))
+			}
+			if c := n.connect(gpuA); c.Server == orphan {
+				t.Errorf("client of the old server %d", orphan)
+			}
+		})
 	}
 }
 
@@ -352,109 +358,44 @@ func TestSupervisorOfAnOlderDriverIsSingleUser(t *testing.T) {
 	n.awaitServing(gpuA)
 }
 
-// The Supervisor is killed at any time: the next one adopts what runs, and knows what it is.
-func TestSupervisorAdopts(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.want(gpuA, gpuB)
-	first := n.startProcess()
-	before := n.awaitServing(gpuA, gpuB)
-	client := n.connect(gpuA)
-	killProcess(first)
-	kill(t, before[gpuB].PID)
-	eventually(t, "end of the killed daemon", func() bool { return !alive(before[gpuB].PID) }, func() string { return "" })
-
-	n.supervise()
-	after := n.awaitServing(gpuA, gpuB)
-	if a, b := before[gpuA], after[gpuA]; a.PID != b.PID || b.Restarts != 0 || !b.MultiUser || b.Started.Sub(a.Started).Abs() > 5*time.Second {
-		t.Errorf("before %+v, after %+v", a, b)
-	}
-	if after[gpuB].PID == before[gpuB].PID || after[gpuB].Restarts != 0 {
-		t.Errorf("killed beside the Supervisor: %+v", after[gpuB])
-	}
-	if !alive(client.Server) {
-		t.Error("the server of the adopted daemon ended")
-	}
-	// An adopted daemon, which is no child, is watched too.
-	kill(t, before[gpuA].PID)
-	n.await("restart", func(s Status) bool { return s.Daemons[0].Restarts == 1 && s.Daemons[0].PID != 0 })
-	if n.awaitServing(gpuA, gpuB); alive(client.Server) {
-		t.Error("the server of the dead daemon still runs")
-	}
-}
-
-// The next Supervisor reports no status in which a daemon that it adopts looks dead.
-func TestSupervisorAdoptsBeforeItsStatus(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	devices := make([]health.DeviceID, 24) // to look for so many takes longer than to listen
-	for i := range devices {
-		devices[i] = health.DeviceID(fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", i))
-	}
-	n.want(devices...)
-	first := n.startProcess()
-	before := n.awaitServing(devices...)
-	killProcess(first)
-	n.startProcess()
-	s, err := n.status()
-	for deadline := time.Now().Add(time.Minute); err != nil; s, err = n.status() { // the first one that there is
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-	}
-	for i, d := range s.Daemons {
-		if d.Device != devices[i] || d.PID != before[d.Device].PID {
-			t.Errorf("%+v, then %+v", before[d.Device], d)
-		}
-	}
-	if len(s.Daemons) != len(devices) {
-		t.Errorf("%+v", s)
-	}
-}
-
-// A script has the process name of its interpreter. This one ends without an error if it is given an option that it lacks.
-func TestSupervisorFindsAScript(t *testing.T) {
+// A wrapper of the program ends without an error if it is given an option that it lacks. What it has started ends with it.
+func TestSupervisorOfAScript(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	script := filepath.Join(t.TempDir(), "control")
-	text := "#!/usr/bin/env sh\n[ $# = 0 ] && echo Cannot find MPS control daemon process && exit 1\n[ \"$*\" = -f ] || exit 0\nwhile :; do sleep 1; done\n"
-	if err := os.WriteFile(script, []byte(text), 0o755); err != nil {
+	text := "#!/usr/bin/env sh\n[ $# = 0 ] && echo Cannot find MPS control daemon process && exit 1\n[ \"$*\" = -f ] || exit 0\n" +
+		"sleep 600 &\necho $! >\"$CUDA_MPS_LOG_DIRECTORY/child\"\nwait\n"
+	if err := os.WriteFile(script, []byte(text), 0o755); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
 	n.program.Path = script
 	n.want(gpuA)
-	first := n.startProcess()
-	runs := func(s Status) bool {
-		return len(s.Daemons) == 1 && s.Daemons[0].PID != 0 && !s.Daemons[0].MultiUser
-	}
-	pid := n.await("daemon", runs).Daemons[0].PID
-	t.Cleanup(func() { _ = syscall.Kill(-pid, syscall.SIGKILL) })
-	killProcess(first)
 	n.supervise()
-	if s := n.await("adopted daemon", runs); s.Daemons[0].PID != pid {
-		t.Errorf("daemon %d, then %+v", pid, s)
+	var children []int
+	for restarts := range uint64(2) {
+		d := n.await("daemon without the option", func(s Status) bool {
+			return len(s.Daemons) == 1 && s.Daemons[0].PID != 0 && !s.Daemons[0].MultiUser && s.Daemons[0].Restarts >= restarts
+		}).Daemons[0]
+		eventually(t, "child", func() bool {
+			text, _ := os.ReadFile(filepath.Join(n.root.LogDir(gpuA), "child"))
+			pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+			if err != nil || slices.Contains(children, pid) {
+				return false
+			}
+			children = append(children, pid)
+			return true
+		}, func() string { return "" })
+		if restarts == 0 {
+			kill(t, d.PID)
+		} else if alive(children[0]) {
+			t.Errorf("process %d of the dead script still runs", children[0])
+		}
 	}
 	n.want()
 	n.reload()
-	eventually(t, "end of the daemon", func() bool { return !alive(pid) }, func() string { return "" })
 	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
-}
-
-func TestSupervisorKillsServersWithoutDaemon(t *testing.T) {
-	t.Parallel()
-	n := newNode(t)
-	n.want(gpuA)
-	first := n.startProcess()
-	before := n.awaitServing(gpuA)[gpuA]
-	server := n.connect(gpuA).Server
-	killProcess(first)
-	kill(t, before.PID)
-	if !alive(server) {
-		t.Fatal("the stand-in's server must outlive its daemon")
-	}
-	n.supervise()
-	if n.awaitServing(gpuA); alive(server) {
-		t.Errorf("server %d still runs", server)
+	if alive(children[1]) {
+		t.Errorf("process %d of the stopped script still runs", children[1])
 	}
 }
 
@@ -611,7 +552,7 @@ func TestSupervisorStopsDevicesThatLeave(t *testing.T) {
 	}
 }
 
-// A detach stops the daemons, also those of a Supervisor that was killed, and leaves what containers have mounted.
+// A detach stops the daemons, also sets back the modes of a Supervisor that was killed with them, and leaves what containers have mounted.
 func TestSupervisorStopsAllForADetach(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
@@ -619,6 +560,7 @@ func TestSupervisorStopsAllForADetach(t *testing.T) {
 	process := n.startProcess()
 	before := n.awaitServing(gpuA)[gpuA]
 	killProcess(process)
+	kill(t, before.PID)
 	n.write(desiredFile{Stopped: true, Daemons: desiredDaemons(gpuA)})
 	n.supervise()
 	n.await("no daemon", func(s Status) bool {

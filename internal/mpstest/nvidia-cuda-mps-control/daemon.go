@@ -249,6 +249,7 @@ func (d *daemon) startServer(uid int) error {
 		panic(err)
 	}
 	cmd := &exec.Cmd{Path: d.program, Args: []string{serverName}, Stdin: strings.NewReader(string(config)), Stderr: os.Stderr}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: d.faults().OwnSession}
 	r, w, err := os.Pipe()
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -23,6 +24,8 @@ const (
 	maxBackoff = 30 * time.Second
 	settled    = time.Minute     // it has run without a fault for so long that the backoff starts again
 	refusal    = 3 * time.Second // a program that does not support an option exits earlier
+
+	readTimeout = time.Second // for a file in /proc
 
 	// A stop takes no longer than the sum of these and the driver, which is less than the 30 s of a pod.
 	quitServers = 5 * time.Second // for the servers to end before the daemon ends them
@@ -58,6 +61,7 @@ type daemon struct {
 	stopped chan struct{}           // closed when run has ended
 	restart chan struct{}           // has a token if the daemon is to be killed; capacity 1
 
+	reading atomic.Bool     // when a foreign daemon started
 	process *controlProcess // that was started last; nil if none was; for run only, like lastPID
 	lastPID int             // of the process that ran last
 
@@ -292,7 +296,7 @@ func (d *daemon) publishStart(p *controlProcess) {
 	case <-d.restart: // it was for the previous process
 	default:
 	}
-	d.status.PID, d.status.Started, d.status.MultiUser = p.Pid, startTime(p.Pid), p.multiUser
+	d.status.PID, d.status.Started, d.status.MultiUser = p.Pid, p.began, p.multiUser
 	d.status.Error, d.status.Foreign = "", false
 }
 
@@ -320,7 +324,26 @@ func (d *daemon) describeForeign() error {
 		return fmt.Errorf("%w: a process that cannot be identified has locked %s; to end it, run on the node: fuser -k %[2]s", errForeign, lock)
 	}
 	return fmt.Errorf("%w: process %d, started at %s, serves %s; to end it with its servers, run on the node: pkill -KILL -P %[2]d; kill -KILL %[2]d",
-		errForeign, pid, startTime(pid).UTC().Format(time.RFC3339), pipe)
+		errForeign, pid, d.foreignStart(pid), pipe)
+}
+
+// foreignStart returns when a process started, as text. If the process blocks its readers, one goroutine waits.
+func (d *daemon) foreignStart(pid int) string {
+	started := make(chan time.Time, 1)
+	if d.reading.CompareAndSwap(false, true) {
+		go func() {
+			defer d.reading.Store(false)
+			started <- startTime(pid)
+		}()
+	}
+	select {
+	case t := <-started:
+		if !t.IsZero() {
+			return t.UTC().Format(time.RFC3339)
+		}
+	case <-time.After(readTimeout):
+	}
+	return "an unknown time"
 }
 
 // kill kills the control daemon, if it runs, and what it has left, and waits until all have ended.

@@ -42,7 +42,7 @@ func environment(r Root, id health.DeviceID) []string {
 // the call.
 func closeOnExec() { _ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) }
 
-// startTime returns when a process started, zero if unknown or if it does not run.
+// startTime returns when a process started, zero if unknown or if it does not run. A process can make it block.
 func startTime(pid int) time.Time {
 	proc, err := procfs.NewProc(pid)
 	if err != nil {
@@ -87,7 +87,7 @@ func errHung(pid int) error {
 	return fmt.Errorf("process %d of MPS does not end although it was killed; look for hung tasks in the kernel log", pid)
 }
 
-// kill kills the orphans and returns those that have not ended.
+// kill kills the orphans and returns those that have not ended. It reads no file of a process: a process can block its readers.
 func (o *orphans) kill() (left []int, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -95,25 +95,26 @@ func (o *orphans) kill() (left []int, err error) {
 	if err != nil {
 		return nil, err
 	}
-	session, err := unix.Getsid(0)
+	ownSession, err := unix.Getsid(0)
 	if err != nil {
 		return nil, err
 	}
-	group := unix.Getpgrp()
 	for _, p := range all {
-		stat, err := p.Stat()
+		session, sessionErr := unix.Getsid(p.PID)
+		group, groupErr := unix.Getpgid(p.PID)
 		switch {
-		case err != nil || stat.PPID != os.Getpid():
+		case sessionErr != nil || groupErr != nil: // it has ended
 			continue
-		case stat.Session != session && os.Getpid() == 1: // process 1 also inherits what others have started
+		case session != ownSession && os.Getpid() == 1: // process 1 also inherits what others have started
 			continue
-		case stat.Session == session && (stat.PGRP == p.PID || stat.PGRP == group): // started by this process; by a library of it
+		case session == ownSession && (group == p.PID || group == unix.Getpgrp()): // started by this process; by a library of it
 			continue
 		}
-		_ = unix.Kill(p.PID, unix.SIGKILL) // it may have ended
-		if ended, err := unix.Wait4(p.PID, nil, unix.WNOHANG, nil); err == nil && ended == 0 {
-			left = append(left, p.PID)
+		if ended, err := unix.Wait4(p.PID, nil, unix.WNOHANG, nil); err != nil || ended != 0 { // no child, or it has ended
+			continue
 		}
+		left = append(left, p.PID)
+		_ = unix.Kill(p.PID, unix.SIGKILL)
 	}
 	return left, nil
 }

@@ -70,7 +70,7 @@ type daemon struct {
 	unfinish error // why the stop is not complete
 }
 
-// controlProcess is a control daemon that this process has started. Its signals go to no other process.
+// controlProcess is a control daemon that this process has started. os.Process signals it by its pidfd, and so no other process.
 type controlProcess struct {
 	*os.Process
 	multiUser bool
@@ -315,7 +315,7 @@ func (d *daemon) exitError(p *controlProcess) error {
 // alreadyRunning is what the control program writes if another daemon has the lock of the pipe directory.
 const alreadyRunning = "already running"
 
-// describeForeign describes the daemon that keeps this one from starting. Whose it is is unknown, so people have to end it.
+// describeForeign describes the daemon that keeps this one from starting. Nobody knows whose it is, so people have to end it.
 func (d *daemon) describeForeign() error {
 	pipe := d.root.PipeDir(d.device)
 	pid, _ := listener(pipe)

@@ -60,8 +60,8 @@ func startTime(pid int) time.Time {
 }
 
 // orphans ends what dead control daemons have left: their servers, which keep the device, so that the next daemon cannot start one. This
-// process is a subreaper: the kernel makes it the parent of what its children leave, in whatever group or session that is. The process
-// ID of a child is no other's until its parent has waited for it.
+// process is a subreaper: the kernel makes it the parent of what its children leave, in whatever group or session that is. A server is a
+// child of its daemon while that lives. The process ID of a child is no other's until its parent has waited for it.
 type orphans struct{ mu sync.Mutex } // held between a look at a child and its wait
 
 const orphanPoll = 20 * time.Millisecond
@@ -105,7 +105,7 @@ func (o *orphans) kill() (left []int, err error) {
 		switch {
 		case sessionErr != nil || groupErr != nil: // it has ended
 			continue
-		case session != ownSession && os.Getpid() == 1: // process 1 also inherits what others have started
+		case session != ownSession && os.Getpid() == 1: // process 1 also inherits what others have started, such as kubectl exec
 			continue
 		case session == ownSession && (group == p.PID || group == unix.Getpgrp()): // started by this process; by a library of it
 			continue

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
 
@@ -139,14 +140,10 @@ func (l Loader) loadSaved(path string) (Config, *Rejection, error) {
 
 // readLastGood reads a file with a last good configuration, and when it was saved.
 func readLastGood(path string) (g lastGood, since time.Time, err error) {
-	text, err := os.ReadFile(path)
+	text, info, err := durable.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = errNotSaved
 	}
-	if err != nil {
-		return lastGood{}, time.Time{}, err
-	}
-	info, err := os.Stat(path)
 	if err != nil {
 		return lastGood{}, time.Time{}, err
 	}

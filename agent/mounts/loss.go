@@ -10,7 +10,7 @@ import (
 
 	"go.uber.org/zap"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 )
 
 // NoteName is the name of the note in the directory of health.socket, which outlives a container but not its pod.
@@ -66,7 +66,7 @@ func (w *Watcher) RecordLoss() {
 func writeNote(note string, l Loss) error {
 	text, err := json.Marshal(l)
 	if err == nil {
-		_, err = statefile.WriteFile(note, text)
+		_, err = durable.Replace(note, text, 0)
 	}
 	return err
 }
@@ -77,7 +77,7 @@ func ReadLoss(note string, now time.Time) (*Loss, error) {
 	if note == "" {
 		return nil, nil
 	}
-	text, err := os.ReadFile(note)
+	text, _, err := durable.Read(note)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -17,7 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 )
 
 const (
@@ -301,7 +301,7 @@ func temporaryPattern(path string) string { return "." + filepath.Base(path) + "
 func replaceFrom(dir, path string, text []byte) (info fs.FileInfo, err error) {
 	f, err := os.CreateTemp(dir, temporaryPattern(path))
 	if err != nil {
-		return nil, statefile.WithPath(err, path)
+		return nil, durable.WithPath(err, path)
 	}
 	_, err = f.Write(text)
 	err = errors.Join(err, f.Chmod(0o644), f.Sync()) // other users read it
@@ -312,7 +312,7 @@ func replaceFrom(dir, path string, text []byte) (info fs.FileInfo, err error) {
 	}
 	if err != nil {
 		_ = os.Remove(f.Name()) // removeTemporaries does it later
-		return nil, statefile.WithPath(err, path)
+		return nil, durable.WithPath(err, path)
 	}
 	return info, nil
 }

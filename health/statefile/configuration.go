@@ -2,10 +2,11 @@ package statefile
 
 import (
 	"bytes"
-	"os"
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 )
 
 // ConfigurationPath returns the path of the last good configuration, which is beside the state file.
@@ -31,11 +32,11 @@ func (f *File) saveConfiguration(stateFile string) {
 	if unchanged && time.Since(last.checkedAt) < checkInterval || !f.lock.Of(lockPath(stateFile)) {
 		return
 	}
-	f.begin()
-	defer f.end()
-	found, err := os.ReadFile(path)
-	if err != nil || !bytes.Equal(bytes.TrimSuffix(found, []byte("\n")), *text) {
-		_, err = WriteFile(path, *text)
+	f.writes.Begin(stateFile)
+	defer f.writes.End()
+	found, _, err := durable.Read(path)
+	if err != nil || !bytes.Equal(found, bytes.TrimRight(*text, " \n")) {
+		_, err = durable.Replace(path, *text, 0)
 	}
 	last.path, last.text, last.checkedAt = path, *text, time.Now()
 	switch {

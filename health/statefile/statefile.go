@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
 )
 
@@ -29,8 +30,8 @@ const (
 	// finding. These may come in floods, and one that is counted twice after a crash does no harm.
 	checkInterval = 10 * time.Second
 
-	// slowWrite is how long a write may take before Status reports it.
-	slowWrite = 10 * time.Second
+	// readTimeout limits how long the agent waits for the disk at its start.
+	readTimeout = 10 * time.Second
 
 	// repairLogInterval is the shortest time between two log lines about a file that another process changed.
 	repairLogInterval = time.Minute
@@ -51,10 +52,15 @@ type File struct {
 	configuration     *health.Latest[[]byte] // the content of ConfigurationPath
 	configurationFile configurationFile      // used by Run
 
+	read readFunc // durable.Read
+
+	late    func(Saved, error) // see LoadInTime
+	loading <-chan loaded      // LoadInTime has not waited for it; nil if there is nothing to wait for
+
 	// Load uses these, then Run.
 	lock           *filelock.Held // nil while not held
 	path           string         // that may be written: its content was read or set aside
-	unreadPath     string         // that must not be written: its content could not be read or set aside
+	unreadPath     string         // that must not be written: its content was neither read nor set aside; "" if there is none
 	saved          Saved          // the content that the file has or should have
 	written        *Saved         // the fingerprint of the latest write; nil before the first
 	writtenTexts   sectionTexts   // of the latest write
@@ -63,10 +69,10 @@ type File struct {
 	repairLoggedAt time.Time
 
 	result health.Latest[result]
+	writes durable.Writes
 
-	mu        sync.Mutex // guards status and busySince
-	status    Status
-	busySince time.Time // start of the current disk access; zero if there is none
+	mu     sync.Mutex // guards status
+	status Status     // without what is of writes
 }
 
 // result is the outcome of the latest attempt to save a snapshot.
@@ -82,6 +88,9 @@ type Status struct {
 	Err     string    // why a restart would lose findings; "" if they are saved
 	Since   time.Time // of Err
 	Written time.Time // the latest write of this process; zero if there was none
+
+	Unread     time.Time // since when the file should have been read: the verdicts of before the start are unknown; zero once it was
+	Unreserved string    // why a full disk would lose the next findings; "" if it would not
 }
 
 // New returns the state file of the snapshots. Its path is in config. Run also keeps configuration, the last good one, in a
@@ -89,7 +98,7 @@ type Status struct {
 func New(config *health.Latest[health.Config], snapshots *health.Latest[health.Snapshot], configuration *health.Latest[[]byte], bootID string,
 	log *zap.Logger,
 ) *File {
-	return &File{config: config, snapshots: snapshots, configuration: configuration, bootID: bootID, log: log}
+	return &File{config: config, snapshots: snapshots, configuration: configuration, bootID: bootID, log: log, read: durable.Read}
 }
 
 // sectionTexts are the newest texts of sections that have one. They are compared by pointer.
@@ -116,8 +125,8 @@ func (f *File) sectionTexts() sectionTexts {
 
 // Load reads the state file. Call it before Run. Without a file the saved state is empty.
 //
-// A file that cannot be read or parsed is set aside, and the error names the new path; if that fails, Run writes nothing until it
-// succeeds. A file of a newer version is set aside too, and Load returns what it can read of it with the error. While
+// A file that cannot be read or parsed is set aside, and the error names the new path; if that fails, Run writes nothing until the file was
+// read or set aside: see LoadInTime. A file of a newer version is set aside too, and Load returns what it can read of it with the error. While
 // another agent holds the lock, Load only reads.
 func (f *File) Load(path string) (Saved, error) {
 	if path == "" {
@@ -125,7 +134,7 @@ func (f *File) Load(path string) (Saved, error) {
 	}
 	if lockErr := f.acquire(path); lockErr != nil {
 		f.report(path, lockErr)
-		s, _, err := readFile(path)
+		s, _, _, err := f.read.saved(path)
 		if err != nil {
 			err = fmt.Errorf("%s %w; left in place: %w", path, err, lockErr)
 		}
@@ -134,6 +143,93 @@ func (f *File) Load(path string) (Saved, error) {
 	s, replaced, err := f.adoptPath(path)
 	f.report(path, err)
 	return s, errors.Join(replaced, err)
+}
+
+// loaded is the outcome of a Load.
+type loaded struct {
+	file  *File // that has loaded it
+	saved Saved
+	err   error
+}
+
+// ErrUnread means that the disk has not answered in time.
+var ErrUnread = errors.New("the disk has not answered")
+
+// LoadInTime is Load, but it waits for the disk readTimeout at most, and not after ctx has ended. Then the error is ErrUnread, and Status.Unread
+// is set as after a Load that could neither read the file nor set it aside. Run writes nothing until the file was read or set aside, and calls late
+// with what it has.
+func (f *File) LoadInTime(ctx context.Context, path string, late func(Saved, error)) (Saved, error) {
+	f.late = late
+	loader := &File{bootID: f.bootID, log: f.log, read: f.read}
+	done := make(chan loaded, 1)
+	go func() { // abandoned if the disk hangs
+		s, err := loader.Load(path)
+		done <- loaded{loader, s, err}
+	}()
+	f.writes.Begin(path)
+	begin := time.Now()
+	timeout := time.NewTimer(readTimeout)
+	defer timeout.Stop()
+	select {
+	case l := <-done:
+		f.adopt(l)
+		return l.saved, l.err
+	case <-timeout.C:
+	case <-ctx.Done():
+	}
+	f.loading = done
+	f.setUnread(path, begin)
+	return Saved{}, fmt.Errorf("%s: %w; verdicts of before the start are unknown", path, ErrUnread)
+}
+
+// adopt continues with what another File has loaded.
+func (f *File) adopt(l loaded) {
+	f.lock, f.path, f.unreadPath, f.saved, f.info = l.file.lock, l.file.path, l.file.unreadPath, l.file.saved, l.file.info
+	status := l.file.Status()
+	var err error
+	if status.Err != "" {
+		err = errors.New(status.Err)
+	}
+	f.writes.Report(status.Path, err)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.status = status
+}
+
+// awaitLoad waits until LoadInTime's Load has ended, or is of no use any more because there is another configuration. It returns false when ctx ends.
+func (f *File) awaitLoad(ctx context.Context) bool {
+	if f.loading == nil {
+		return true
+	}
+	loading, path := f.loading, f.unreadPath
+	f.loading = nil
+	f.storeResult(nil, fmt.Errorf("%s: %w", path, ErrUnread))
+	for {
+		config, changed := f.config.Watch()
+		if config.StateFile != path {
+			f.setUnread("", time.Time{})
+			go func() { l := <-loading; l.file.release() }()
+			return true
+		}
+		select {
+		case l := <-loading:
+			f.adopt(l)
+			if l.file.unreadPath == "" {
+				f.lateRead(l.saved, l.err)
+			}
+			return true
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
+}
+
+// lateRead passes on what was read after the start.
+func (f *File) lateRead(s Saved, err error) {
+	if f.late != nil {
+		f.late(s, err)
+	}
 }
 
 // acquire makes sure that this process holds the lock of path, also after its file was removed.
@@ -163,43 +259,46 @@ func (f *File) release() {
 // adoptPath reads or sets aside the content of path, so that path may be written. replaced reports what was set aside and why;
 // err reports why path may not be written. The caller holds the lock.
 func (f *File) adoptPath(path string) (s Saved, replaced, err error) {
-	info, statErr := os.Stat(path) // before the content, so that a later change is noticed
-	if statErr != nil {
-		info = nil
-	}
-	var text []byte
-	s, text, err = readFile(path)
+	s, text, info, err := f.read.saved(path)
 	suffix := ".damaged"
 	switch {
 	case err != nil && text == nil:
 		suffix = ".unread"
-	case text != nil && path == f.unreadPath: // the devices were judged without this content
-		s, err, suffix = Saved{}, errors.New("became readable only after the start"), ".unread"
 	case err == nil && s.newer > 0:
 		err, suffix = fmt.Errorf("has version %d of a newer release", s.newer), fmt.Sprintf(".version%d", s.newer)
 	}
 	if err != nil {
 		info = nil
-		aside, asideErr := SetAside(path, suffix)
+		aside, asideErr := durable.SetAside(path, suffix)
 		if asideErr != nil {
-			f.unreadPath = path
+			f.setUnread(path, time.Now())
 			return s, nil, fmt.Errorf("%s %w; cannot set it aside: %w; writing nothing there", path, err, asideErr)
 		}
 		replaced = fmt.Errorf("%s %w; set aside as %s", path, err, aside)
 	}
 	f.path, f.written, f.info, f.saved = path, nil, info, s
-	if path == f.unreadPath {
-		f.unreadPath = ""
-	}
-	if err := errors.Join(RemoveTemporaries(path), RemoveTemporaries(ConfigurationPath(path))); err != nil {
-		f.log.Warn("cannot remove a temporary file", zap.Error(err))
-	}
 	return s, replaced, nil
+}
+
+// setUnread sets the path of a file that was neither read nor set aside, and since when; "" if there is none.
+func (f *File) setUnread(path string, since time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case path == "":
+		f.status.Unread = time.Time{}
+	case f.unreadPath != path:
+		f.status = Status{Path: path, Unread: since}
+	}
+	f.unreadPath = path
 }
 
 // Run saves the snapshots until ctx ends, and a last time then, so that nothing is lost that the monitor found before it
 // ended.
 func (f *File) Run(ctx context.Context) error {
+	if !f.awaitLoad(ctx) {
+		return nil
+	}
 	defer f.release()
 	sections := f.watchSections(ctx)
 	for {
@@ -263,12 +362,18 @@ func (f *File) save(path string, s *health.Snapshot, last bool) (wait time.Durat
 		f.storeResult(s, nil)
 		return checkInterval, true
 	}
-	f.begin()
+	f.writes.Begin(path)
 	err := f.acquire(path)
 	if err == nil && path != f.path {
+		var saved Saved
 		var replaced error
-		if _, replaced, err = f.adoptPath(path); replaced != nil {
+		if saved, replaced, err = f.adoptPath(path); replaced != nil {
 			f.log.Warn("set aside an existing file", zap.String("key", "health.stateFile"), zap.Error(replaced))
+		}
+		if err == nil && path == f.unreadPath {
+			f.setUnread("", time.Time{})
+			f.lateRead(saved, replaced)
+			s = f.snapshots.Load()
 		}
 	}
 	if err == nil {
@@ -352,7 +457,7 @@ func (f *File) write(path string, s *health.Snapshot, last bool) error {
 	if err != nil {
 		return err
 	}
-	info, err := WriteFile(path, text)
+	w, err := durable.Replace(path, text, reserve)
 	if err != nil {
 		return err
 	}
@@ -360,11 +465,22 @@ func (f *File) write(path string, s *health.Snapshot, last bool) error {
 		f.repairLoggedAt = time.Now()
 		f.log.Warn("another process changed the state file; writing it again", zap.String("file", path), zap.String("found", difference))
 	}
-	f.info, f.written, f.writtenTexts = info, fingerprint, texts
+	f.info, f.written, f.writtenTexts = w.Info, fingerprint, texts
+	f.reportWritten(w)
+	return nil
+}
+
+// reportWritten updates the status after a write.
+func (f *File) reportWritten(w durable.Written) {
+	if f.writes.SetUnreserved(w.Unreserved) {
+		f.log.Warn("no space is reserved for the state; a full disk would lose findings", zap.String("file", f.path), zap.Error(w.Unreserved))
+	}
+	if w.Aside != "" {
+		f.log.Warn("set aside what was in the place of the state file", zap.String("file", f.path), zap.String("aside", w.Aside))
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.status.Written = time.Now()
-	return nil
 }
 
 // stateToSave returns the state of a snapshot, and whether the file should have it. Before the first poll it should during a
@@ -392,7 +508,7 @@ func (f *File) difference(path string) string {
 		return "no file"
 	case f.info == nil || !os.SameFile(f.info, info):
 		return "another file"
-	case !f.info.ModTime().Equal(info.ModTime()) || f.info.Size() != info.Size():
+	case !durable.Same(f.info, info):
 		return "other content"
 	}
 	return ""
@@ -400,7 +516,7 @@ func (f *File) difference(path string) string {
 
 // adoptOtherSources keeps what another process saved of kinds of source that this one has no saved state of.
 func (f *File) adoptOtherSources(path string) {
-	s, _, err := readFile(path)
+	s, _, _, err := f.read.saved(path)
 	if err != nil {
 		return
 	}
@@ -446,24 +562,11 @@ func sameXIDs(a, b []health.DeviceState) bool {
 // Status may be called from any goroutine.
 func (f *File) Status() Status {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	s := f.status
-	if s.Err == "" && !f.busySince.IsZero() && time.Since(f.busySince) > slowWrite {
-		s.Err, s.Since = fmt.Sprintf("%s: disk has not responded for %v", s.Path, time.Since(f.busySince).Round(time.Second)), f.busySince
-	}
+	f.mu.Unlock()
+	failure := f.writes.Failure()
+	s.Err, s.Since, s.Unreserved = failure.Err, failure.Since, f.writes.Unreserved()
 	return s
-}
-
-func (f *File) begin() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.busySince = time.Now()
-}
-
-func (f *File) end() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.busySince = time.Time{}
 }
 
 // storeResult publishes the outcome of an attempt to save a snapshot.
@@ -480,19 +583,10 @@ func (f *File) storeResult(s *health.Snapshot, err error) {
 
 // report updates the status after a disk access. Load does not answer WaitWritten.
 func (f *File) report(path string, err error) {
+	f.writes.Report(path, err)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.busySince = time.Time{}
 	if path != f.status.Path {
 		f.status = Status{Path: path}
-	}
-	switch {
-	case err == nil:
-		f.status.Err, f.status.Since = "", time.Time{}
-	case f.status.Err == "":
-		f.status.Since = time.Now()
-		fallthrough
-	default:
-		f.status.Err = err.Error()
 	}
 }

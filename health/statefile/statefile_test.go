@@ -1,12 +1,17 @@
 package statefile
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,6 +21,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -35,7 +41,7 @@ func write(t *testing.T, path, text string) {
 
 func wantContent(t *testing.T, path, want string) {
 	t.Helper()
-	if text, err := os.ReadFile(path); err != nil || string(text) != want {
+	if text, _, err := durable.Read(path); err != nil || string(text) != strings.TrimSpace(want) {
 		t.Errorf("%s has %q, %v; want %q", path, text, err, want)
 	}
 }
@@ -56,13 +62,22 @@ func writeSaved(t *testing.T, path, kind string) {
 // wantDevices checks how many devices the file has for each kind of source.
 func wantDevices(t *testing.T, path string, want map[string]int) {
 	t.Helper()
-	s, _, err := readFile(path)
+	s, err := Read(path)
 	must(t, err)
 	for kind, n := range want {
 		src := health.SourceID{Kind: kind, Inventory: kind + " x", Simulated: kind == "sim"}
 		if got := len(s.Restore("boot", src, healthtest.At(100)).Devices); got != n {
 			t.Errorf("%s: %d devices, want %d", kind, got, n)
 		}
+	}
+}
+
+// keepInPlace takes every name to which what is at a path could be set aside.
+func keepInPlace(t *testing.T, path string) {
+	t.Helper()
+	write(t, path+".unread", "")
+	for i := 1; i < 100; i++ {
+		write(t, fmt.Sprintf("%s.unread.%d", path, i), "")
 	}
 }
 
@@ -180,73 +195,175 @@ func TestLoadNewerVersion(t *testing.T) {
 	})
 }
 
-// Only temporary files of a killed writer are removed, and only by the holder of the lock.
-func TestLoadRemovesTemporaryFiles(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, "state.json")
-	temporary := []string{"state.json.tmp-1", "state.json.tmp-4012345678", "state.json.1234567890", "state.json.123456789"}
-	others := []string{
-		"state.json.1", "state.json.20261122", "state.json.damaged", "state.json.damaged.1", "state.json.unread", "state.json.tmp-", "state.json.tmp-x",
-		"state.json.tmp-1.bak", "other.json.tmp-1", "other.json.1234567890", "state.json.lock",
-	}
-	for _, name := range slices.Concat(temporary, others) {
-		write(t, filepath.Join(dir, name), name)
-	}
-	write(t, path, oldFile)
-	must(t, os.Mkdir(filepath.Join(dir, "state.json.tmp-2"), 0o750))
-	list := func() (names []string) {
-		entries, err := os.ReadDir(dir)
-		must(t, err)
-		for _, e := range entries {
-			names = append(names, e.Name())
-		}
-		return names
-	}
-	before := list()
-	l, err := acquireLock(path)
-	must(t, err)
-	if _, err := load(path); err != nil || !slices.Equal(list(), before) {
-		t.Errorf("without the lock: %v, %v", list(), err)
-	}
-	l.Release()
-	if _, err := load(path); err != nil {
-		t.Error(err)
-	}
-	want := slices.Sorted(slices.Values(append(others, "state.json", "state.json.tmp-2")))
-	if got := list(); !slices.Equal(got, want) {
-		t.Errorf("left: %v, want %v", got, want)
+// What is not a regular file is set aside, and nothing waits for it.
+func TestLoadSetsIrregularFileAside(t *testing.T) {
+	for name, place := range map[string]func(path string) error{
+		"fifo":      func(path string) error { return syscall.Mkfifo(path, 0o600) },
+		"directory": func(path string) error { return os.MkdirAll(filepath.Join(path, "theirs"), 0o750) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				path := filepath.Join(t.TempDir(), "state.json")
+				must(t, place(path))
+				h := newHarness(path)
+				_, err := h.LoadInTime(t.Context(), path, nil)
+				if err == nil || !strings.Contains(err.Error(), "not a regular file; set aside as "+path+".unread") {
+					t.Errorf("%v", err)
+				}
+				h.start(t)
+				h.store(snapshotOf(t, "dcgm"))
+				wantDevices(t, path, map[string]int{"dcgm": 3})
+				must(t, os.Remove(path))
+				must(t, place(path)) // at run time
+				advance(checkInterval)
+				wantDevices(t, path, map[string]int{"dcgm": 3})
+				if _, err := os.Lstat(path + ".unread.1"); err != nil {
+					t.Error(err)
+				}
+				if s := h.Status(); s.Err != "" || !s.Unread.IsZero() {
+					t.Errorf("%+v", s)
+				}
+				h.stop()
+			})
+		})
 	}
 }
 
-// Run never overwrites a file that could be neither read nor set aside.
+// Run never overwrites a file that could be neither read nor set aside. When it can be read, its content is restored late.
 func TestRunKeepsUnreadFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "state.json")
-		must(t, os.MkdirAll(filepath.Join(path, "theirs"), 0o750)) // a directory is not set aside
+		must(t, os.Symlink(path, path)) // to itself, so that it cannot be read
+		keepInPlace(t, path)
 		h := newHarness(path)
-		_, err := h.Load(path)
+		var late []Saved
+		_, err := h.LoadInTime(t.Context(), path, func(s Saved, _ error) { late = append(late, s) })
 		if err == nil || !strings.Contains(err.Error(), path) {
 			t.Fatalf("%v", err)
 		}
-		if s := h.Status(); s.Path != path || s.Err != err.Error() || s.Since.IsZero() {
+		if s := h.Status(); s.Path != path || s.Err != err.Error() || s.Since.IsZero() || s.Unread.IsZero() {
 			t.Errorf("status %+v", s)
 		}
 		h.start(t)
 		h.store(snapshotOf(t, "dcgm"))
 		advance(time.Minute)
 		h.wantFailuresLogged(t, 1)
-		if _, err := os.Stat(filepath.Join(path, "theirs")); err != nil {
+		if _, err := os.Readlink(path); err != nil {
 			t.Fatal(err)
 		}
-
-		// The file becomes readable, but the devices were judged without it: it is set aside.
-		must(t, os.RemoveAll(path))
-		write(t, path, "later")
+		if len(late) > 0 {
+			t.Errorf("restored %+v", late)
+		}
+		must(t, os.Remove(path))
+		writeSaved(t, path, "sim")
 		advance(retryWriteAfter + time.Second)
-		wantContent(t, path+".unread", "later")
-		wantDevices(t, path, map[string]int{"dcgm": 3})
-		if s := h.Status(); s.Err != "" || s.Written.IsZero() {
+		if len(late) != 1 || len(late[0].Devices) != 3 {
+			t.Errorf("restored %+v", late)
+		}
+		wantDevices(t, path, map[string]int{"dcgm": 3, "sim": 3})
+		if s := h.Status(); s.Err != "" || s.Written.IsZero() || !s.Unread.IsZero() {
 			t.Errorf("status %+v", s)
+		}
+		h.stop()
+	})
+}
+
+// hang makes the disk of a harness answer only when the returned function is called.
+func (h *harness) hang() (answer func()) {
+	answered := make(chan struct{})
+	h.read = func(path string) ([]byte, fs.FileInfo, error) {
+		<-answered
+		return durable.Read(path)
+	}
+	return sync.OnceFunc(func() { close(answered) })
+}
+
+// A disk that does not answer delays the start by readTimeout. What it has is restored late, and before that nothing is written.
+func TestLoadInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		writeSaved(t, path, "dcgm")
+		before, err := os.ReadFile(path)
+		must(t, err)
+		h := newHarness(path)
+		answer := h.hang()
+		var late []Saved
+		begin := time.Now()
+		_, err = h.LoadInTime(t.Context(), path, func(s Saved, err error) {
+			must(t, err)
+			late = append(late, s)
+			h.out.Store(&health.Snapshot{Seq: 9, At: healthtest.Epoch, Source: health.Source{Kind: "dcgm", Inventory: "dcgm x"}, Devices: s.Devices[:2]}) // merged
+		})
+		if !errors.Is(err, ErrUnread) || !strings.Contains(err.Error(), path) || time.Since(begin) != readTimeout {
+			t.Fatalf("%v after %v", err, time.Since(begin))
+		}
+		h.start(t)
+		h.store(&health.Snapshot{Seq: 1, At: healthtest.Epoch, Source: health.Source{Kind: "dcgm", Inventory: "dcgm x"}})
+		advance(time.Minute)
+		s := h.Status()
+		if !s.Unread.Equal(begin) || !strings.Contains(s.Err, "has not responded for 1m10s") || !s.Since.Equal(begin) || len(late) > 0 {
+			t.Errorf("status %+v", s)
+		}
+		if err := h.WaitWritten(t.Context(), h.out.Load()); !errors.Is(err, ErrUnread) {
+			t.Errorf("%v", err)
+		}
+		if h.LacksSection("served") {
+			t.Error("an unread file lacks a section")
+		}
+		if text, err := os.ReadFile(path); err != nil || string(text) != string(before) {
+			t.Errorf("written before it was read: %v", err)
+		}
+		answer()
+		synctest.Wait()
+		if s := h.Status(); len(late) != 1 || len(late[0].Devices) != 3 || !s.Unread.IsZero() || s.Err != "" {
+			t.Errorf("restored %+v, status %+v", late, s)
+		}
+		wantDevices(t, path, map[string]int{"dcgm": 2})
+		must(t, h.WaitWritten(t.Context(), h.out.Load()))
+		h.stop()
+	})
+}
+
+// The end of the process waits for no disk, neither in Load nor in Run.
+func TestLoadInTimeEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(filepath.Join(t.TempDir(), "state.json"))
+		defer h.hang()()
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		begin := time.Now()
+		if _, err := h.LoadInTime(ctx, h.path, nil); !errors.Is(err, ErrUnread) {
+			t.Errorf("%v", err)
+		}
+		if err := h.Run(ctx); err != nil || time.Since(begin) != time.Second {
+			t.Errorf("%v after %v", err, time.Since(begin))
+		}
+	})
+}
+
+// A reload that names another file does not wait for the one that hangs, and its lock ends with the answer.
+func TestLoadInTimeFollowsPath(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		h := newHarness(filepath.Join(dir, "a"))
+		answer := h.hang()
+		_, err := h.LoadInTime(t.Context(), h.path, func(Saved, error) { t.Error("restored") })
+		if !errors.Is(err, ErrUnread) {
+			t.Fatal(err)
+		}
+		h.start(t)
+		h.read = durable.Read // the other disk answers
+		h.store(snapshotOf(t, "dcgm"))
+		h.use(filepath.Join(dir, "b"))
+		synctest.Wait()
+		wantDevices(t, filepath.Join(dir, "b"), map[string]int{"dcgm": 3})
+		if s := h.Status(); s.Err != "" || !s.Unread.IsZero() || s.Path != filepath.Join(dir, "b") {
+			t.Errorf("%+v", s)
+		}
+		answer()
+		synctest.Wait()
+		if _, err := load(h.path); err != nil {
+			t.Errorf("the lock is kept: %v", err)
 		}
 		h.stop()
 	})
@@ -347,7 +464,7 @@ func TestRunWritesChangesOnly(t *testing.T) {
 		h.store(&health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm", Inventory: "dcgm x"}})
 		wantDevices(t, path, map[string]int{"dcgm": 0})
 		files, err := filepath.Glob(dir + "/*")
-		if err != nil || len(files) != 2 { // with the lock
+		if err != nil || len(files) != 3 { // with the spare file and the lock
 			t.Errorf("files %v, %v", files, err)
 		}
 		h.stop()
@@ -577,7 +694,7 @@ func TestSaveXIDsBeforeFirstPoll(t *testing.T) {
 				path := filepath.Join(t.TempDir(), "state")
 				writeSaved(t, path, "dcgm")
 				h := loadAndStart(t, path)
-				saved, _, err := readFile(path)
+				saved, err := Read(path)
 				must(t, err)
 				s := &health.Snapshot{Seq: 1, Source: health.Source{Kind: "dcgm", Inventory: c.inventory}}
 				s.Devices = saved.Restore("boot", health.SourceID{Kind: "dcgm", Inventory: "dcgm x"}, healthtest.At(100)).Devices
@@ -586,7 +703,7 @@ func TestSaveXIDsBeforeFirstPoll(t *testing.T) {
 				}
 				h.store(s)
 				h.stop()
-				after, _, err := readFile(path)
+				after, err := Read(path)
 				must(t, err)
 				d := after.Devices[0]
 				if d.Verdict.Has("xid-79") != c.saved || (len(d.Awaited) > 0) != c.saved || after.Inventory != "dcgm x" || !after.History || after.Polled.IsZero() {
@@ -619,7 +736,7 @@ func TestSaveAwaitedXIDs(t *testing.T) {
 				writes++
 			}
 		}
-		saved, _, err := readFile(path)
+		saved, err := Read(path)
 		must(t, err)
 		if writes != 2 || len(saved.Devices[0].Awaited) != 1 {
 			t.Errorf("%d writes, want 2; %+v", writes, saved)

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
@@ -25,8 +25,8 @@ const checkpointName = "gpu-node-agent.json"
 // Suffix of a checkpoint that cannot be read.
 const corruptSuffix = ".corrupt"
 
-// maxCheckpoint is far more than the claims of a node take.
-const maxCheckpoint = 64 << 20
+// reserve is the space in bytes that the disk keeps for the checkpoint at least, twice: some hundred claims with the names of the devices.
+const reserve = 256 << 10
 
 // maxNames limits the remembered names. MIG devices come with a new UUID each time that they are made.
 const maxNames = 1024
@@ -142,16 +142,11 @@ func (c *checkpoint) offerClaims(driver string) offer.Claims {
 
 // readCheckpoint reads a file. If there is none, the error is fs.ErrNotExist; a *corruptError means that it can never be read.
 func readCheckpoint(dir string) (checkpoint, error) {
-	path := filepath.Join(dir, checkpointName)
-	info, err := os.Stat(path)
-	if err != nil {
-		return checkpoint{}, err
-	}
-	if !info.Mode().IsRegular() || info.Size() > maxCheckpoint {
-		return checkpoint{}, &corruptError{fmt.Errorf("expected a file of at most %d bytes, found %s of %d bytes", maxCheckpoint, info.Mode(), info.Size())}
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
+	text, _, err := durable.Read(filepath.Join(dir, checkpointName))
+	switch {
+	case errors.Is(err, durable.ErrNotRegular), errors.Is(err, durable.ErrTooLarge):
+		return checkpoint{}, &corruptError{err}
+	case err != nil:
 		return checkpoint{}, err
 	}
 	c, err := parseCheckpoint(text)

@@ -24,7 +24,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
@@ -107,23 +107,25 @@ func errNotOpen() error { return refuse(reasonNotReady, "the driver has not read
 
 // claimTiming holds the limits and intervals of a preparer.
 type claimTiming struct {
-	api       time.Duration // for a call of the API server
-	mps       time.Duration // until an MPS daemon is ready; the kubelet gives a call 45 s
-	base      time.Duration // until the first check of the devices' CDI spec
-	sweep     time.Duration // between sweeps
-	unprepare time.Duration // until the kubelet unprepares a claim that does not exist any more, in a call for another one
-	lost      time.Duration // how long a lost checkpoint counts at least: a kubelet that starts with the agent lists its pods one by one
+	api        time.Duration // for a call of the API server
+	mps        time.Duration // until an MPS daemon is ready; the kubelet gives a call 45 s
+	base       time.Duration // until the first check of the devices' CDI spec
+	sweep      time.Duration // between sweeps
+	unprepare  time.Duration // until the kubelet unprepares a claim that does not exist any more, in a call for another one
+	retryWrite time.Duration // between two tries to write a checkpoint that cannot be written
+	lost       time.Duration // how long a lost checkpoint counts at least: a kubelet that starts with the agent lists its pods one by one
 }
 
 func defaultClaimTiming() claimTiming {
 	return claimTiming{
 		api: 5 * time.Second, mps: 20 * time.Second, base: 5 * time.Second, sweep: 10 * time.Minute, lost: time.Minute, unprepare: 10 * time.Second,
+		retryWrite: 10 * time.Second,
 	}
 }
 
 // disk is what a preparer writes.
 type disk struct {
-	writeFile  func(path string, text []byte) error
+	writeFile  func(path string, text []byte) (durable.Written, error)
 	writeSpec  func(dir, uid string, devices []cdi.ClaimDevice) error
 	removeSpec func(dir, uid string) error
 }
@@ -145,7 +147,8 @@ type preparer struct {
 	refuses atomic.Bool // new claims, because the driver releases the devices
 
 	state   atomic.Pointer[claimState] // nil before open; replaced only by the holder of writing
-	writing chan struct{}              // of capacity 1: full while the checkpoint is being replaced
+	writing chan struct{}              // of capacity 1: full while the checkpoint is being read or replaced
+	writes  durable.Writes
 
 	mu       sync.Mutex // guards the fields below
 	pooled   time.Time  // since when there is a pool; zero before
@@ -177,10 +180,7 @@ func newPreparer(o *Options, claims *health.Latest[Claims]) *preparer {
 	return &preparer{
 		options: o, published: claims, writer: cdi.NewWriter(o.Log), timing: defaultClaimTiming(),
 		disk: disk{
-			writeFile: func(path string, text []byte) error {
-				_, err := statefile.WriteFile(path, text)
-				return err
-			},
+			writeFile: func(path string, text []byte) (durable.Written, error) { return durable.Replace(path, text, reserve) },
 			writeSpec: cdi.WriteClaimSpec, removeSpec: cdi.RemoveClaimSpec,
 		},
 		writing: make(chan struct{}, 1), busy: make(map[types.UID]chan struct{}), errors: make(map[string]uint64),
@@ -196,8 +196,10 @@ func (p *preparer) open(dir string) error {
 		return nil
 	}
 	s := &claimState{dir: dir, opened: time.Now()}
-	c, err := readCheckpoint(dir)
 	path := filepath.Join(dir, checkpointName)
+	p.writes.Begin(path)
+	c, err := readCheckpoint(dir)
+	p.writes.End()
 	switch {
 	case err == nil:
 		s.checkpoint = c
@@ -205,7 +207,7 @@ func (p *preparer) open(dir string) error {
 			s.Claims, s.Lost = nil, false // no container outlives a boot
 		}
 	case isCorrupt(err):
-		aside, asideErr := statefile.SetAside(path, corruptSuffix)
+		aside, asideErr := durable.SetAside(path, corruptSuffix)
 		s.Lost, s.Publishing = true, true
 		s.warning = fmt.Sprintf("the checkpoint %s was corrupt (%v)", path, err)
 		p.options.Log.Error("checkpoint is corrupt; devices that pods hold by lost claims are refused", zap.String("file", path), zap.Error(err),
@@ -221,7 +223,7 @@ func (p *preparer) open(dir string) error {
 	}
 	s.BootID = p.options.BootID
 	p.heal(&s.checkpoint, dir)
-	if err := errors.Join(statefile.RemoveTemporaries(path), cdi.RemoveTemporaries(p.cdiDir())); err != nil {
+	if err := cdi.RemoveTemporaries(p.cdiDir()); err != nil {
 		p.options.Log.Warn("cannot remove the temporary files of an earlier process", zap.Error(err))
 	}
 	p.store(s)
@@ -299,6 +301,7 @@ func (p *preparer) store(s *claimState) {
 type change struct {
 	apply   func(checkpoint) (next checkpoint, changed bool, err error)
 	removes bool       // it only removes claims
+	retries bool       // it changes nothing and is written nevertheless
 	done    chan error // of capacity 1
 }
 
@@ -354,7 +357,7 @@ func (p *preparer) commit() {
 	var written []*change
 	for _, c := range queue {
 		changed, differs, err := c.apply(next.checkpoint)
-		if err != nil || !differs && !before.unwritten {
+		if err != nil || !differs && !before.unwritten && !c.retries {
 			c.done <- err
 			continue
 		}
@@ -372,7 +375,7 @@ func (p *preparer) commit() {
 	}
 	text, err := next.encode()
 	if err == nil {
-		err = p.disk.writeFile(filepath.Join(next.dir, checkpointName), text)
+		err = p.write(filepath.Join(next.dir, checkpointName), text)
 	}
 	next.unwritten = false
 	switch {
@@ -394,6 +397,32 @@ func (p *preparer) commit() {
 			c.done <- err
 		}
 	}
+}
+
+// write writes the checkpoint.
+func (p *preparer) write(path string, text []byte) error {
+	p.writes.Begin(path)
+	w, err := p.disk.writeFile(path, text)
+	p.writes.Report(path, err)
+	switch {
+	case err != nil:
+		return err
+	case p.writes.SetUnreserved(w.Unreserved):
+		p.options.Log.Warn("no space is reserved for the checkpoint; a full disk would refuse claims", zap.String("file", path), zap.Error(w.Unreserved))
+	}
+	if w.Aside != "" {
+		p.options.Log.Warn("set aside what was in the place of the checkpoint", zap.String("file", path), zap.String("aside", w.Aside))
+	}
+	return nil
+}
+
+// retryWrite writes the checkpoint again if the last write has failed: the claim or the name that it was for may not come again, and then nothing
+// would tell that the disk works.
+func (p *preparer) retryWrite(ctx context.Context) {
+	if p.writes.Failure().Err == "" {
+		return
+	}
+	_ = p.enqueue(ctx, &change{retries: true, done: make(chan error, 1), apply: func(c checkpoint) (checkpoint, bool, error) { return c, false, nil }})
 }
 
 // names returns the names of devices that have been published.
@@ -470,6 +499,7 @@ func (p *preparer) status(s *Status) {
 	s.Prepares = Durations{slices.Clone(p.prepares.Counts), p.prepares.Sum}
 	s.Unprepares = Durations{slices.Clone(p.undos.Counts), p.undos.Sum}
 	p.mu.Unlock()
+	s.Checkpoint, s.Unreserved = p.writes.Failure(), p.writes.Unreserved()
 	var warnings []string
 	if state := p.state.Load(); state != nil && state.Lost {
 		warnings = append(warnings, cmp.Or(state.warning, "a checkpoint was lost")+

@@ -213,6 +213,8 @@ func (p *preparer) run(ctx context.Context) {
 	running.Go(func() { p.orderMPS(ctx) })
 	timer := time.NewTimer(p.timing.lost)
 	defer timer.Stop()
+	retry := time.NewTicker(p.timing.retryWrite)
+	defer retry.Stop()
 	for {
 		_, changed := p.published.Watch()
 		var due <-chan time.Time
@@ -223,6 +225,8 @@ func (p *preparer) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-changed:
+		case <-retry.C:
+			p.retryWrite(ctx)
 		case <-due:
 			p.sweep(ctx)
 			next := p.timing.sweep/2 + rand.N(p.timing.sweep) //nolint:gosec // no secret

@@ -27,6 +27,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
@@ -175,8 +176,9 @@ func (n *claimNode) start() {
 	p.timing.unprepare = 10 * time.Millisecond
 	inner := p.disk
 	p.disk = disk{
-		writeFile: func(path string, text []byte) error {
-			return faults.do(true, func() error { return inner.writeFile(path, text) })
+		writeFile: func(path string, text []byte) (w durable.Written, err error) {
+			err = faults.do(true, func() (err error) { w, err = inner.writeFile(path, text); return err })
+			return w, err
 		},
 		writeSpec: func(dir, uid string, d []cdi.ClaimDevice) error {
 			return faults.do(true, func() error { return inner.writeSpec(dir, uid, d) })

@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
@@ -404,6 +405,9 @@ type Status struct {
 	PrepareErrors   map[string]uint64 // refused claims by reason, see PrepareErrors
 	Prepares        Durations
 	Unprepares      Durations
+
+	Checkpoint durable.Failure // why the checkpoint cannot be written: claims are refused
+	Unreserved string          // why a full disk would refuse claims; empty if it would not
 }
 
 // Durations is a histogram of the durations of calls.

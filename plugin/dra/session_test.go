@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
@@ -60,10 +61,10 @@ func prepareSessionIn(t *testing.T, api *apiservertest.Server, kubeletDir string
 		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
 	})
 	write := d.preparer.disk.writeFile
-	d.preparer.disk.writeFile = func(path string, text []byte) error {
+	d.preparer.disk.writeFile = func(path string, text []byte) (durable.Written, error) {
 		if g.write != nil {
 			if err := g.write(); err != nil {
-				return err
+				return durable.Written{}, err
 			}
 		}
 		return write(path, text)

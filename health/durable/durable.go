@@ -1,0 +1,310 @@
+// Package durable reads and replaces the small files that must outlive a crash and a full disk: the state file, the checkpoint of claims,
+// the last good configuration.
+package durable
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
+)
+
+// Limit is the size of the largest file that Replace writes and Read reads, in bytes.
+const Limit = 128 << 20
+
+// block is the unit of a file's size, in bytes.
+const block = 4 << 10
+
+// maxSetAside limits the files that are set aside for one path and suffix.
+const maxSetAside = 100
+
+// readAttempts limits how often Read begins anew because the file was replaced meanwhile.
+const readAttempts = 10
+
+// The errors of Read that time does not end.
+var (
+	ErrNotRegular = errors.New("not a regular file") // but a directory, a fifo, a socket or a device
+	ErrTooLarge   = fmt.Errorf("expected at most %d bytes", Limit)
+)
+
+// SparePath returns the path of the spare file of a file.
+func SparePath(path string) string { return path + ".spare" }
+
+// Written is the outcome of Replace.
+type Written struct {
+	Info  fs.FileInfo // of the file
+	Aside string      // the new name of what was at the path and was no regular file; "" if nothing was
+	// Unreserved is why the next text may not fit on a full disk; nil if space for twice the largest text so far is reserved.
+	Unreserved error
+}
+
+// Replace replaces the content of a file: a later reader finds the old or the new text, also if the process or the node ends at any moment.
+// After an error it has one of them. Spaces follow the text, which must not end with any.
+//
+// Replace writes into a spare file, beside the file, and exchanges the two (renameat2(2), RENAME_EXCHANGE), so that it needs no free space: the old
+// file is the next spare file. While there is space, both are twice as large as the largest text so far, at least reserve bytes. Where
+// the file system cannot exchange files, Replace renames the spare file and makes another one.
+//
+// Only one process may replace a file at a time.
+func Replace(path string, text []byte, reserve int) (Written, error) {
+	return newDisk().replace(path, text, reserve)
+}
+
+// disk has the system calls of Replace whose order matters.
+type disk struct {
+	writeAt   func(f *os.File, b []byte, offset int64) (int, error)
+	truncate  func(f *os.File, size int64) error
+	sync      func(f *os.File) error
+	renameat2 func(from, to string, flags uint) error
+}
+
+func newDisk() disk {
+	return disk{
+		writeAt:  (*os.File).WriteAt,
+		truncate: (*os.File).Truncate,
+		sync:     (*os.File).Sync,
+		renameat2: func(from, to string, flags uint) error {
+			if err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, flags); err != nil {
+				return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
+			}
+			return nil
+		},
+	}
+}
+
+func (d disk) replace(path string, text []byte, reserve int) (w Written, err error) {
+	if len(text) >= Limit {
+		return w, fmt.Errorf("%s: expected a text of less than %d bytes, got %d", path, Limit, len(text))
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
+		return w, err
+	}
+	defer func() { err = WithPath(err, path) }() // the path that people know
+	if info, err := os.Lstat(path); err == nil && !replaceable(info) {
+		if w.Aside, err = SetAside(path, ".unread"); err != nil {
+			return w, fmt.Errorf("%s: %w; cannot set it aside: %w", path, ErrNotRegular, err)
+		}
+	}
+	// The exchange of an earlier process may not have reached the disk. After a crash the spare file of now would be the file.
+	if err := d.syncDirectory(path); err != nil {
+		return w, err
+	}
+	spare, size, err := openSpare(path)
+	if err != nil {
+		return w, err
+	}
+	want := min(max(size, blocks(max(reserve, 2*(len(text)+1)))), Limit)
+	w.Unreserved, err = d.fill(spare, text, size, want)
+	if err == nil {
+		err = d.sync(spare)
+	}
+	info, statErr := spare.Stat()
+	if err = errors.Join(err, statErr, spare.Close()); err != nil {
+		return w, err
+	}
+	w.Info = info
+	unsupported, err := d.exchange(path)
+	if err == nil {
+		err = d.syncDirectory(path)
+	}
+	if err != nil {
+		return w, err
+	}
+	w.Unreserved = errors.Join(w.Unreserved, unsupported, d.extendSpare(path, want))
+	return w, nil
+}
+
+// replaceable reports whether a rename may replace what is at a path.
+func replaceable(info fs.FileInfo) bool {
+	return info.Mode().IsRegular() || info.Mode().Type() == fs.ModeSymlink
+}
+
+// blocks returns a size in whole blocks.
+func blocks(size int) int64 { return int64(size+block-1) / block * block }
+
+// openSpare opens the spare file for writing, or makes one, and returns its size.
+func openSpare(path string) (f *os.File, size int64, err error) {
+	name := SparePath(path)
+	if info, err := os.Lstat(name); err == nil {
+		switch stat, ok := info.Sys().(*syscall.Stat_t); {
+		case !replaceable(info):
+			if _, err := SetAside(name, ".unread"); err != nil {
+				return nil, 0, err
+			}
+		case !info.Mode().IsRegular(), ok && stat.Nlink > 1: // its content belongs to somebody else too
+			if err := os.Remove(name); err != nil {
+				return nil, 0, err
+			}
+		}
+	}
+	f, err = os.OpenFile(name, os.O_RDWR|os.O_CREATE|syscall.O_NOFOLLOW|syscall.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := f.Stat()
+	if lockErr := filelock.Lock(f); err == nil && errors.Is(lockErr, filelock.ErrLocked) {
+		err = &fs.PathError{Op: "lock", Path: name, Err: lockErr}
+	}
+	if err != nil {
+		_ = f.Close() // nothing was written
+		return nil, 0, err
+	}
+	return f, info.Size(), nil
+}
+
+// fill writes a text and spaces into the spare file, and extends it to want bytes. unreserved is why that has no space.
+func (d disk) fill(f *os.File, text []byte, size, want int64) (unreserved, err error) {
+	needed := max(size, int64(len(text)+1))
+	content := spaces(0, needed)
+	content[copy(content, text)] = '\n'
+	if _, err := d.writeAt(f, content, 0); err != nil {
+		return nil, errors.Join(err, d.truncate(f, size)) // what is reserved stays
+	}
+	return d.extend(f, needed, want), nil
+}
+
+// extend writes spaces between two sizes, or nothing.
+func (d disk) extend(f *os.File, from, to int64) error {
+	if from >= to {
+		return nil
+	}
+	if _, err := d.writeAt(f, spaces(from, to), from); err != nil {
+		return errors.Join(err, d.truncate(f, from))
+	}
+	return nil
+}
+
+func spaces(from, to int64) []byte { return bytes.Repeat([]byte(" "), int(to-from)) }
+
+// extendSpare makes sure that there is a spare file of a size, with any content.
+func (d disk) extendSpare(path string, want int64) error {
+	f, size, err := openSpare(path)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = f.Close() }() // nothing that matters is written
+	return d.extend(f, size, want)
+}
+
+// exchange exchanges a file and its spare file. unsupported is why the old file is not the new spare file.
+func (d disk) exchange(path string) (unsupported, err error) {
+	spare := SparePath(path)
+	switch err := d.renameat2(spare, path, unix.RENAME_EXCHANGE); {
+	case err == nil:
+		return nil, nil
+	case errors.Is(err, fs.ErrNotExist): // there is no file yet
+		return nil, d.renameat2(spare, path, 0)
+	case errors.Is(err, syscall.EINVAL), errors.Is(err, errors.ErrUnsupported):
+		// EINVAL also comes from a file system without flags; see rename(2). A kernel without renameat2 has the other call.
+		return fmt.Errorf("the file system cannot exchange files: %w", errors.Unwrap(err)), os.Rename(spare, path)
+	default:
+		return nil, err
+	}
+}
+
+// syncDirectory makes the renames in the directory of a file durable. Some file systems have nothing to do for that, and say so.
+func (d disk) syncDirectory(path string) error {
+	dir, err := os.Open(filepath.Dir(path))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = dir.Close() }() // it is only read
+	if err := d.sync(dir); !errors.Is(err, syscall.EINVAL) && !errors.Is(err, errors.ErrUnsupported) {
+		return err
+	}
+	return nil
+}
+
+// Read reads a file that another process may replace meanwhile, without the spaces behind the text. It opens nothing but a regular file:
+// anything else is ErrNotRegular. info identifies the content.
+func Read(path string) (text []byte, info fs.FileInfo, err error) {
+	for range readAttempts {
+		var replaced bool
+		if text, info, replaced, err = readOnce(path); err != nil || !replaced {
+			return text, info, err
+		}
+	}
+	return nil, nil, &fs.PathError{Op: "read", Path: path, Err: errors.New("it was replaced each time that it was read")}
+}
+
+// readOnce reports whether the file was replaced meanwhile, so that the text may be one that is being written.
+func readOnce(path string) (text []byte, info fs.FileInfo, replaced bool, err error) {
+	if info, err = os.Stat(path); err != nil { // to open a device may have an effect
+		return nil, nil, false, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil, false, &fs.PathError{Op: "open", Path: path, Err: ErrNotRegular}
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+	if err != nil {
+		return nil, nil, false, err
+	}
+	defer func() { _ = f.Close() }() // it is only read
+	if info, err = f.Stat(); err != nil {
+		return nil, nil, false, err
+	}
+	switch {
+	case !info.Mode().IsRegular():
+		return nil, nil, false, &fs.PathError{Op: "open", Path: path, Err: ErrNotRegular}
+	case info.Size() > Limit:
+		return nil, nil, false, &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("%w, found %d", ErrTooLarge, info.Size())}
+	}
+	if text, err = io.ReadAll(io.LimitReader(f, Limit)); err != nil {
+		return nil, nil, false, err
+	}
+	after, err := f.Stat()
+	if err != nil {
+		return nil, nil, false, err
+	}
+	current, err := os.Stat(path)
+	return bytes.TrimRight(text, " \n"), info, err != nil || !Same(info, after) || !Same(info, current), nil
+}
+
+// Same reports whether two results of Stat are of one file with one content.
+func Same(a, b fs.FileInfo) bool {
+	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
+}
+
+// WithPath returns an error of a file with the path of another one, which people know.
+func WithPath(err error, path string) error {
+	if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
+		return fmt.Errorf("%s %s: %w", pathErr.Op, path, pathErr.Err)
+	}
+	if linkErr, ok := errors.AsType[*os.LinkError](err); ok {
+		return fmt.Errorf("%s %s: %w", linkErr.Op, path, linkErr.Err)
+	}
+	return err
+}
+
+// SetAside renames what is at a path to an unused name with the suffix, and returns the name. A device of the node stays.
+func SetAside(path, suffix string) (string, error) {
+	info, err := os.Lstat(path)
+	if err != nil {
+		return "", err
+	}
+	if info.Mode()&fs.ModeDevice != 0 && strings.HasPrefix(path, "/dev/") {
+		return "", errors.New("it is a device of the node")
+	}
+	for n := range maxSetAside {
+		aside := path + suffix
+		if n > 0 {
+			aside += "." + strconv.Itoa(n)
+		}
+		if _, err := os.Lstat(aside); errors.Is(err, fs.ErrNotExist) {
+			return aside, os.Rename(path, aside)
+		} else if err != nil {
+			return "", err
+		}
+	}
+	return "", fmt.Errorf("%d files %s%s* exist already; remove some", maxSetAside, path, suffix)
+}

@@ -137,7 +137,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	a.logNotes(c)
 	a.monitor.SetHeld((&holderCheck{facts: a.facts, refresh: a.plugin.RefreshHolders}).mayBeHeld)
 	a.readLoss()
-	a.reporter = a.newReporter(a.restore(c, boot))
+	a.reporter = a.newReporter(a.restore(ctx, c, boot))
 	if e := a.lossEvent(); e != nil {
 		a.reporter.Report(*e)
 	}
@@ -245,13 +245,13 @@ func (a *Agent) newNode(read readProperties, log *zap.Logger) *node.Follower {
 	})
 }
 
-// restoreNode gives the saved labels to the follower.
-func (a *Agent) restoreNode(saved statefile.Saved, boot string) error {
+// restoreNode gives the saved labels to a follower.
+func restoreNode(saved statefile.Saved, boot string, restore func(text []byte, sameBoot bool) error) error {
 	text := saved.Sections[nodeSection]
 	if text == nil {
 		return nil
 	}
-	return a.node.Restore(text, saved.Section(nodeSection, boot) != nil)
+	return restore(text, saved.Section(nodeSection, boot) != nil)
 }
 
 // sysFS returns where the host of the GPUs has its sysfs, empty if they are on another host. Simulated GPUs are in this machine.
@@ -271,13 +271,36 @@ const (
 	bindingsSection = "bindings"     // the GPUs that entries of the configuration name by index
 )
 
-// restore gives the saved state of the previous process to the monitor and the totals, and returns the restored devices.
-func (a *Agent) restore(c config.Config, boot string) []health.DeviceState {
-	saved, err := a.stateFile.Load(c.Health.StateFile)
+// restore gives the saved state of the previous process to the components, and returns the restored devices. A disk that does not answer
+// delays that by 10 s; then restoreLate gives them what it has when it answers.
+func (a *Agent) restore(ctx context.Context, c config.Config, boot string) []health.DeviceState {
+	saved, err := a.stateFile.LoadInTime(ctx, c.Health.StateFile, func(saved statefile.Saved, err error) { a.restoreLate(saved, err, boot) })
 	if err != nil {
 		a.log.Warn("cannot restore all saved findings", zap.String("key", "health.stateFile"), zap.Error(err))
 		a.served.Store(new([]byte("true"))) // a device plugin may have served
 	}
+	if !a.stateFile.Status().Unread.IsZero() {
+		a.monitor.AwaitRestore()
+		return nil
+	}
+	a.restoreSections(saved, boot, a.node.Restore)
+	restored := a.restoredDevices(saved, boot)
+	a.monitor.Restore(restored)
+	if s := a.snapshots.Load(); s != nil { // a detach from before the start is still in force
+		return s.Devices
+	}
+	return restored.Devices
+}
+
+// restoreLate gives the running components the saved state, which could not be read at the start.
+func (a *Agent) restoreLate(saved statefile.Saved, err error, boot string) {
+	a.log.Info("read the state file after the start", zap.String("key", "health.stateFile"), zap.Error(err))
+	a.restoreSections(saved, boot, a.node.RestoreLate)
+	a.monitor.RestoreLate(a.restoredDevices(saved, boot))
+}
+
+// restoreSections gives the sections of a saved state to their components.
+func (a *Agent) restoreSections(saved statefile.Saved, boot string, restoreLabels func(text []byte, sameBoot bool) error) {
 	if text := saved.Section(idleSection, boot); text != nil {
 		if err := a.totals.Restore(text); err != nil {
 			a.log.Warn("cannot restore saved times", zap.String("key", "health.stateFile"), zap.Error(err))
@@ -288,24 +311,25 @@ func (a *Agent) restore(c config.Config, boot string) []health.DeviceState {
 			a.log.Warn("cannot restore the beginning of a handover", zap.String("key", "health.stateFile"), zap.Error(err))
 		}
 	}
-	if err := a.restoreNode(saved, boot); err != nil {
+	if err := restoreNode(saved, boot, restoreLabels); err != nil {
 		a.log.Warn("cannot restore the labels of the node", zap.String("key", "health.stateFile"), zap.Error(err))
 	}
-	if err := a.monitor.RestoreBindings(saved.Sections[bindingsSection], sourceID(c.Source)); err != nil { // they hold over reboots
+	src := sourceID(a.sourceConfig.Load().SourceConfig)
+	if err := a.monitor.RestoreBindings(saved.Sections[bindingsSection], src); err != nil { // they hold over reboots
 		a.log.Warn("cannot restore which GPUs the indexes in the configuration mean", zap.String("key", "health.stateFile"), zap.Error(err))
 	}
-	restored := saved.Restore(boot, sourceID(c.Source), time.Now())
+}
+
+// restoredDevices returns the saved state for the source in force, and logs the devices.
+func (a *Agent) restoredDevices(saved statefile.Saved, boot string) statefile.Restored {
+	restored := saved.Restore(boot, sourceID(a.sourceConfig.Load().SourceConfig), time.Now())
 	for _, d := range restored.Devices {
 		if len(d.Verdict.Findings) > 0 || len(d.Verdict.Trips) > 0 {
 			a.log.Info("restored from the state file", zap.String("device", string(d.Device.ID)),
 				zap.Stringer("state", d.Verdict.State), zap.String("cause", d.Verdict.Cause()))
 		}
 	}
-	a.monitor.Restore(restored)
-	if s := a.snapshots.Load(); s != nil { // a detach from before the start is still in force
-		return s.Devices
-	}
-	return restored.Devices
+	return restored
 }
 
 // apply puts a configuration in force. A component sees a change of its own section only.

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"net/http"
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -11,6 +12,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
@@ -70,9 +72,10 @@ func (a *Agent) handler() http.Handler {
 			s := a.nodeWriter.Status()
 			return metrics.NodeWrites{Writes: s.Writes, Errors: s.Errors, Leftovers: s.Leftovers()}, s.Enabled
 		},
-		StateFileUp: func() (up, on bool) {
+		Unwritten: a.unwrittenFiles,
+		StateFileRead: func() (read, on bool) {
 			s := a.stateFile.Status()
-			return s.Err == "", s.Path != ""
+			return s.Unread.IsZero(), s.Path != ""
 		},
 		CDIRuntime:         a.cdiRuntime,
 		WaitsFor:           a.waitsFor,
@@ -101,6 +104,12 @@ func (a *Agent) status() status.Node {
 		in.ConfigError = *err
 	}
 	return status.New(in)
+}
+
+// unwrittenFiles returns the files that cannot be written, without which a restart would lose something.
+func (a *Agent) unwrittenFiles() []durable.Failure {
+	all := []durable.Failure{a.stateFile.Status().Failure(), a.dra.Status().Checkpoint}
+	return slices.DeleteFunc(all, func(f durable.Failure) bool { return f.Err == "" })
 }
 
 // notReady returns every reason why the agent cannot do its whole job now. A poll takes up to stallAfter before the

@@ -72,7 +72,7 @@ func planLabels(ctx context.Context, c config.Config, saved statefile.Saved) (no
 	a := planningAgent(c)
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, a.log)
 	a.node = a.newNode(nvml.Properties(a.log), a.log)
-	err := a.restoreNode(saved, statefile.BootID())
+	err := restoreNode(saved, statefile.BootID(), a.node.Restore)
 	pollErr := a.pollOnce(ctx, c, saved)
 	l, labelsErr := a.node.LabelsOnce(ctx)
 	if err != nil {

@@ -139,6 +139,9 @@ func (a *Agent) warnings() (all []string) {
 	if text := a.lossText(); text != "" {
 		all = append(all, "health.stateFile: "+text)
 	}
+	for _, text := range a.stateFile.Status().Problems() {
+		all = append(all, "health.stateFile: "+text)
+	}
 	if s := a.snapshots.Load(); s != nil {
 		for _, b := range s.Bindings {
 			if b.Warning.Reason != "" {
@@ -211,6 +214,9 @@ func draWarnings(s dra.Status) (all []string) {
 	}
 	if len(s.DroppedFeatures) > 0 {
 		all = append(all, "dra: the API server lacks "+strings.Join(s.DroppedFeatures, ", "))
+	}
+	if s.Checkpoint.Err != "" {
+		all = append(all, "dra: "+s.Checkpoint.String()+"; claims are refused")
 	}
 	if s.Warning != "" {
 		all = append(all, "dra: "+s.Warning)

@@ -224,7 +224,7 @@ func judgeDevice(
 	}
 	return DeviceState{
 		Device: d, Sample: s, Verdict: v, XIDCounts: counts, XIDDetails: details, XIDWitnesses: witnesses, LastXID: last,
-		XIDHistory: w.history, Awaited: w.awaited, EventAction: w.action,
+		XIDHistory: w.history, Awaited: w.awaited, EventAction: w.action, ResetAt: r.latest(old.ResetAt),
 	}, r
 }
 

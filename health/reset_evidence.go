@@ -26,6 +26,14 @@ func (r reset) follows(f Finding) bool {
 	return r.proven && (!r.after.Before(f.Last) || !slices.ContainsFunc(r.unreported, func(code int) bool { return f.Cause == xidCause(code) }))
 }
 
+// latest returns when the latest reset was, of this one and an earlier one.
+func (r reset) latest(before time.Time) time.Time {
+	if r.proven && r.after.After(before) {
+		return r.after
+	}
+	return before
+}
+
 // latestReset returns the proven reset that is the latest.
 func latestReset(all ...reset) (latest reset) {
 	for _, r := range all {

@@ -42,6 +42,85 @@ func (v Verdict) Restored(now time.Time) Verdict {
 	return v
 }
 
+// RestoreLate returns the devices with those that another process saved, as if they had been restored before the first reading: the saved state
+// was read only now. A saved finding does not count if the device was reset after it; reloaded means that the driver was loaded since, which
+// resets all. history means that the saved devices have every XID that the source delivered before the start in DeviceState.XIDHistory: an XID
+// of past that they lack is returned as not judged. past are the XIDs by device that the source delivered as of the time before the start. A
+// saved device that is not in devices is added.
+func RestoreLate(devices, saved []DeviceState, reloaded, history bool, past map[DeviceID][]XID, now time.Time) (after []DeviceState, unjudged []Sample) {
+	after = slices.Clone(devices)
+	for i := range after {
+		d := &after[i]
+		j := slices.IndexFunc(saved, func(s DeviceState) bool { return s.Device.ID == d.Device.ID })
+		var from DeviceState
+		if j >= 0 {
+			from = saved[j]
+		}
+		if history {
+			xids := slices.DeleteFunc(slices.Clone(past[d.Device.ID]), func(x XID) bool { return slices.ContainsFunc(from.XIDHistory, x.SameEvent) })
+			if len(xids) > 0 {
+				unjudged = append(unjudged, Sample{Device: d.Device.ID, At: now, XIDs: xids})
+			}
+			// Those of XIDs before the start, which are known now.
+			d.Verdict = d.Verdict.Without(now, func(f Finding) bool {
+				return f.From == "" && f.ofIncident() && f.Clears == ClearsGPUReset && f.State == Degraded
+			})
+			d.Verdict.awaitsCheck = false
+		}
+		if j >= 0 {
+			*d = d.restoreLate(from, reloaded, now)
+		}
+	}
+	for _, s := range saved {
+		if !slices.ContainsFunc(devices, func(d DeviceState) bool { return d.Device.ID == s.Device.ID }) {
+			after = append(after, s)
+		}
+	}
+	return after, unjudged
+}
+
+// restoreLate returns a device with what another process saved of it.
+func (d DeviceState) restoreLate(saved DeviceState, reloaded bool, now time.Time) DeviceState {
+	wasReset := func(at time.Time) bool { return reloaded || !d.ResetAt.IsZero() && !at.After(d.ResetAt) }
+	v, from := d.Verdict, saved.Verdict
+	findings := slices.Clone(v.Findings)
+	for _, f := range from.Findings {
+		if wasReset(f.Last) {
+			f.Reset = now
+			if f.Clears == ClearsGPUReset {
+				continue
+			}
+		}
+		if i := slices.IndexFunc(findings, func(g Finding) bool { return g.From == "" && g.Cause == f.Cause }); i < 0 {
+			findings = append(findings, f)
+		} else if f.Since.Before(findings[i].Since) { // the newer one counts, and lasts since then
+			findings[i].Since = f.Since
+		}
+	}
+	state, since := v.State, v.Since
+	v.setFindings(findings)
+	switch {
+	case v.State == from.State && (v.State != state || from.Since.Before(since)):
+		v.Since = from.Since
+	case v.State != state:
+		v.Since = now
+	}
+	v.Trips = slices.Concat(from.Trips, v.Trips)
+	slices.SortFunc(v.Trips, time.Time.Compare)
+	pending := slices.Clone(v.PendingXIDs)
+	for _, x := range from.PendingXIDs {
+		if !wasReset(x.At) && !slices.ContainsFunc(pending, func(y XID) bool { return y.Code == x.Code }) {
+			pending = append(pending, x)
+		}
+	}
+	v.PendingXIDs = pending
+	v.unexplainedReset = v.unexplainedReset || from.unexplainedReset && v.Has(CauseRecoveryAction)
+	d.Verdict = v
+	d.XIDHistory = appendHistory(saved.XIDHistory, Sample{XIDs: d.XIDHistory})
+	d.Awaited = slices.Concat(saved.Awaited, d.Awaited)
+	return d
+}
+
 // Rebase converts a time that another process saved to an age on this process's monotonic clock. A time in the future
 // becomes now; the zero time stays zero.
 func Rebase(t, now time.Time) time.Time {

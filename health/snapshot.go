@@ -19,6 +19,8 @@ type DeviceState struct {
 	Awaited      []AwaitedXIDs     // XIDs that witnesses still have to report; not modified once stored
 	EventAction  EventAction       // the recovery action of the newest event, while it replaces that of the source
 
+	ResetAt time.Time // when this process saw the latest reset of the device; zero if it saw none
+
 	MPS *MPSDaemon // of a device that MPS serves; nil for others, and until it is first examined
 }
 

@@ -168,7 +168,6 @@ func (s *scrape) collectNode() {
 		}
 	}
 	s.addIfEnabled(podLabelsUp, s.src.PodLabelsUp)
-	s.addIfEnabled(stateFileUp, s.src.StateFileUp)
 	if s.snapshot != nil {
 		for _, b := range s.snapshot.Bindings {
 			if b.Warning.Reason != "" {
@@ -176,6 +175,12 @@ func (s *scrape) collectNode() {
 			}
 		}
 	}
+	if s.src.Unwritten != nil {
+		for _, f := range s.src.Unwritten() {
+			s.AddWith(fileUnwritten, unixSeconds(f.Since), nil, label("file", f.Path))
+		}
+	}
+	s.addIfEnabled(stateFileRead, s.src.StateFileRead)
 	s.collectProcessesStatus()
 }
 

@@ -121,7 +121,8 @@ const (
 	podLabelsUp
 	processesUp
 	processesWithoutPod
-	stateFileUp
+	fileUnwritten
+	stateFileRead
 	waitsForHolder
 	holderInfo
 	fieldsUnknown
@@ -319,7 +320,11 @@ func agentMetrics() []MetricInfo {
 			"processes_without_pod", gauge, "Number of processes that belong to no pod: of the host, unreadable control group, unknown_pod, " +
 				"not_holder of the device, holders_unknown.", []string{"reason"},
 		},
-		stateFileUp: {"state_file_up", gauge, "Whether the state file (health.stateFile) could be written.", nil},
+		fileUnwritten: {
+			"file_unwritten_since_timestamp_seconds", gauge, "Unix time since when a file cannot be written: the state file (health.stateFile), so that a restart loses " +
+				"findings, or the checkpoint of claims, so that claims are refused. No series while it can be written.", []string{"file"},
+		},
+		stateFileRead: {"state_file_read", gauge, "Whether the state file (health.stateFile) was read. While it is 0, the verdicts of before the agent's start are unknown.", nil},
 		waitsForHolder: {
 			"waits_for_holder", gauge, "Whether the agent waits for the end of another agent, the holder, which serves the devices of the node. Meanwhile the agent exports " +
 				"its own series only.", nil,

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
@@ -76,7 +77,11 @@ type Sources struct {
 	Kubernetes  func() (k Kubernetes, enabled bool)
 	NodeWrites  func() (n NodeWrites, enabled bool)
 	PodLabelsUp func() (up, enabled bool) // whether the API server provides the pods' labels
-	StateFileUp func() (up, enabled bool) // whether health.stateFile could be written
+
+	// Unwritten are the files that cannot be written, without which a restart would lose something. nil: none.
+	Unwritten func() []durable.Failure
+	// StateFileRead reports whether health.stateFile was read.
+	StateFileRead func() (read, enabled bool)
 
 	// WaitsFor reports whether the agent waits for another one that serves the node, and the name of its pod if that is known. Meanwhile
 	// /metrics has the agent's own series only: every sum over the devices would count the node twice. nil: it never waits.

@@ -11,6 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
@@ -203,13 +204,13 @@ func TestMeasurementsExpireWithoutSource(t *testing.T) {
 func TestDisabledPartsHaveNoSeries(t *testing.T) {
 	disabled := func() (bool, bool) { return true, false }
 	for name, parts := range map[string]Sources{
-		"disabled": {PodLabelsUp: disabled, StateFileUp: disabled, Kubernetes: func() (Kubernetes, bool) { return Kubernetes{Writes: 1}, false }, NodeWrites: func() (NodeWrites, bool) { return NodeWrites{Writes: 1, Leftovers: []string{"taints"}}, false }},
+		"disabled": {PodLabelsUp: disabled, StateFileRead: disabled, Unwritten: func() []durable.Failure { return nil }, Kubernetes: func() (Kubernetes, bool) { return Kubernetes{Writes: 1}, false }, NodeWrites: func() (NodeWrites, bool) { return NodeWrites{Writes: 1, Leftovers: []string{"taints"}}, false }},
 		"nil":      {},
 	} {
 		src := testSources(testNode())
-		src.PodLabelsUp, src.StateFileUp, src.Kubernetes, src.NodeWrites, src.LogDropped = parts.PodLabelsUp, parts.StateFileUp, parts.Kubernetes, parts.NodeWrites, parts.LogDropped
+		src.PodLabelsUp, src.StateFileRead, src.Unwritten, src.Kubernetes, src.NodeWrites, src.LogDropped = parts.PodLabelsUp, parts.StateFileRead, parts.Unwritten, parts.Kubernetes, parts.NodeWrites, parts.LogDropped
 		page := render(t, newCollector(src))
-		for _, unwanted := range []string{"_kubernetes_", "_node_writes", "_node_errors", "_node_leftovers", "_pod_labels_up", "_state_file_up", "_log_dropped_total"} {
+		for _, unwanted := range []string{"_kubernetes_", "_node_writes", "_node_errors", "_node_leftovers", "_pod_labels_up", "_state_file_read", "_file_unwritten", "_log_dropped_total"} {
 			if strings.Contains(page, unwanted) {
 				t.Errorf("%s: the page has %s", name, unwanted)
 			}

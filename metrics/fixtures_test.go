@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
@@ -216,12 +217,15 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 			return NodeWrites{Writes: 6, Errors: 5, Leftovers: []string{"labels", "taints"}}, true
 		},
 		PodLabelsUp: func() (bool, bool) { return true, true },
-		StateFileUp: func() (bool, bool) { return false, true },
-		Processes:   testProcesses(),
-		Shares:      testShares,
-		Memory:      testMemory(),
-		DRA:         testDRA,
-		Claims:      testClaims(),
+		Unwritten: func() []durable.Failure {
+			return []durable.Failure{{Path: "/var/lib/gpu-node-agent/state.json", Err: "no space left on device", Since: now.Add(-time.Minute)}}
+		},
+		StateFileRead: func() (bool, bool) { return false, true },
+		Processes:     testProcesses(),
+		Shares:        testShares,
+		Memory:        testMemory(),
+		DRA:           testDRA,
+		Claims:        testClaims(),
 		CDIRuntime: func() (CDIRuntime, bool) {
 			return CDIRuntime{Version: "containerd://2.1.4", Support: "supported"}, true
 		},

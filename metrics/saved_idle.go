@@ -125,7 +125,8 @@ func (t *Totals) save(last bool) {
 // Saved holds the idle times for Restore, empty before there are any.
 func (t *Totals) Saved() *health.Latest[[]byte] { return &t.saved }
 
-// Restore continues the idle times that an earlier process of the same boot has saved. Call it before Run.
+// Restore continues the idle times that an earlier process of the same boot has saved. While Run runs, the times of containers that it has
+// observed begin with its start.
 func (t *Totals) Restore(text []byte) error {
 	all := make(savedIdleTimes)
 	if err := json.Unmarshal(text, &all); err != nil {

@@ -43,6 +43,7 @@ type Follower struct {
 	inventory health.Latest[inventory] // empty until the devices are known
 	host      health.Latest[host]      // empty until the host was examined
 	asked     health.Latest[struct{}]  // somebody asked for the labels
+	late      health.Latest[section]   // of RestoreLate
 	file      *fileWriter
 
 	// Run uses these.
@@ -95,9 +96,38 @@ func (f *Follower) Saved() *health.Latest[[]byte] { return &f.saved }
 // Restore continues with the section that an earlier process has saved. sameBoot is false if that was before a reboot: then the labels stay
 // until the first poll. The inventory of another node, in a state file that is part of a machine image, is left out. Call it before Run.
 func (f *Follower) Restore(text []byte, sameBoot bool) error {
-	var s section
+	s, err := f.parseSection(text, sameBoot)
+	if err != nil {
+		return err
+	}
+	f.memory = s.memory
+	f.inventory.Store(s.Inventory)
+	return nil
+}
+
+// RestoreLate is Restore while Run runs: the section could not be read at the start.
+func (f *Follower) RestoreLate(text []byte, sameBoot bool) error {
+	s, err := f.parseSection(text, sameBoot)
+	if err == nil {
+		f.late.Store(&s)
+	}
+	return err
+}
+
+// add adds what an earlier process may have written.
+func (m *memory) add(earlier memory) {
+	m.Labels, m.Feature, m.Taints = m.Labels || earlier.Labels, m.Feature || earlier.Feature, m.Taints || earlier.Taints
+	m.Condition, m.Cleaned = m.Condition || earlier.Condition, cmp.Or(m.Cleaned, earlier.Cleaned)
+	for _, path := range earlier.Files {
+		if !slices.Contains(m.Files, path) {
+			m.Files = append(slices.Clone(m.Files), path)
+		}
+	}
+}
+
+func (f *Follower) parseSection(text []byte, sameBoot bool) (s section, err error) {
 	if err := json.Unmarshal(text, &s); err != nil {
-		return fmt.Errorf("labels of the node: %w", err)
+		return s, fmt.Errorf("labels of the node: %w", err)
 	}
 	switch {
 	case s.Inventory == nil:
@@ -106,9 +136,7 @@ func (f *Follower) Restore(text []byte, sameBoot bool) error {
 	default:
 		s.Inventory.OtherBoot = s.Inventory.OtherBoot || !sameBoot
 	}
-	f.memory = s.memory
-	f.inventory.Store(s.Inventory)
-	return nil
+	return s, nil
 }
 
 // Labels are the labels of a node for the command.
@@ -184,7 +212,8 @@ func (f *Follower) Run(ctx context.Context) error {
 		}
 	}()
 	var waited <-chan time.Time
-	var unknown *host // not nil once the host has not answered in time
+	var restored *section // the newest of late that is in the memory
+	var unknown *host     // not nil once the host has not answered in time
 	for {
 		config, configChanged := f.Config.Watch()
 		_, pluginChanged := f.Plugin.Watch()
@@ -194,6 +223,14 @@ func (f *Follower) Run(ctx context.Context) error {
 		_, writtenChanged := f.written.Watch()
 		_, fileChanged := f.file.result.Watch()
 		_, cleanedChanged := f.Cleaned.Watch()
+		late, lateChanged := f.late.Watch()
+		if late != nil && late != restored {
+			restored = late
+			f.memory.add(late.memory)
+			if late.Inventory != nil && f.inventory.Load() == nil {
+				f.inventory.Store(late.Inventory)
+			}
+		}
 		switch {
 		case found != nil || !snap.Polled():
 		case waited == nil:
@@ -218,6 +255,7 @@ func (f *Follower) Run(ctx context.Context) error {
 		case <-writtenChanged:
 		case <-fileChanged:
 		case <-cleanedChanged:
+		case <-lateChanged:
 		case <-waited:
 			unknown = &host{}
 		}

@@ -27,6 +27,9 @@ type DRA struct {
 	PublishError    string          `json:"publishError,omitempty"`
 	DroppedFeatures []string        `json:"droppedFeatures"` // feature gates that the API server lacks
 	Claims          []PreparedClaim `json:"claims"`          // by namespace and name
+
+	CheckpointError string `json:"checkpointError,omitempty"` // why the checkpoint cannot be written, and since when: claims are refused
+	Unreserved      string `json:"unreserved,omitempty"`      // why a full disk would refuse claims
 }
 
 // PreparedClaim is a ResourceClaim whose devices pods can use.
@@ -42,7 +45,7 @@ type PreparedClaim struct {
 
 // draStatus returns nil while the driver neither serves nor has claims, and nothing is wrong.
 func draStatus(s dra.Status, claims *dra.Claims, h podresources.Holders) *DRA {
-	if !s.Enabled && s.Warning == "" && (claims == nil || len(claims.ByUID) == 0) {
+	if !s.Enabled && s.Warning == "" && s.Checkpoint.Err == "" && (claims == nil || len(claims.ByUID) == 0) {
 		return nil
 	}
 	d := &DRA{
@@ -50,6 +53,10 @@ func draStatus(s dra.Status, claims *dra.Claims, h podresources.Holders) *DRA {
 		Tainted: s.Tainted, Published: s.Published.UTC(), Behind: s.Behind, PublishError: s.PublishErr, DroppedFeatures: list(s.DroppedFeatures),
 		Claims: []PreparedClaim{},
 	}
+	if s.Checkpoint.Err != "" {
+		d.CheckpointError = s.Checkpoint.String()
+	}
+	d.Unreserved = s.Unreserved
 	if claims == nil {
 		return d
 	}
@@ -99,7 +106,7 @@ func draProblems(now time.Time, d *DRA) (all []string) {
 	if len(d.DroppedFeatures) > 0 {
 		all = append(all, "the API server lacks "+strings.Join(d.DroppedFeatures, ", "))
 	}
-	return append(all, nonEmpty(d.Warning)...)
+	return append(all, nonEmpty(formatIf("%s; claims are refused", d.CheckpointError), formatIf("a full disk would refuse claims: %s", d.Unreserved), d.Warning)...)
 }
 
 // preparedTexts returns at most maxHolders texts like "team/train: gpu-0, gpu-1 for team/train-0", and how many more there are.

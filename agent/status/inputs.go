@@ -60,7 +60,9 @@ func New(k Inputs) Node {
 			k.NodeObject.Enabled, k.NodeObject.Writes, k.NodeObject.Errors, k.NodeObject.LabelsErr, k.NodeObject.FeatureErr, k.NodeObject.TaintsErr,
 			k.NodeObject.ConditionErr, k.Unready,
 		},
-		Memory:   StateFile{k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC(), k.StateLoss},
+		Memory: StateFile{
+			k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC(), k.StateFile.Unread.UTC(), k.StateLoss, k.StateFile.Unreserved,
+		},
 		Bindings: []Binding{},
 		Source:   Source{Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{}, Events: []EventSource{}}, GPUs: []Device{},
 	}

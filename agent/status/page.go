@@ -60,7 +60,7 @@ func NewPages(build func() Node, history *History, log *zap.Logger) *Pages {
 		"findings": func(gpu, d Device) [][]Finding { return groupFindings(ownFindings(gpu, d)) },
 		"title":    titleText, "faultGroups": faultGroups, "counts": stateCounts, "plural": Plural[int],
 		"dra": draText, "draProblems": draProblems, "claims": preparedTexts,
-		"api": apiText, "apiErrors": apiErrors, "object": nodeObjectText, "objectErrors": nodeObjectErrors, "startupTaint": startupTaintText, "stateFileError": stateFileErrorText, "configError": configErrorText,
+		"api": apiText, "apiErrors": apiErrors, "object": nodeObjectText, "objectErrors": nodeObjectErrors, "startupTaint": startupTaintText, "stateFileProblems": stateFileProblems, "configError": configErrorText,
 		"bindingWarnings": func(s Node) []string { return limitTexts(bindingWarnings(s), maxWarnings) },
 		"finding":         func(now time.Time, f []Finding) findingData { return findingData{now, f} },
 		"holders":         func(h []Holder) []string { return heldByTexts(h, maxHolders) },

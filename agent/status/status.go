@@ -154,7 +154,10 @@ type StateFile struct {
 	Error   string    `json:"error,omitempty"` // why the file cannot be written
 	Since   time.Time `json:"since,omitzero"`  // of the error
 	Written time.Time `json:"written,omitzero"`
-	Loss    string    `json:"loss,omitempty"` // why an earlier process lost the file with its directory
+	Unread  time.Time `json:"unread,omitzero"` // since when it could not be read: the verdicts of before the start are unknown
+	Loss    string    `json:"loss,omitempty"`  // why an earlier process lost the file with its directory
+
+	Unreserved string `json:"unreserved,omitempty"` // why a full disk would lose the next findings
 }
 
 // Resource is the status of a resource.

@@ -112,8 +112,9 @@ func (p *printer) header(s Node, wide bool) {
 	}
 	p.line("processes", terminal.Yellow, s.ProcessesError)
 	p.line("memory", terminal.Yellow, formatIf("limits unknown: %s", s.MemoryLimitsError))
-	p.line("state", terminal.Yellow, stateFileErrorText(s.Memory))
-	p.line("state", terminal.Yellow, s.Memory.Loss)
+	for _, text := range stateFileProblems(s.Memory) {
+		p.line("state", terminal.Yellow, text)
+	}
 	for _, w := range limitTexts(bindingWarnings(s), maxWarnings) {
 		p.line("config", terminal.Yellow, w)
 	}

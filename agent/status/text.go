@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
 
 // The texts of the page and the table. The text of an unknown value is empty; both show it as a dash.
@@ -659,8 +660,10 @@ func startupTaintText(o NodeObject) string {
 	return formatIf("startup taint stays: %s", strings.Join(o.StartupTaint, "; "))
 }
 
-func stateFileErrorText(f StateFile) string {
-	return formatIf("cannot write the state file; findings will be lost on restart: %s", f.Error)
+// stateFileProblems returns what a restart would lose, or has lost.
+func stateFileProblems(f StateFile) []string {
+	all := statefile.Status{Path: f.File, Err: f.Error, Since: f.Since, Unread: f.Unread}.Problems()
+	return append(all, nonEmpty(f.Loss, formatIf("a full disk would lose findings: %s", f.Unreserved))...)
 }
 
 // configErrorText says what is wrong with the configuration, or how to find out, and which configuration is in force.

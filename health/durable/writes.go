@@ -16,6 +16,11 @@ type Failure struct {
 	Since time.Time
 }
 
+// String names the file, and since when it cannot be written.
+func (f Failure) String() string {
+	return fmt.Sprintf("%s cannot be written since %s: %s", f.Path, f.Since.UTC().Format(time.RFC3339), f.Err)
+}
+
 // Writes follows whether a file can be written, also while the disk does not answer. Its methods may be called from any goroutine.
 type Writes struct {
 	mu         sync.Mutex // guards the fields below

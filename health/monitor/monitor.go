@@ -55,7 +55,9 @@ type Monitor struct {
 	unmatchedCordons []string
 	restored         statefile.Restored
 	bindings         bindings
-	history          bool // Restored.History of the current source
+	history          bool                             // Restored.History of the current source
+	unrestored       bool                             // RestoreLate may come
+	past             map[health.DeviceID][]health.XID // while unrestored: Sample.Past of the readings
 	companions       *companions
 	xids             xidWatch
 	unjudged         []queuedEvent        // events that wait for a device, oldest first

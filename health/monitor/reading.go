@@ -29,6 +29,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 		}
 	}
 	basis := health.ReadingContext{XIDHistory: m.history, FirstReading: m.now.Source.Polls == 0, DriverReloaded: m.driverReloaded(r.Versions.Driver)}
+	m.keepPast(r)
 	devices := m.judge(before, r, basis, now)
 	m.detach = m.detach.devicesRead(len(withheldDevices(devices)) > 0)
 	if m.now.Source.Status != health.SourceUp {

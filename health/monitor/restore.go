@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"slices"
 	"time"
 
 	"go.uber.org/zap"
@@ -29,6 +30,69 @@ func (m *Monitor) Restore(r statefile.Restored) {
 	m.setDetachment(restored.request(), time.Now())
 }
 
+// AwaitRestore has the monitor keep what RestoreLate needs: the saved state could not be read yet. Call it before Run, instead of Restore.
+func (m *Monitor) AwaitRestore() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.unrestored, m.past = true, make(map[health.DeviceID][]health.XID)
+}
+
+// keepPast keeps the XIDs of the time before the start that a reading delivers. m.mu is held.
+func (m *Monitor) keepPast(r *health.Reading) {
+	if !m.unrestored {
+		return
+	}
+	judged := make(map[health.DeviceID][]health.XID, len(m.now.Devices))
+	for i := range m.now.Devices {
+		judged[m.now.Devices[i].Device.ID] = m.now.Devices[i].XIDHistory
+	}
+	for _, s := range r.Samples {
+		for _, x := range s.Past {
+			if !slices.ContainsFunc(judged[s.Device], x.SameEvent) {
+				m.past[s.Device] = append(m.past[s.Device], x)
+			}
+		}
+	}
+}
+
+// RestoreLate is Restore while the monitor runs. What this process has seen is newer than the saved state.
+func (m *Monitor) RestoreLate(r statefile.Restored) {
+	m.mu.Lock()
+	defer m.unlock()
+	if !m.unrestored {
+		return
+	}
+	past := m.past
+	m.unrestored, m.past = false, nil
+	m.restored, m.history = r, r.History
+	source, now := &m.now.Source, time.Now()
+	saved := r.Devices
+	if !r.Missed {
+		m.newInventory = m.newInventory || source.Polls == 0
+		if source.Polls > 0 { // those that the source does not list may have been removed
+			saved = slices.DeleteFunc(slices.Clone(saved), func(s health.DeviceState) bool {
+				return !slices.ContainsFunc(m.now.Devices, func(d health.DeviceState) bool { return d.Device.ID == s.Device.ID })
+			})
+		}
+	}
+	reloaded := r.DriverLoad != "" && source.DriverLoad != "" && r.DriverLoad != source.DriverLoad
+	if source.DriverLoad == "" {
+		source.DriverLoad = r.DriverLoad
+	}
+	before := m.now.Devices
+	devices, unjudged := health.RestoreLate(before, saved, reloaded, r.History, past, now)
+	m.now.Devices = m.judge(devices, &health.Reading{Samples: unjudged}, health.ReadingContext{XIDHistory: r.History, Events: true}, now)
+	m.logChangesLater(before, m.now.Devices)
+	m.store()
+	switch d := r.Detachment; {
+	case d.InForce() && m.detach.state == attached && m.detach.requests == 0:
+		m.logLater(func() { m.log.Warn("detaching the driver, as before the restart", zap.Time("until", d.Until)) })
+		m.setDetachment(m.detach.detach(now, d.Until.Sub(now), m.hasHostEngine()), now)
+	case d.Over:
+		m.attach("a detach of before the restart is over")
+	}
+}
+
 // exchangeDevices replaces the devices by those saved of another source, which measures other devices. Publishing the old
 // ones until the new source is up would offer devices that do not exist. m.now is still of the old source.
 func (m *Monitor) exchangeDevices(to health.SourceID) {
@@ -38,6 +102,7 @@ func (m *Monitor) exchangeDevices(to health.SourceID) {
 	m.logChangesLater(m.now.Devices, nil)
 	m.now.Devices, m.now.At, m.now.Source.Versions = m.restored.Devices, time.Time{}, health.Versions{}
 	m.now.Entities = nil
+	clear(m.past)                                          // of the other source
 	m.unjudged, m.unknownGPUs = nil, make(map[string]bool) // those that waited for a GPU of the other source
 	m.history, m.driverVersion, m.now.Source.DriverLoad = m.restored.History, "", m.restored.DriverLoad
 	m.now.Source.Checks, m.now.Source.Incidents = health.Checks{}, nil

@@ -93,6 +93,22 @@ type Status struct {
 	Unreserved string    // why a full disk would lose the next findings; "" if it would not
 }
 
+// Problems returns what a restart would lose, or has lost so far.
+func (s Status) Problems() (all []string) {
+	if !s.Unread.IsZero() {
+		all = append(all, fmt.Sprintf("verdicts of before the start are unknown: %s could not be read since %s", s.Path, s.Unread.UTC().Format(time.RFC3339)))
+	}
+	if s.Err != "" {
+		all = append(all, s.Failure().String()+"; findings will be lost on restart")
+	}
+	return all
+}
+
+// Failure returns why the file cannot be written.
+func (s Status) Failure() durable.Failure {
+	return durable.Failure{Path: s.Path, Err: s.Err, Since: s.Since}
+}
+
 // New returns the state file of the snapshots. Its path is in config. Run also keeps configuration, the last good one, in a
 // file beside it.
 func New(config *health.Latest[health.Config], snapshots *health.Latest[health.Snapshot], configuration *health.Latest[[]byte], bootID string,

@@ -459,7 +459,7 @@ type savedHandover struct {
 // Saved holds the section of the state file for Restore, empty before there is one.
 func (d *Driver) Saved() *health.Latest[[]byte] { return &d.saved }
 
-// Restore continues the handover of an earlier process. Call it before Run.
+// Restore continues the handover of an earlier process. It may be called while Run runs.
 func (d *Driver) Restore(text []byte) error {
 	var s savedHandover
 	if err := json.Unmarshal(text, &s); err != nil {
@@ -467,7 +467,9 @@ func (d *Driver) Restore(text []byte) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.since = s.Since
+	if d.since.IsZero() || !s.Since.IsZero() && s.Since.Before(d.since) {
+		d.since = s.Since
+	}
 	return nil
 }
 

@@ -57,8 +57,11 @@ func (w *world) check(ctx context.Context) error {
 
 // checkDevices compares the agent's devices with the model.
 func (w *world) checkDevices(s snapshot) error {
-	if w.diskFull && w.changeCount() > w.changesAtFull && s.Memory.Error == "" {
-		return violated("memory", "disk is full, and no error is reported")
+	switch {
+	case w.diskFull && w.disk.Mounted && s.Memory.Error != "":
+		return violated("memory", "disk is full, and the spare file has no space: %s", s.Memory.Error)
+	case w.diskFull && !w.disk.Mounted && w.changeCount() > w.changesAtFull && s.Memory.Error == "":
+		return violated("memory", "the directory is missing, and no error is reported")
 	}
 	if w.unmeasured { // only saved findings are possible
 		for _, d := range s.GPUs {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
@@ -67,6 +68,7 @@ func (w *world) checkLeaks(ctx context.Context) error {
 	}
 	rest, err := filepath.Glob(filepath.Join(w.Dir, "state", "*"))
 	rest = slices.DeleteFunc(rest, func(path string) bool {
+		path = strings.TrimSuffix(path, ".spare")
 		return slices.Contains([]string{w.stateFile(), w.stateFile() + ".lock", w.stateFile() + ".config"}, path)
 	})
 	if err != nil || len(rest) != 0 {

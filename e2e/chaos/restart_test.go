@@ -68,7 +68,7 @@ func (w *world) restart(ctx context.Context, how string) error {
 	if err != nil {
 		return err
 	}
-	stateLost := w.diskFull || s.Memory.Error != "" // reported: a failed write is retried after ten seconds
+	stateLost := s.Memory.Error != "" // reported: a failed write is retried after ten seconds
 	if !stateLost {
 		if err := w.await(ctx, w.patience, func(context.Context) error { return w.checkSaved() }); err != nil {
 			return err

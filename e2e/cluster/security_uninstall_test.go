@@ -188,6 +188,7 @@ const (
 
 // survives reports whether a file on the node is the kubelet's, or survives for the next installation.
 func survives(dir, name string) bool {
+	name = strings.TrimSuffix(name, ".spare")
 	return dir == kubeletPluginDir && (name == "kubelet.sock" || name == "kubelet_internal_checkpoint") ||
 		dir == stateDir && slices.Contains([]string{"state.json", "state.json.lock", "state.json.config"}, name) ||
 		filepath.Join(dir, name) == checkpoint

@@ -246,6 +246,9 @@ func readOnce(path string) (text []byte, info fs.FileInfo, replaced bool, err er
 		return nil, nil, false, &fs.PathError{Op: "open", Path: path, Err: ErrNotRegular}
 	}
 	f, err := os.OpenFile(path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOCTTY, 0)
+	if errors.Is(err, syscall.EAGAIN) { // another process has a lease on it, and ends that; see fcntl(2)
+		f, err = os.OpenFile(path, os.O_RDONLY|syscall.O_NOCTTY, 0)
+	}
 	if err != nil {
 		return nil, nil, false, err
 	}

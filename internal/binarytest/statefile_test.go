@@ -1,9 +1,15 @@
 package binarytest
 
 import (
+	"net/http"
+	"os"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // startWithFinding runs an agent whose GPU 2 has the finding xid-48, also in the state file.
@@ -43,7 +49,7 @@ func TestStateFileSharedByTwoAgents(t *testing.T) {
 	t.Parallel()
 	first := startWithFinding(t)
 	second := start(t, simConfig, "GPU_NODE_AGENT_HEALTH_STATE_FILE="+first.stateFile())
-	second.awaitMetrics(`cause="xid-48"`, `state="healthy"} 1`, "gpu_node_agent_state_file_up 0")
+	second.awaitMetrics(`cause="xid-48"`, `state="healthy"} 1`, "gpu_node_agent_file_unwritten_since_timestamp_seconds{", "gpu_node_agent_state_file_read 1")
 	if s := second.snapshot(); !strings.Contains(s.Memory.Error, strconv.Itoa(first.Pid())) {
 		t.Errorf("error %q lacks the other agent's process", s.Memory.Error)
 	}
@@ -52,8 +58,76 @@ func TestStateFileSharedByTwoAgents(t *testing.T) {
 	if strings.Contains(readFile(first.stateFile()), "xid-95") {
 		t.Error("both agents write the file")
 	}
-	first.awaitMetrics("gpu_node_agent_state_file_up 1")
+	first.awaitNoMetric("gpu_node_agent_file_unwritten")
 	first.Kill()
 	second.await("the file of the second agent", func() bool { return strings.Contains(readFile(first.stateFile()), "xid-95") })
-	second.awaitMetrics("gpu_node_agent_state_file_up 1")
+	second.awaitNoMetric("gpu_node_agent_file_unwritten")
+}
+
+// awaitNoMetric waits until the agent's page has no such text.
+func (p *process) awaitNoMetric(text string) {
+	p.t.Helper()
+	p.await("the end of "+text, func() bool { code, page := p.get("/metrics"); return code == http.StatusOK && !strings.Contains(page, text) })
+}
+
+// lease makes each other process that opens a file wait, like a disk that does not answer, until end is called or the kernel breaks the lease
+// (fs.lease-break-time, 45 s).
+func lease(t *testing.T, path string) (end func()) {
+	t.Helper()
+	f, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := unix.FcntlInt(f.Fd(), unix.F_SETLEASE, unix.F_WRLCK); err != nil {
+		t.Fatal(err)
+	}
+	return sync.OnceFunc(func() { _ = f.Close() })
+}
+
+// An agent whose state file does not answer serves, says what is unknown, and restores the findings when the file answers. It ends at SIGTERM
+// all the same, which the end of the test checks too.
+func TestStateFileAnswersLate(t *testing.T) {
+	t.Parallel()
+	p := startWithFinding(t)
+	p.Kill()
+	end := lease(t, p.stateFile())
+	defer end()
+	p.launch()
+	p.awaitMetrics("gpu_node_agent_state_file_read 0", `gpu_node_agent_file_unwritten_since_timestamp_seconds{file="`+p.stateFile()+`"}`, `state="healthy"} 1`)
+	const unknown = "verdicts of before the start are unknown: "
+	if _, text := p.get("/readyz"); !strings.Contains(text, "health.stateFile: "+unknown+p.stateFile()) {
+		t.Errorf("/readyz has %q", text)
+	}
+	if out, _ := run(t, "status", "--config", p.config()); !strings.Contains(out, unknown) {
+		t.Errorf("status has %s", out)
+	}
+	if n := p.findings("xid-48"); n != 0 {
+		t.Fatal("the file was read; the lease holds nothing")
+	}
+	p.stop()
+	p.launch() // the kernel breaks no lease before 45 s
+	p.awaitMetrics("gpu_node_agent_state_file_read 0")
+	p.sim("{gpu: 3, xid: 95}")
+	p.awaitMetrics(`cause="xid-95"`)
+	end()
+	p.awaitMetrics(`cause="xid-48"`, `cause="xid-95"`, "gpu_node_agent_state_file_read 1")
+	p.awaitNoMetric("gpu_node_agent_file_unwritten")
+	p.await("both findings in the file", func() bool {
+		text := readFile(p.stateFile())
+		return strings.Contains(text, "xid-48") && strings.Contains(text, "xid-95")
+	})
+}
+
+// A fifo in the place of the state file blocks neither the start nor the end of the agent.
+func TestStateFileIsFifo(t *testing.T) {
+	t.Parallel()
+	p := newProcess(t, simConfig)
+	if err := syscall.Mkfifo(p.stateFile(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.launch()
+	p.awaitMetrics(`state="healthy"} 1`, "gpu_node_agent_state_file_read 1")
+	if !strings.Contains(p.log(), "not a regular file; set aside as "+p.stateFile()+".unread") {
+		t.Error("the log does not say that the fifo is set aside")
+	}
 }

@@ -399,14 +399,14 @@ func (w *world) describe() string {
 	return strings.Join(lines, "\n")
 }
 
-// leaveFiles makes what an agent leaves that is killed while it writes: a partial CDI spec and a partial checkpoint.
+// leaveFiles makes what an agent leaves that is killed while it writes: a partial CDI spec and a partial spare file of the checkpoint.
 func (w *world) leaveFiles(v sequence.Values) error {
 	if !v.DRA || w.disk.full {
 		return nil
 	}
 	var errs []error
-	for _, name := range []string{"cdi/.gpu-node-agent-%d.tmp", "plugins/" + draDriver + "/gpu-node-agent.json.tmp-%d"} {
-		path := filepath.Join(w.dir, fmt.Sprintf(name, time.Now().UnixNano()))
+	for _, name := range []string{fmt.Sprintf("cdi/.gpu-node-agent-%d.tmp", time.Now().UnixNano()), "plugins/" + draDriver + "/gpu-node-agent.json.spare"} {
+		path := filepath.Join(w.dir, name)
 		if err := os.WriteFile(path, []byte("{"), 0o600); !errors.Is(err, fs.ErrNotExist) { // its directory
 			errs = append(errs, err)
 		}

@@ -40,7 +40,7 @@ func NewDisk(dir string) (*Disk, error) {
 	if err := os.Mkdir(dir, 0o750); err != nil {
 		return nil, err
 	}
-	err := syscall.Mount("chaos", dir, "tmpfs", 0, "size=1m")
+	err := syscall.Mount("chaos", dir, "tmpfs", 0, "size=8m")
 	return &Disk{Dir: dir, Mounted: err == nil}, nil
 }
 

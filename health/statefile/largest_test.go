@@ -1,0 +1,105 @@
+package statefile
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
+)
+
+// largestState returns a state that no node exceeds: 16 GPUs with 7 MIG devices each, every code and every cause as a finding with a long
+// reason, a full history of XIDs, texts of 30 fields, and the idle times of 64 containers on each device.
+func largestState(t *testing.T) Saved {
+	t.Helper()
+	causes := []string{health.CauseLost, health.CauseRecoveryAction, health.CauseRemapFailed, health.CauseTemperature, health.CauseFlapping}
+	for code := 1; code < 200; code++ {
+		causes = append(causes, fmt.Sprintf("xid-%d", code))
+		if info := health.LookupIncident(code); info.Name != "" {
+			causes = append(causes, "dcgm-"+strings.ToLower(info.Name))
+		}
+	}
+	at := time.Date(2026, 1, 2, 3, 4, 5, 123456789, time.UTC)
+	texts := make(map[health.Field]string)
+	for field := range 30 {
+		texts[health.Field(field)] = strings.Repeat("s", 64)
+	}
+	s := &health.Snapshot{At: at, Source: health.Source{Kind: "dcgm", Inventory: "dcgm unix:///run/nvidia/engine.sock", Polls: 1}}
+	var idle []map[string]any
+	for gpu := range 16 {
+		for mig := range 8 { // the first is the GPU
+			id := health.DeviceID(fmt.Sprintf("MIG-%08d-0000-0000-0000-%012d", gpu, mig))
+			d := health.DeviceState{Device: health.Device{
+				ID: id, Index: gpu, Model: "NVIDIA RTX PRO 6000 Blackwell Server Edition", PCI: "00000000:1B:00.0", Memory: 1 << 38, Profile: "1g.24gb+gfx.all", Texts: texts,
+			}}
+			if mig > 0 {
+				d.Device.Kind, d.Device.Parent = health.KindMIG, health.DeviceID(fmt.Sprintf("MIG-%08d-0000-0000-0000-%012d", gpu, 0))
+			}
+			for _, cause := range causes {
+				d.Verdict.Findings = append(d.Verdict.Findings, health.Finding{
+					Cause: cause, State: health.Unhealthy, Reason: strings.Repeat("reason ", 20), Action: health.ActionCheckFabricManager, Since: at, Last: at, Reset: at,
+				})
+			}
+			for code := range 50 { // more than the table has of those that the recovery action decides
+				d.Verdict.PendingXIDs = append(d.Verdict.PendingXIDs, health.XID{Code: code, At: at})
+				d.Verdict.Trips = append(d.Verdict.Trips, at)
+			}
+			for range 1024 { // maxXIDHistory
+				d.XIDHistory = append(d.XIDHistory, health.XID{Code: 199, At: at})
+			}
+			s.Devices = append(s.Devices, d)
+			for c := range 64 {
+				idle = append(idle, map[string]any{
+					"device": id, "namespace": strings.Repeat("n", 63), "pod": strings.Repeat("p", 63), "container": fmt.Sprintf("%063d", c), "uid": strings.Repeat("u", 36),
+					"updated": at, "measured": true, "sinceBusyNanoseconds": 1 << 60, "withoutProcessNanoseconds": 1 << 60, "observedNanoseconds": 1 << 60, "used": true,
+				})
+			}
+		}
+	}
+	section, err := json.Marshal(idle)
+	must(t, err)
+	saved := FromSnapshot(s, "f81d4fae-7dec-11d0-a765-00a0c91e6bf6")
+	saved.Sections = map[string]json.RawMessage{"idle": section}
+	return saved
+}
+
+// The largest state takes less than a quarter of what Read reads, so that the file, which is twice as large, has room.
+func TestLargestState(t *testing.T) {
+	saved := largestState(t)
+	text, err := json.Marshal(saved)
+	must(t, err)
+	t.Logf("%d bytes", len(text))
+	if len(text) > durable.Limit/4 {
+		t.Errorf("%d bytes, the limit is %d", len(text), durable.Limit)
+	}
+	path := filepath.Join(t.TempDir(), "state.json")
+	_, err = durable.Replace(path, text, reserve)
+	must(t, err)
+	read, err := Read(path)
+	must(t, err)
+	if len(read.Devices) != 128 || len(read.Devices[127].XIDHistory) != 1024 || len(read.Sections["idle"]) != len(saved.Sections["idle"]) {
+		t.Errorf("%d devices, %d bytes of idle times", len(read.Devices), len(read.Sections["idle"]))
+	}
+}
+
+// The reserve holds what 8 GPUs have after a flood of XIDs.
+func TestReserveHoldsUsualState(t *testing.T) {
+	saved := largestState(t)
+	var devices []health.DeviceState
+	for _, d := range saved.Devices {
+		if d.Device.Kind == health.KindGPU && d.Device.Index < 8 {
+			d.Verdict.Findings, d.Verdict.PendingXIDs, d.Verdict.Trips = d.Verdict.Findings[:20], d.Verdict.PendingXIDs[:20], d.Verdict.Trips[:20]
+			devices = append(devices, d)
+		}
+	}
+	text, err := json.Marshal(Saved{Source: "dcgm", Devices: devices, Polled: healthtest.Epoch})
+	must(t, err)
+	if len(devices) != 8 || len(text) >= reserve {
+		t.Errorf("%d devices, %d bytes, the reserve is %d", len(devices), len(text), reserve)
+	}
+}

@@ -67,7 +67,10 @@ func TestStateFileSharedByTwoAgents(t *testing.T) {
 // awaitNoMetric waits until the agent's page has no such text.
 func (p *process) awaitNoMetric(text string) {
 	p.t.Helper()
-	p.await("the end of "+text, func() bool { code, page := p.get("/metrics"); return code == http.StatusOK && !strings.Contains(page, text) })
+	p.await("the end of "+text, func() bool {
+		code, page := p.get("/metrics")
+		return code == http.StatusOK && !strings.Contains(page, text)
+	})
 }
 
 // lease makes each other process that opens a file wait, like a disk that does not answer, until end is called or the kernel breaks the lease

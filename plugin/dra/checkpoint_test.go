@@ -2,9 +2,16 @@ package dra
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -83,5 +90,74 @@ func TestRememberIsBounded(t *testing.T) {
 	delete(names, "MIG-0")
 	if got := c.remember(names, nil).Names; len(got) != maxNames {
 		t.Errorf("got %d names", len(got))
+	}
+}
+
+// A full disk refuses no claim: 50 changes are in the checkpoint of the next process, each.
+func TestCheckpointOnFullDisk(t *testing.T) {
+	n := newClaimNode(t)
+	n.must(claim("first", result("gpu-1"))) // reserves the space
+	text, err := os.ReadFile(filepath.Join(n.pluginDir(), checkpointName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("checkpoint", n.pluginDir(), "tmpfs", 0, "size=1m"); err != nil {
+		t.Skipf("needs the permission to mount: %v; health/durable and e2e/chaos/holders play the same in a namespace", err)
+	}
+	defer func() { _ = syscall.Unmount(n.pluginDir(), syscall.MNT_DETACH) }()
+	if err := os.WriteFile(filepath.Join(n.pluginDir(), checkpointName), text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.restart("boot-1")
+	n.must(claim("second", result("gpu-2")))
+	filler, err := os.Create(filepath.Join(n.pluginDir(), "filler"))
+	for size := 64 << 10; err == nil; {
+		if _, err = filler.Write(make([]byte, size)); err != nil && size > 1 {
+			size, err = size/2, nil
+		}
+	}
+	if !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	c := claim("c", result("gpu-0"))
+	for i := range 50 {
+		if i%2 == 0 {
+			n.must(c)
+		} else if err := n.unprepare(c); err != nil {
+			t.Fatal(err)
+		}
+		n.restart("boot-1")
+		if got := len(n.prepared()); got != 3-i%2 {
+			t.Fatalf("after change %d: %d claims", i, got)
+		}
+	}
+	var s Status
+	if n.prepare.status(&s); s.Checkpoint.Err != "" || s.Unreserved != "" {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The status names the checkpoint that cannot be written, and since when. When the disk works again, the checkpoint is written although the
+// claim that it was for has gone.
+func TestCheckpointFailureStatus(t *testing.T) {
+	n := newClaimNode(t)
+	n.must(claim("a", result("gpu-0")))
+	path := filepath.Join(n.pluginDir(), checkpointName)
+	n.faults.setFull(true)
+	before := time.Now()
+	n.refused(claim("b", result("gpu-1")), reasonCheckpoint, "no space left")
+	status := func() (s Status) { n.prepare.status(&s); return s }
+	n.prepare.retryWrite(t.Context())
+	if f := status().Checkpoint; f.Path != path || !strings.Contains(f.Err, "no space left") || f.Since.Before(before) || f.Since.After(time.Now()) {
+		t.Errorf("%+v", f)
+	}
+	n.faults.setFull(false)
+	n.prepare.retryWrite(t.Context())
+	if f := status().Checkpoint; f.Err != "" {
+		t.Errorf("%+v", f)
+	}
+	n.restart("boot-1")
+	if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-a"}) {
+		t.Errorf("got %v", got)
 	}
 }

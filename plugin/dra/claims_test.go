@@ -967,6 +967,21 @@ func TestPrepareLostCheckpoint(t *testing.T) {
 				t.Fatal(err)
 			}
 		},
+		"a fifo": func(t *testing.T, path string) {
+			if err := errors.Join(os.Remove(path), syscall.Mkfifo(path, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"a directory": func(t *testing.T, path string) {
+			if err := errors.Join(os.Remove(path), os.Mkdir(path, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"too large": func(t *testing.T, path string) {
+			if err := os.Truncate(path, durable.Limit+1); err != nil {
+				t.Fatal(err)
+			}
+		},
 		"missing": func(t *testing.T, path string) {
 			if err := os.Remove(path); err != nil {
 				t.Fatal(err)

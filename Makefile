@@ -65,6 +65,7 @@ KUBELET_1_37 := -modfile=go.kubelet1.37.mod -tags=kubelet1.37
 test-e2e:
 	e2e/prometheus/need.sh
 	e2e/page/need.sh
+	e2e/apiserver/need.sh
 	cd e2e && $(GO) test -vet=off -count=1 -timeout 30m ./...
 	cd e2e && $(GO) test -vet=off -count=1 -timeout 30m $(KUBELET_1_37) ./devicemanager
 	cd e2e/bench && $(GO) test ./...

@@ -59,7 +59,7 @@ func fill(t *testing.T, dir string) {
 	t.Helper()
 	f, err := os.Create(filepath.Join(dir, "filler"))
 	must(t, err)
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	for _, size := range []int{block, 1} {
 		for content := make([]byte, size); err == nil; {
 			_, err = f.Write(content)
@@ -401,7 +401,7 @@ func TestNotRegular(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "d") // a socket's path is short
 			must(t, err)
-			defer os.RemoveAll(dir)
+			defer func() { _ = os.RemoveAll(dir) }()
 			path := filepath.Join(dir, "s")
 			must(t, make(path))
 			if _, _, err := Read(path); !errors.Is(err, ErrNotRegular) || !strings.Contains(err.Error(), path) {

@@ -19,12 +19,13 @@ func (n *Node) Configure(text string) {
 	n.Write("config.yaml", text)
 }
 
-// StartAgent starts an agent without waiting for it.
-func (n *Node) StartAgent() {
+// StartAgent starts an agent without waiting for it. under is a command that runs it, such as a tracer; it must exec the agent.
+func (n *Node) StartAgent(under ...string) {
 	n.T.Helper()
-	n.Agent = n.Start(binary, "--config", n.File("config.yaml"), "--source.mode=sim", "--source.sim.control="+n.File("sim.sock"),
+	command := append(under, binary, "--config", n.File("config.yaml"), "--source.mode=sim", "--source.sim.control="+n.File("sim.sock"),
 		"--health.stateFile="+n.File("state.json"), "--health.socket="+n.File("agent.sock"),
 		"--plugin.kubeletDir="+n.Dir, "--metrics.listen="+n.Address)
+	n.Agent = n.Start(command[0], command[1:]...)
 }
 
 // StartMPSDaemon starts gpu-node-agent mps-daemon, which is stopped with the test.

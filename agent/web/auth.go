@@ -4,6 +4,8 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
+	"maps"
+	"net"
 	"net/http"
 	"sync"
 	"time"
@@ -25,7 +27,7 @@ type guard struct {
 	*Config
 	pages  http.Handler
 	probes http.Handler // for probes without a password: the kubelet has none
-	limit  *rate.Limiter
+	limit  *rateLimit   // nil for none
 	// A slot for one login: each bcrypt comparison takes a processor for about 50 ms, so concurrent logins are limited.
 	loginSlot chan struct{}
 
@@ -36,9 +38,40 @@ type guard struct {
 func newGuard(c *Config, pages, probes http.Handler) *guard {
 	g := &guard{Config: c, pages: pages, probes: probes, loginSlot: make(chan struct{}, 1), verified: make(map[string][sha256.Size]byte)}
 	if l := c.settings.RateLimiterConfig; l.Interval > 0 {
-		g.limit = rate.NewLimiter(rate.Every(l.Interval), l.Burst)
+		g.limit = &rateLimit{every: rate.Every(l.Interval), burst: l.Burst, clients: make(map[string]*rate.Limiter)}
 	}
 	return g
+}
+
+// maxClients limits the clients that have a rate limit of their own.
+const maxClients = 256
+
+// rateLimit limits the requests of each client, so that one does not use up the limit of the others.
+type rateLimit struct {
+	every rate.Limit
+	burst int
+
+	mu      sync.Mutex // guards clients
+	clients map[string]*rate.Limiter
+}
+
+// allow reports whether a client may make a request now. Those above maxClients share one limit.
+func (l *rateLimit) allow(client string) bool {
+	if l == nil {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.clients[client] == nil && len(l.clients) >= maxClients-1 {
+		maps.DeleteFunc(l.clients, func(_ string, c *rate.Limiter) bool { return c.Tokens() >= float64(l.burst) }) // as a new one
+		if len(l.clients) >= maxClients-1 {
+			client = ""
+		}
+	}
+	if l.clients[client] == nil {
+		l.clients[client] = rate.NewLimiter(l.every, l.burst)
+	}
+	return l.clients[client].Allow()
 }
 
 func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -46,14 +79,22 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set(name, value)
 	}
 	probe := r.URL.Path == LivezPath || r.URL.Path == ReadyzPath
-	_, _, hasLogin := r.BasicAuth()
+	name, _, hasLogin := r.BasicAuth()
+	verified := g.isVerified(r)
+	client := "user " + name
+	if !verified {
+		client, _, _ = net.SplitHostPort(r.RemoteAddr)
+	}
 	switch {
 	case probe && !hasLogin && len(g.users) > 0:
 		g.probes.ServeHTTP(w, r)
 		return
 	// A probe with a login counts against the limit, so that passwords cannot be tried there.
-	case (!probe || hasLogin) && g.limit != nil && !g.limit.Allow():
+	case (!probe || hasLogin) && !g.limit.allow(client):
 		http.Error(w, "too many requests", http.StatusTooManyRequests)
+		return
+	case verified:
+		g.pages.ServeHTTP(w, r)
 		return
 	}
 	allowed, err := g.authenticate(r)
@@ -68,6 +109,19 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// isVerified reports whether the request has a login that was valid before.
+func (g *guard) isVerified(r *http.Request) bool {
+	name, password, ok := r.BasicAuth()
+	if !ok {
+		return false
+	}
+	sum := sha256.Sum256([]byte(password))
+	g.mu.Lock()
+	verified, ok := g.verified[name]
+	g.mu.Unlock()
+	return ok && subtle.ConstantTimeCompare(verified[:], sum[:]) == 1
+}
+
 // authenticate reports whether the request has a valid login, or needs none. The error says why a login could not be
 // checked.
 func (g *guard) authenticate(r *http.Request) (bool, error) {
@@ -77,13 +131,6 @@ func (g *guard) authenticate(r *http.Request) (bool, error) {
 	name, password, ok := r.BasicAuth()
 	if !ok {
 		return false, nil
-	}
-	sum := sha256.Sum256([]byte(password))
-	g.mu.Lock()
-	verified, ok := g.verified[name]
-	g.mu.Unlock()
-	if ok && subtle.ConstantTimeCompare(verified[:], sum[:]) == 1 {
-		return true, nil
 	}
 	timeout := time.NewTimer(loginTimeout)
 	defer timeout.Stop()
@@ -105,7 +152,7 @@ func (g *guard) authenticate(r *http.Request) (bool, error) {
 		return false, nil
 	}
 	g.mu.Lock()
-	g.verified[name] = sum
+	g.verified[name] = sha256.Sum256([]byte(password))
 	g.mu.Unlock()
 	return true, nil
 }

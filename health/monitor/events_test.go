@@ -591,6 +591,11 @@ func TestEventSourceStates(t *testing.T) {
 		}
 		f.to.SetEvents(nil)
 		h.wantEvents(t, "with all GPUs", "nvml up", kernelLog)
+		f.to.SetEvents(health.UnusedEvents{Err: errors.New("other GPUs")})
+		h.wantEvents(t, "of another host", "nvml off: other GPUs", kernelLog)
+		if h.logs.FilterMessage("events off").Len() != 1 || h.logs.FilterMessage("events down").Len() != 1 {
+			t.Errorf("logs %v", h.logs.All())
+		}
 		old := f.to
 		h.detach(t, time.Hour)
 		old.SetEvents(nil)

@@ -1,15 +1,12 @@
 package health
 
-import (
-	"maps"
-	"slices"
-)
+import "cmp"
 
 // Action is the stable code of an operator's response to a finding, an XID or an incident. It is a label value and
 // part of the JSON and of the state file: add codes, do not change them. Its sentence is Advice.
 type Action string
 
-// The actions. Each has a row in actionAdvice.
+// The actions. Each has a row in actions.
 const (
 	ActionNone                = Action("none")
 	ActionWatch               = Action("watch")
@@ -54,55 +51,95 @@ const (
 	ActionUnknown = Action("unknown")
 )
 
+// actions are all actions with their advice, the strongest first. What a strong action does makes those after it unnecessary, or has
+// to be done anyway. A device shows the strongest action of its worst findings: see Verdict.Findings.
+//
 //nolint:gochecknoglobals // a table of constants
-var actionAdvice = map[Action]string{
-	ActionNone:                "no action is needed",
-	ActionWatch:               "watch the device; look up the XID or the DCGM error code",
-	ActionWatchNVLink:         "watch the NVLink error counters",
-	ActionWatchRecoveryAction: "watch the device; the driver's recovery action tells whether it needs a reset",
-	ActionContactSupport:      "watch the device; if the error recurs, contact NVIDIA support",
-	ActionRestartApp:          "restart the application; if the error recurs, debug the application",
-	ActionRestartAppReset:     "restart the affected applications; reset the GPU at the next drain",
-	ActionFindCause:           "find the cause, then reboot the node or run gpu-node-agent clear",
-	ActionUpdateVGPU:          "update the vGPU software to compatible versions",
-
-	ActionResetGPU:         "drain the node and reset the GPU",
-	ActionResetGPUAtDrain:  "reset the GPU at the next drain",
-	ActionResetGPUNow:      "reset the GPU now: no pod holds it",
-	ActionResetGPUWhenFree: "reset the GPU when the pod that holds it has ended",
-	ActionResetPCIeBus:     "drain the node and reset the GPU's PCIe bus; if that is not possible, reboot the node",
-	ActionRebootNode:       "drain and reboot the node",
-	ActionDrainP2P:         "end all jobs that use this GPU together with other GPUs",
-	ActionRecoverIMEX:      "check the IMEX service on the nodes of the IMEX domain, and restart it there",
-	ActionReplaceGPU:       "replace the GPU",
-	ActionPlanReplacement:  "plan to replace the GPU",
-
-	ActionCheckRecoveryAction: "look up the number in NVIDIA's description of nvmlDeviceGpuRecoveryAction_t; drain the node meanwhile",
-	ActionCheckCooling:        "check cooling and power supply",
-	ActionCheckPowerCables:    "power the node off and check the GPU's power cables",
-	ActionCheckPCIe:           "check the GPU's seating, riser and slot",
-	ActionCheckNVLink:         "check the NVLink bridge, cables and baseboard; then drain the node and reset the GPU",
-	ActionCheckFabricManager:  "check the fabric manager",
-	ActionCheckDCGM:           "look for the GPU in the kernel log and in DCGM's log; if it persists, drain the node and restart the host engine",
-	ActionCheckSource:         "find out why the source is not up: gpu-node-agent status",
-	ActionCheckDeviceAccess:   "give the agent's container access to the GPU's device nodes",
-	ActionCheckMPSDaemon:      "check the pod and the log of mps-daemon on the node, and the daemon's logs; gpu-node-agent mps shows its state",
-	ActionEndMPSClients:       "end the pods that hold shares of the device: the MPS daemon recovers, or is restarted, when its clients have exited",
-	ActionEndForeignMPS:       "find out who started the process that the finding names, and end it with the command there; its clients end too",
-	ActionAlignMPSUsers:       "run the pods that share the device as one user: a client waits until those of the other user have exited",
-
-	ActionBindDriver: "bind the driver to the GPU; if a host engine was detached, run gpu-node-agent attach",
-	ActionAttach:     "run gpu-node-agent attach when the GPU is ready",
-	ActionUncordon:   "remove the entry from health.cordon to return the device to pods",
-
-	ActionUnknown: "another release of the agent recorded this finding; see its documentation",
+var actions = []struct {
+	action Action
+	advice string
+}{
+	{ActionReplaceGPU, "replace the GPU"},
+	{ActionFindCause, "find the cause, then reboot the node or run gpu-node-agent clear"},
+	{ActionRebootNode, "drain and reboot the node"},
+	{ActionResetPCIeBus, "drain the node and reset the GPU's PCIe bus; if that is not possible, reboot the node"},
+	{ActionResetGPU, "drain the node and reset the GPU"},
+	{ActionResetGPUNow, "reset the GPU now: no pod holds it"},
+	{ActionResetGPUWhenFree, "reset the GPU when the pod that holds it has ended"},
+	{ActionResetGPUAtDrain, "reset the GPU at the next drain"},
+	{ActionDrainP2P, "end all jobs that use this GPU together with other GPUs"},
+	{ActionRestartAppReset, "restart the affected applications; reset the GPU at the next drain"},
+	{ActionEndForeignMPS, "find out who started the process that the finding names, and end it with the command there; its clients end too"},
+	{ActionEndMPSClients, "end the pods that hold shares of the device: the MPS daemon recovers, or is restarted, when its clients have exited"},
+	{ActionRestartApp, "restart the application; if the error recurs, debug the application"},
+	{ActionPlanReplacement, "plan to replace the GPU"},
+	{ActionCheckRecoveryAction, "look up the number in NVIDIA's description of nvmlDeviceGpuRecoveryAction_t; drain the node meanwhile"},
+	{ActionCheckPowerCables, "power the node off and check the GPU's power cables"},
+	{ActionCheckPCIe, "check the GPU's seating, riser and slot"},
+	{ActionCheckNVLink, "check the NVLink bridge, cables and baseboard; then drain the node and reset the GPU"},
+	{ActionRecoverIMEX, "check the IMEX service on the nodes of the IMEX domain, and restart it there"},
+	{ActionCheckFabricManager, "check the fabric manager"},
+	{ActionCheckDCGM, "look for the GPU in the kernel log and in DCGM's log; if it persists, drain the node and restart the host engine"},
+	{ActionCheckSource, "find out why the source is not up: gpu-node-agent status"},
+	{ActionCheckDeviceAccess, "give the agent's container access to the GPU's device nodes"},
+	{ActionBindDriver, "bind the driver to the GPU; if a host engine was detached, run gpu-node-agent attach"},
+	{ActionAttach, "run gpu-node-agent attach when the GPU is ready"},
+	{ActionCheckMPSDaemon, "check the pod and the log of mps-daemon on the node, and the daemon's logs; gpu-node-agent mps shows its state"},
+	{ActionCheckCooling, "check cooling and power supply"},
+	{ActionAlignMPSUsers, "run the pods that share the device as one user: a client waits until those of the other user have exited"},
+	{ActionUpdateVGPU, "update the vGPU software to compatible versions"},
+	{ActionUnknown, "another release of the agent recorded this finding; see its documentation"},
+	{ActionContactSupport, "watch the device; if the error recurs, contact NVIDIA support"},
+	{ActionWatchRecoveryAction, "watch the device; the driver's recovery action tells whether it needs a reset"},
+	{ActionWatchNVLink, "watch the NVLink error counters"},
+	{ActionWatch, "watch the device; look up the XID or the DCGM error code"},
+	{ActionUncordon, "remove the entry from health.cordon to return the device to pods"},
+	{ActionNone, "no action is needed"},
 }
 
-// Advice returns the action as an imperative sentence, "" for an unknown code.
-func (a Action) Advice() string { return actionAdvice[a] }
+// order returns the action's place among all, the strongest first; an unknown code is the last.
+func (a Action) order() int {
+	for i := range actions {
+		if actions[i].action == a {
+			return i
+		}
+	}
+	return len(actions)
+}
 
-// Actions returns all actions, sorted.
-func Actions() []Action { return slices.Sorted(maps.Keys(actionAdvice)) }
+// Compare returns a negative number if a is a stronger action than b, and a positive one if it is weaker.
+func (a Action) Compare(b Action) int { return cmp.Compare(a.order(), b.order()) }
+
+// Advice returns the action as an imperative sentence, "" for an unknown code.
+func (a Action) Advice() string {
+	if !a.Valid() {
+		return ""
+	}
+	return actions[a.order()].advice
+}
+
+// Actions returns all actions, the strongest first.
+func Actions() []Action {
+	all := make([]Action, len(actions))
+	for i := range actions {
+		all[i] = actions[i].action
+	}
+	return all
+}
 
 // Valid reports whether a is one of the actions above.
-func (a Action) Valid() bool { return actionAdvice[a] != "" }
+func (a Action) Valid() bool { return a.order() < len(actions) }
+
+// Advice returns the action as an imperative sentence, with what else ends the finding.
+func (f Finding) Advice() string { return advice(f.Action, f.Clears, f.ofPresence()) }
+
+// Advice returns the action of a finding of the XID as an imperative sentence.
+func (x XIDInfo) Advice() string { return advice(x.Action, x.Clears, false) }
+
+func advice(a Action, c Clears, presence bool) string {
+	text := a.Advice()
+	if a == ActionRebootNode && (c == ClearsGPUReset || presence) { // XID 79, and the loss that it explains
+		text += "; a reset that brings the GPU back clears it too"
+	}
+	return text
+}

@@ -1,7 +1,13 @@
 package health
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -19,5 +25,73 @@ func TestActionAdvice(t *testing.T) {
 	}
 	if Action("dance").Valid() || Action("").Valid() {
 		t.Error("an unknown action is valid")
+	}
+}
+
+// Every action has its place in the order, once.
+func TestActionsAreOrdered(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "action.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var declared []Action
+	ast.Inspect(file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok || !strings.HasPrefix(spec.Names[0].Name, "Action") {
+			return true
+		}
+		code, err := strconv.Unquote(spec.Values[0].(*ast.CallExpr).Args[0].(*ast.BasicLit).Value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		declared = append(declared, Action(code))
+		return true
+	})
+	ordered := Actions()
+	if len(declared) < 30 {
+		t.Fatalf("%d actions are declared; expected more", len(declared))
+	}
+	for _, a := range declared {
+		if n := len(slices.DeleteFunc(slices.Clone(ordered), func(b Action) bool { return a != b })); n != 1 {
+			t.Errorf("%s is %d times in the order", a, n)
+		}
+	}
+	if len(ordered) != len(declared) {
+		t.Errorf("%d actions in the order, %d declared", len(ordered), len(declared))
+	}
+	falling := []Action{
+		ActionReplaceGPU, ActionRebootNode, ActionResetGPU, ActionResetGPUNow, ActionResetGPUWhenFree, ActionResetGPUAtDrain, ActionRestartApp, ActionCheckPCIe,
+		ActionCheckCooling, ActionWatch, ActionNone, "dance",
+	}
+	if !slices.IsSortedFunc(falling, Action.Compare) {
+		t.Errorf("%v are not in their order", falling)
+	}
+}
+
+// Of findings with one severity that with the strongest action is first, whichever began first.
+func TestStrongestActionIsFirst(t *testing.T) {
+	devices := judge(nil, 0, samples{"GPU-0": present(xids(48))}, gpu0, mig0)
+	devices = judge(devices, 5, samples{"GPU-0": present(value(FieldRemapFailed, 1), value(FieldRemapPending, 1))}, gpu0, mig0)
+	for _, d := range devices {
+		if got := d.Verdict.Causes(); !slices.Equal(got, []string{CauseRemapFailed, "xid-48", CauseRemapPending}) || d.Verdict.Findings[0].Action != ActionReplaceGPU {
+			t.Errorf("%s: %v", d.Device.ID, got)
+		}
+	}
+}
+
+// XID 79 and the loss of its GPU say the same; a finding that only a reboot ends, and one of the driver, do not name a reset.
+func TestRebootAdvice(t *testing.T) {
+	const both = "drain and reboot the node; a reset that brings the GPU back clears it too"
+	devices := judge(nil, 0, nil, gpu0, gpu1)
+	devices = judge(devices, 1, samples{"GPU-0": func() Sample { s := blank(Lost); xids(79)(&s); return s }(), "GPU-1": present(xids(151), value(FieldRecoveryAction, 2))}, gpu0, gpu1)
+	for i, want := range []string{both, ActionRebootNode.Advice()} {
+		for _, f := range devices[i].Verdict.Findings {
+			if got := f.Advice(); got != want {
+				t.Errorf("%s of GPU %d: %q, want %q", f.Cause, i, got, want)
+			}
+		}
+	}
+	if got := LookupXID(79).Advice(); got != both {
+		t.Errorf("XID 79: %q", got)
 	}
 }

@@ -74,6 +74,23 @@ func Changes(before, after []DeviceState) []Change {
 // Description describes the XID of a ChangeXID.
 func (c Change) Description() string { return XID{Code: c.XID, Detail: c.Detail}.Description() }
 
+// Added returns the findings that are new or worse, worst first.
+func (c Change) Added() []Finding {
+	return slices.DeleteFunc(slices.Clone(c.Now.Findings), func(f Finding) bool {
+		return slices.ContainsFunc(c.Was.Findings, func(was Finding) bool { return was.Cause == f.Cause && was.State >= f.State })
+	})
+}
+
+// News returns the finding that a report of the change is about: the worst new one, or the worst that remains; nil if there is none.
+func (c Change) News() *Finding {
+	for _, findings := range [][]Finding{c.Added(), c.Now.Findings} {
+		if len(findings) > 0 {
+			return &findings[0]
+		}
+	}
+	return nil
+}
+
 // Cleared returns the causes of the findings that have cleared.
 func (c Change) Cleared() []string {
 	now := c.Now.Causes()

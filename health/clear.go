@@ -46,12 +46,12 @@ func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, 
 			inherited = append(inherited, f.Cause)
 		case f.decision():
 			if f.Cause == cause {
-				return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrDecision, f.Reason, f.Action.Advice())
+				return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrDecision, f.Reason, f.Advice())
 			}
 		case f.Cause == cause && f.OfMPS():
-			return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrMPSDaemon, f.Reason, f.Action.Advice())
+			return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrMPSDaemon, f.Reason, f.Advice())
 		case f.Cause == cause && current(f):
-			return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrStillPresent, f.Reason, f.Action.Advice())
+			return nil, nil, fmt.Errorf("cannot clear %q of %s: %w: %s; %s", cause, id, ErrStillPresent, f.Reason, f.Advice())
 		case f.Cause == cause, cause == "" && !f.OfMPS() && !current(f):
 			cleared = append(cleared, f.Cause)
 		default:

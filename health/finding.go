@@ -86,7 +86,7 @@ func (f Finding) ofPresence() bool {
 // Verdict is the state of a device with the findings behind it, and everything that Judge keeps about the device.
 type Verdict struct {
 	State    State     // the worst of the findings' states
-	Findings []Finding // worst first
+	Findings []Finding // worst first, of one severity that with the strongest action
 	Since    time.Time // since when State lasts
 
 	Trips       []time.Time             // when the device became unhealthy by a finding of its own, within Config.Flap.Within
@@ -109,7 +109,7 @@ type confirmation struct {
 func (v *Verdict) setFindings(findings []Finding) {
 	slices.SortStableFunc(findings, func(a, b Finding) int {
 		// A fault comes before a decision of the same severity, because the fault needs the attention.
-		return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(a.rank(), b.rank()), a.Since.Compare(b.Since), cmp.Compare(a.Cause, b.Cause))
+		return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(a.rank(), b.rank()), a.Action.Compare(b.Action), a.Since.Compare(b.Since), cmp.Compare(a.Cause, b.Cause))
 	})
 	v.Findings = findings
 	switch {

@@ -173,7 +173,7 @@ func TestJudgeGPU(t *testing.T) {
 		},
 		"one reading as lost does not prove a reset": {
 			{0, present(xids(95)), Unhealthy, []string{"xid-95"}},
-			{1, blank(Lost), Unhealthy, []string{"xid-95", CauseLost}},
+			{1, blank(Lost), Unhealthy, []string{CauseLost, "xid-95"}},
 			{2, present(), Unhealthy, []string{"xid-95"}},
 			{3, blank(Detached), Unhealthy, []string{"xid-95", CauseDetached}},
 			{4, present(), Unhealthy, []string{"xid-95"}},
@@ -204,7 +204,7 @@ func TestJudgeGPU(t *testing.T) {
 		},
 		"a failed row remap proves no reset": {
 			{0, present(xids(95), value(FieldRemapPending, 1)), Unhealthy, []string{"xid-95", CauseRemapPending}},
-			{1, present(value(FieldRemapFailed, 1)), Unhealthy, []string{"xid-95", CauseRemapFailed, CauseRemapPending}},
+			{1, present(value(FieldRemapFailed, 1)), Unhealthy, []string{CauseRemapFailed, "xid-95", CauseRemapPending}},
 		},
 		"a lesser recovery action does not hide a greater one": {
 			{0, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
@@ -238,8 +238,8 @@ func TestJudgeGPU(t *testing.T) {
 			{2, present(), Healthy, nil},
 		},
 		"an application error with a reset request for another reason": {
-			{0, present(xids(32, 60, 69, 80, 94, 174)), Degraded, []string{"xid-174", "xid-32", "xid-60", "xid-69", "xid-80", "xid-94"}},
-			{1, present(value(FieldRecoveryAction, 1), xids(31)), Degraded, []string{"xid-174", "xid-32", "xid-60", "xid-69", "xid-80", "xid-94", CauseRecoveryAction}},
+			{0, present(xids(32, 60, 69, 80, 94, 174)), Degraded, []string{"xid-94", "xid-174", "xid-32", "xid-60", "xid-69", "xid-80"}},
+			{1, present(value(FieldRecoveryAction, 1), xids(31)), Degraded, []string{CauseRecoveryAction, "xid-94", "xid-174", "xid-32", "xid-60", "xid-69", "xid-80"}},
 		},
 		"the driver decides after peer-to-peer work has ended": {
 			{0, present(xids(149)), Degraded, []string{"xid-149"}},
@@ -258,8 +258,8 @@ func TestJudgeGPU(t *testing.T) {
 		"an XID during a reset request": {
 			{0, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 			{1, present(xids(144), value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-144", CauseRecoveryAction}},
-			{2, blank(Lost), Unhealthy, []string{"xid-144", CauseLost, CauseRecoveryAction}},
-			{3, blank(Lost), Unhealthy, []string{"xid-144", CauseLost, CauseRecoveryAction}},
+			{2, blank(Lost), Unhealthy, []string{CauseLost, "xid-144", CauseRecoveryAction}},
+			{3, blank(Lost), Unhealthy, []string{CauseLost, "xid-144", CauseRecoveryAction}},
 			{4, present(value(FieldRecoveryAction, 1)), Degraded, []string{CauseRecoveryAction}},
 		},
 		"XID 154 only announces the recovery action": {
@@ -316,7 +316,7 @@ func TestJudgeGPU(t *testing.T) {
 		},
 		"an XID that recurs after a reset": {
 			{0, present(xids(95)), Unhealthy, []string{"xid-95"}},
-			{1, blank(Lost), Unhealthy, []string{"xid-95", CauseLost}},
+			{1, blank(Lost), Unhealthy, []string{CauseLost, "xid-95"}},
 			{2, present(xids(95)), Unhealthy, []string{"xid-95"}},
 			{3, present(), Unhealthy, []string{"xid-95"}},
 		},
@@ -338,7 +338,7 @@ func TestJudgeGPU(t *testing.T) {
 		},
 		"a stale GPU keeps its findings": {
 			{0, present(value(FieldGPUTemp, 99)), Degraded, []string{CauseTemperature}},
-			{300, Sample{Presence: Present, Stale: true}, Degraded, []string{CauseTemperature, CauseNotMeasured}},
+			{300, Sample{Presence: Present, Stale: true}, Degraded, []string{CauseNotMeasured, CauseTemperature}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) { runSteps(t, c, steps) })

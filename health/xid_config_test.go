@@ -235,8 +235,8 @@ func TestXIDOverrides(t *testing.T) {
 		{1, present(xids(109)), Degraded, []string{"xid-109"}},
 		{2, present(xids(45)), Unhealthy, []string{"xid-45", "xid-109"}},
 		{62, present(), Unhealthy, []string{"xid-45"}},
-		{63, blank(Lost), Unhealthy, []string{"xid-45", CauseLost}},
-		{64, blank(Lost), Unhealthy, []string{"xid-45", CauseLost}},
+		{63, blank(Lost), Unhealthy, []string{CauseLost, "xid-45"}},
+		{64, blank(Lost), Unhealthy, []string{CauseLost, "xid-45"}},
 		{65, present(), Healthy, nil},
 	})
 	if n := devices[0].XIDCounts[48]; n != 1 {

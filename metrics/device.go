@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -52,7 +53,7 @@ func (s *scrape) collectDevices() {
 	s.collectUnhealthyGPUs()
 }
 
-// collectUnhealthyGPUs adds one series for each GPU with a fault: its own worst, or else the oldest of its MIG devices, those of MPS
+// collectUnhealthyGPUs adds one series for each GPU with a fault: its own worst, or else that with the strongest action of its MIG devices, those of MPS
 // daemons last. A MIG device without a listed parent has a series of its own.
 func (s *scrape) collectUnhealthyGPUs() {
 	faults := make(map[int]*health.Finding) // by index in s.devices
@@ -70,7 +71,7 @@ func (s *scrape) collectUnhealthyGPUs() {
 		}
 		if own := faultOf(s.devices[gpu].Verdict); own != nil {
 			faults[gpu] = own
-		} else if other := faults[gpu]; other == nil || other.OfMPS() && !f.OfMPS() || other.OfMPS() == f.OfMPS() && f.Since.Before(other.Since) {
+		} else if other := faults[gpu]; other == nil || other.OfMPS() && !f.OfMPS() || other.OfMPS() == f.OfMPS() && cmp.Or(f.Action.Compare(other.Action), f.Since.Compare(other.Since)) < 0 {
 			faults[gpu] = f
 		}
 	}

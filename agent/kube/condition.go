@@ -90,6 +90,11 @@ func summarize(devices []health.DeviceState) summary {
 		case health.Unknown, health.Healthy:
 		}
 	}
+	strongest := func(a, b *health.DeviceState) int {
+		return a.Verdict.Findings[0].Action.Compare(b.Verdict.Findings[0].Action)
+	}
+	slices.SortStableFunc(s.affected, strongest)
+	slices.SortStableFunc(degraded, strongest)
 	s.affected = slices.Concat(s.affected, decided, degraded) // a cordon is the reason only if no GPU has a fault
 	return s
 }
@@ -138,7 +143,7 @@ func (sum summary) message(s *health.Snapshot) (message, fingerprint string) {
 	for _, group := range groups {
 		entry := sum.describeGroup(group)
 		if len(sum.affected) == 1 {
-			entry = describe(group[0])
+			entry = describe(group[0], &group[0].Verdict.Findings[0])
 		}
 		entry, more := "; "+truncate(entry, maxMessage/3), fmt.Sprintf("; and %d more", left)
 		if text.Len()+len(entry)+len(more) > maxMessage {
@@ -201,7 +206,7 @@ func (sum summary) describeGroup(group []*health.DeviceState) string {
 	if first.Verdict.State == health.Degraded {
 		name += " degraded"
 	}
-	return fmt.Sprintf("%s: %s (%s)", name, causes(first.Verdict), first.Verdict.Findings[0].Action.Advice())
+	return fmt.Sprintf("%s: %s (%s)", name, causes(first.Verdict), first.Verdict.Findings[0].Advice())
 }
 
 // maxIndices limits the GPUs that an entry lists. The largest machines have 16.
@@ -224,10 +229,9 @@ func indices(group []*health.DeviceState) string {
 	return text.String()
 }
 
-// describe returns a device's state, its causes, and the reason and action of the worst. The device must have a finding.
-func describe(d *health.DeviceState) string {
-	worst := d.Verdict.Findings[0]
-	return fmt.Sprintf("%s is %s (%s): %s; %s", d.Device.Name(), d.Verdict.State, causes(d.Verdict), worst.Reason, worst.Action.Advice())
+// describe returns a device's state, its causes, the reason of a finding, and the strongest action.
+func describe(d *health.DeviceState, f *health.Finding) string {
+	return fmt.Sprintf("%s is %s (%s): %s; %s", d.Device.Name(), d.Verdict.State, causes(d.Verdict), f.Reason, d.Verdict.Findings[0].Advice())
 }
 
 // inherited reports whether the worst finding of a MIG device is its GPU's.

@@ -95,6 +95,20 @@ func TestCondition(t *testing.T) {
 	}
 }
 
+// The device with the strongest action is the reason of the condition and first in its message.
+func TestConditionOrder(t *testing.T) {
+	replace := finding("row-remap-failed", health.Unhealthy)
+	replace.Action = health.ActionReplaceGPU
+	sum := summarize([]health.DeviceState{gpu(0, nil, finding("xid-48", health.Unhealthy)), gpu(1, nil, replace), gpu(2, nil)})
+	s := snapshotOf()
+	_, reason := sum.status(s)
+	message, _ := sum.message(s)
+	want := "2 of 3 GPUs unhealthy; GPU 1: row-remap-failed (replace the GPU); GPU 0: xid-48 (drain the node and reset the GPU)"
+	if reason != "RowRemapFailed" || message != want {
+		t.Errorf("%s: %q, want %q", reason, message, want)
+	}
+}
+
 func TestConditionMessageIsTruncated(t *testing.T) {
 	// The worst case: 16 GPUs with seven MIG devices each, all with findings of their own.
 	var devices []health.DeviceState

@@ -195,7 +195,7 @@ func testOutage(t *testing.T, g *rig, failure error) {
 	if at := g.condition(t).LastTransitionTime; at.Sub(flipped).Abs() > time.Second {
 		t.Errorf("transition time %v, want %v", at, flipped)
 	}
-	g.wantEvents(t, "node/node1 GPURecovered ×2", "node/node1 GPUUnhealthy ×3")
+	g.wantEvents(t, "node/node1 GPURecovered ×2", "node/node1 GPUUnhealthy ×1", "node/node1 GPUUnhealthy ×3") // the one is XID 79
 	if s := g.reporter.Status(); s.ConditionErr != "" || s.EventErr != "" || s.Writes != 2 {
 		t.Errorf("status %+v", s)
 	}
@@ -207,7 +207,7 @@ func testOutage(t *testing.T, g *rig, failure error) {
 	g.failWith(nil)
 	g.advance(settleDelay + minBackoff)
 	g.wantCondition(t, corev1.ConditionFalse, "Xid79", 3)
-	g.wantEvents(t, "node/node1 GPURecovered ×2", "node/node1 GPUUnhealthy ×1", "node/node1 GPUUnhealthy ×3")
+	g.wantEvents(t, "node/node1 GPURecovered ×2", "node/node1 GPUUnhealthy ×1", "node/node1 GPUUnhealthy ×1", "node/node1 GPUUnhealthy ×3")
 }
 
 func TestDisableAndEnable(t *testing.T) {

@@ -109,7 +109,7 @@ func eventOf(c health.Change) (typ, reason, cause, message string, count uint64)
 	switch c.Kind {
 	case health.ChangeXID:
 		x := health.LookupXID(c.XID)
-		return corev1.EventTypeWarning, eventXID, fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, c.Device.Name(), c.Description(), x.Action.Advice()), c.New
+		return corev1.EventTypeWarning, eventXID, fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, c.Device.Name(), c.Description(), x.Advice()), c.New
 	case health.ChangeState:
 		typ, reason, cause, message = stateEvent(c)
 		return typ, reason, cause, message, 1
@@ -120,16 +120,16 @@ func eventOf(c health.Change) (typ, reason, cause, message string, count uint64)
 
 // stateEvent returns the event of a change of a device's verdict. The reason is "" if the change needs none.
 func stateEvent(c health.Change) (typ, reason, cause, message string) {
-	cause = c.Now.Cause()
-	if c.Now.State == c.Was.State && slices.Contains(c.Was.Causes(), cause) {
+	news := c.News()
+	if c.Now.State == c.Was.State && (news == nil || news.State < c.Now.State || len(c.Added()) == 0) {
 		return "", "", "", ""
 	}
 	now := &health.DeviceState{Device: c.Device, Verdict: c.Now}
 	switch {
 	case c.Now.State == health.Unhealthy:
-		return corev1.EventTypeWarning, eventUnhealthy, cause, describe(now)
+		return corev1.EventTypeWarning, eventUnhealthy, news.Cause, describe(now, news)
 	case c.Now.State == health.Degraded:
-		return corev1.EventTypeWarning, eventDegraded, cause, describe(now)
+		return corev1.EventTypeWarning, eventDegraded, news.Cause, describe(now, news)
 	case c.Now.State == health.Healthy && c.Was.State > health.Healthy:
 		return corev1.EventTypeNormal, eventRecovered, c.Was.Cause(), fmt.Sprintf("%s is healthy again; cleared: %s", c.Device.Name(), causes(c.Was))
 	}

@@ -121,12 +121,38 @@ func TestEventMessages(t *testing.T) {
 	}
 	x := health.LookupXID(79)
 	want := []string{
-		"XID 79 of GPU 3 (GPU-3): " + x.Name + "; " + x.Action.Advice(),
+		"XID 79 of GPU 3 (GPU-3): " + x.Name + "; " + x.Advice(),
 		"GPU 3 (GPU-3) is unhealthy (xid-79): it is xid-79; drain the node and reset the GPU",
 		"GPU 3 (GPU-3) is healthy again; cleared: xid-79",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// An event names the finding that is new, and the strongest action of all.
+func TestEventNamesNewFinding(t *testing.T) {
+	reset, replace := finding("xid-48", health.Unhealthy), finding("row-remap-failed", health.Unhealthy)
+	replace.Action = health.ActionReplaceGPU
+	hot := finding("temperature", health.Degraded)
+	for name, c := range map[string]struct {
+		before, after []health.Finding
+		cause         string // "" if there is no event
+		advice        string
+	}{
+		"a stronger one":          {[]health.Finding{reset}, []health.Finding{replace, reset}, "row-remap-failed", "replace the GPU"},
+		"a weaker one":            {[]health.Finding{replace}, []health.Finding{replace, reset}, "xid-48", "replace the GPU"},
+		"one of another severity": {[]health.Finding{reset}, []health.Finding{reset, hot}, "", ""},
+		"one has cleared":         {[]health.Finding{replace, reset}, []health.Finding{reset}, "", ""},
+		"the worst has cleared":   {[]health.Finding{reset, hot}, []health.Finding{hot}, "temperature", "drain the node and reset the GPU"},
+	} {
+		before, after := []health.DeviceState{gpu(3, nil, c.before...)}, []health.DeviceState{gpu(3, nil, c.after...)}
+		events := eventsBetween(before, after, "n", func(health.DeviceID) []Pod { return nil }, time.Now())
+		if len(events) != min(1, len(c.cause)) {
+			t.Errorf("%s: %d events", name, len(events))
+		} else if len(events) == 1 && !strings.HasSuffix(events[0].message, ": it is "+c.cause+"; "+c.advice) {
+			t.Errorf("%s: %q", name, events[0].message)
+		}
 	}
 }
 

@@ -120,7 +120,10 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 				continue // the GPU's event covers it
 			}
 			e.Time = changeTime(after.At, c.Now).UTC()
-			e.Kind, e.State, e.Was, e.Cause = "state", c.Now.State.String(), c.Was.State.String(), c.Now.Cause()
+			e.Kind, e.State, e.Was, e.Cause = "state", c.Now.State.String(), c.Was.State.String(), ""
+			if f := c.News(); f != nil {
+				e.Cause = f.Cause
+			}
 			e.Text = stateText(c.Change)
 		}
 		if c.Device.Kind == health.KindMIG && !c.Single() {
@@ -189,8 +192,8 @@ func stateText(c health.Change) string {
 	if c.Was.State != c.Now.State && c.Was.State != health.Unknown {
 		text += ", was " + c.Was.State.String()
 	}
-	if len(c.Now.Findings) > 0 {
-		text += ": " + c.Now.Findings[0].Cause + ": " + c.Now.Findings[0].Reason
+	if f := c.News(); f != nil {
+		text += ": " + f.Cause + ": " + f.Reason
 	}
 	if cleared := c.Cleared(); len(cleared) > 0 {
 		text += "; cleared: " + strings.Join(cleared, ", ")

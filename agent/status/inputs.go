@@ -324,7 +324,7 @@ func Findings(findings []health.Finding) []Finding {
 	all := make([]Finding, 0, len(findings))
 	for _, f := range findings {
 		all = append(all, Finding{
-			Cause: f.Cause, State: f.State.String(), Reason: f.Reason, Action: f.Action, Advice: f.Action.Advice(),
+			Cause: f.Cause, State: f.State.String(), Reason: f.Reason, Action: f.Action, Advice: f.Advice(),
 			Since: f.Since.UTC(), Clears: f.Clears.String(), From: f.From,
 		})
 	}

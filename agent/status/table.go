@@ -212,6 +212,9 @@ func (p *printer) devices(s Node, wide bool) {
 		cause := ""
 		if len(d.Findings) > 0 {
 			cause = d.Findings[0].Cause
+			if hidden := len(d.Findings) - 1; hidden > 0 {
+				cause += fmt.Sprintf(" +%d", hidden)
+			}
 		}
 		row := terminal.Cells("", index, model, d.State, ageText(s.Time, d.Since), cause,
 			celsiusText(d.Values.Temperature), wattsText(d.Values.Power), percentText(d.Values.Utilization),

@@ -100,13 +100,13 @@ func TestTableDoesNotRepeatFindings(t *testing.T) {
 	for i := range 3 {
 		d := agenttest.Lost(agenttest.GPU(i), agenttest.Ago(time.Minute))
 		d.Verdict.Findings = append(d.Verdict.Findings, health.Finding{
-			Cause: "xid-79", State: health.Unhealthy, Reason: "XID 79", Action: d.Verdict.Findings[0].Action, Since: agenttest.Ago(time.Minute),
+			Cause: "xid-79", State: health.Unhealthy, Reason: "XID 79", Action: d.Verdict.Findings[0].Action, Clears: health.ClearsGPUReset, Since: agenttest.Ago(time.Minute),
 		})
 		k.Snapshot.Devices = append(k.Snapshot.Devices, d)
 	}
 	k.Snapshot.Devices[1] = agenttest.Hot(agenttest.GPU(1), agenttest.Ago(time.Minute))
 	table := New(k).Table(false, terminal.Output{})
-	agenttest.MustContain(t, table, "\nGPU 0, GPU 2\n", "\nGPU 1\n")
+	agenttest.MustContain(t, table, "\nGPU 0, GPU 2\n", "\nGPU 1\n", "  lost +1  ")
 	if n := strings.Count(table, health.ActionRebootNode.Advice()); n != 1 {
 		t.Errorf("the action is shown %d times:\n%s", n, table)
 	}

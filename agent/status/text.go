@@ -444,7 +444,9 @@ func faultyDevices(s Node) []faultyDevice {
 			}
 		}
 	}
-	slices.SortStableFunc(all, func(a, b faultyDevice) int { return severity(b.Findings[0].State) - severity(a.Findings[0].State) })
+	slices.SortStableFunc(all, func(a, b faultyDevice) int {
+		return cmp.Or(severity(b.Findings[0].State)-severity(a.Findings[0].State), a.Findings[0].Action.Compare(b.Findings[0].Action))
+	})
 	return all
 }
 

@@ -46,7 +46,7 @@ func logChanges(log *zap.Logger, before, after []health.DeviceState) {
 			}
 			f := c.Now.Findings[0]
 			log.Warn("device state", append(fields, zap.String("cause", f.Cause), zap.String("reason", f.Reason),
-				zap.String("action", string(f.Action)), zap.String("advice", f.Action.Advice()), zap.Time("since", f.Since), zap.Stringer("clears", f.Clears))...)
+				zap.String("action", string(f.Action)), zap.String("advice", f.Advice()), zap.Time("since", f.Since), zap.Stringer("clears", f.Clears))...)
 		case health.ChangeRemoved:
 			log.Info("device removed", fields...)
 		}

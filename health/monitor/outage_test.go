@@ -45,31 +45,31 @@ func TestMonitorDelaysOutage(t *testing.T) {
 		reported  []health.Presence // nil: no GPU is listed
 		wait      time.Duration
 		status    health.SourceStatus
-		gpu0Cause string // beside xid-95
+		gpu0Cause string
 		gpu1Cause string
 	}
 	const up, down, accepted = health.SourceUp, health.SourceDown, health.OutageDelay + 3*time.Second
 	both := func(gpu0, gpu1 health.Presence) []health.Presence { return []health.Presence{gpu0, gpu1} }
 	present, oneLost := both(health.Present, health.Present), both(health.Present, health.Lost)
 	for name, steps := range map[string][]step{
-		"empty inventory": {{nil, time.Second, down, "", ""}, {nil, 7 * time.Second, down, "", ""}, {present, 2 * time.Second, up, "", ""}},
-		"empty inventory after one GPU was lost": slices.Concat([]step{{oneLost, 3 * time.Second, up, "", "lost"}}, slices.Repeat([]step{
-			{nil, 5 * time.Second, down, "", "lost"}, {oneLost, 2 * time.Second, up, "", "lost"},
+		"empty inventory": {{nil, time.Second, down, "xid-95", ""}, {nil, 7 * time.Second, down, "xid-95", ""}, {present, 2 * time.Second, up, "xid-95", ""}},
+		"empty inventory after one GPU was lost": slices.Concat([]step{{oneLost, 3 * time.Second, up, "xid-95", "lost"}}, slices.Repeat([]step{
+			{nil, 5 * time.Second, down, "xid-95", "lost"}, {oneLost, 2 * time.Second, up, "xid-95", "lost"},
 		}, 3), []step{
-			{both(health.Lost, health.Lost), 3 * time.Second, up, ",lost", "lost"}, {nil, 5 * time.Second, down, ",lost", "lost"},
+			{both(health.Lost, health.Lost), 3 * time.Second, up, "lost,xid-95", "lost"}, {nil, 5 * time.Second, down, "lost,xid-95", "lost"},
 		}),
 		"lost for a moment": slices.Repeat([]step{
-			{both(health.Lost, health.Lost), 1300 * time.Millisecond, down, "", ""}, {present, 2 * time.Second, up, "", ""},
+			{both(health.Lost, health.Lost), 1300 * time.Millisecond, down, "xid-95", ""}, {present, 2 * time.Second, up, "xid-95", ""},
 		}, 4),
 		"loss accepted": slices.Repeat([]step{
-			{both(health.Lost, health.Lost), accepted, up, ",lost", "lost"}, {present, 2 * time.Second, up, "", ""},
+			{both(health.Lost, health.Lost), accepted, up, "lost,xid-95", "lost"}, {present, 2 * time.Second, up, "xid-95", ""},
 		}, 4),
 		"empty inventory accepted": slices.Repeat([]step{
-			{nil, accepted, up, ",missing", "missing"}, {present, 2 * time.Second, up, "", ""},
+			{nil, accepted, up, "missing,xid-95", "missing"}, {present, 2 * time.Second, up, "xid-95", ""},
 		}, 4),
-		"common loss changes its cause": slices.Concat([]step{{nil, accepted, up, ",missing", "missing"}}, slices.Repeat([]step{
-			{both(health.Detached, health.Detached), 3 * time.Second, up, ",detached", "detached"}, {nil, 3 * time.Second, up, ",missing", "missing"},
-		}, 4), []step{{present, 2 * time.Second, up, "", ""}}),
+		"common loss changes its cause": slices.Concat([]step{{nil, accepted, up, "missing,xid-95", "missing"}}, slices.Repeat([]step{
+			{both(health.Detached, health.Detached), 3 * time.Second, up, "xid-95,detached", "detached"}, {nil, 3 * time.Second, up, "missing,xid-95", "missing"},
+		}, 4), []step{{present, 2 * time.Second, up, "xid-95", ""}}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			runTestWithTwoGPUs(t, func(t *testing.T, h *harness) {
@@ -78,7 +78,7 @@ func TestMonitorDelaysOutage(t *testing.T) {
 						h.reportStates(s.reported[0], s.reported[1])
 					}
 					advance(s.wait)
-					h.wantCauses(t, fmt.Sprint("step ", i), s.status, "xid-95"+s.gpu0Cause, s.gpu1Cause)
+					h.wantCauses(t, fmt.Sprint("step ", i), s.status, s.gpu0Cause, s.gpu1Cause)
 				}
 			})
 		})

@@ -53,7 +53,7 @@ func TestRestoredGPUIsListedLate(t *testing.T) {
 			devices = health.Judge(health.DefaultConfig(), devices, reading, health.ReadingContext{XIDHistory: true}, now)
 			want := []string{"xid-95"}
 			if !listed && seconds >= 110 {
-				want = append(want, health.CauseMissing)
+				want = []string{health.CauseMissing, "xid-95"}
 			}
 			if got := devices[0].Verdict.Causes(); reason != "" || !slices.Equal(got, want) {
 				t.Fatalf("%s, at %d s: %v, filter %q, want %v", name, seconds, got, reason, want)

@@ -200,8 +200,8 @@ func refusalOf(err error) error {
 		text += "; the kubelet tries again"
 	case offer.Unhealthy:
 		text = fmt.Sprintf("device %s: %s is unhealthy: %s", denial.Part.Name, denial.Device.Name(), denial.Answer.Reason())
-		if f := denial.Answer.Finding(); f != nil && f.Action.Advice() != "" {
-			text += "; " + f.Action.Advice()
+		if f := denial.Answer.Finding(); f != nil && f.Advice() != "" {
+			text += "; " + f.Advice()
 		}
 	}
 	return refuse(reason, "%s", text)

@@ -123,7 +123,7 @@ func healthMessage(findings []health.Finding) string {
 	var b strings.Builder
 	for _, f := range findings {
 		text := fmt.Sprintf("%s (%s)", f.Reason, f.Cause)
-		if advice := f.Action.Advice(); advice != "" {
+		if advice := f.Advice(); advice != "" {
 			text += "; " + advice
 		}
 		if b.Len() > 0 {

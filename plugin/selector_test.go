@@ -193,7 +193,10 @@ func TestSelectorsFollowBindings(t *testing.T) {
 		c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: "nvidia.com/gpu", Replicas: 2}, {Name: "nvidia.com/gpu", Replicas: 2, Devices: []string{"1"}}}
 	})
 	want := []health.IndexRef{
-		{Key: "plugin.include", Entry: "1"}, {Key: "plugin.include", Entry: "2:1"}, {Key: "plugin.exclude", Entry: "1"}, {Key: "plugin.exclude", Entry: "2:1"},
+		{Key: "plugin.include", Entry: "1"},
+		{Key: "plugin.include", Entry: "2:1"},
+		{Key: "plugin.exclude", Entry: "1"},
+		{Key: "plugin.exclude", Entry: "2:1"},
 		{Key: "plugin.sharing.timeSlicing.resources.devices", Entry: "1"},
 	}
 	if got := cfg.IndexRefs(); !slices.Equal(got, want) {
@@ -216,14 +219,16 @@ func TestSelectorsFollowBindings(t *testing.T) {
 			func(c *Config) {
 				c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: "nvidia.com/gpu", Replicas: 2, Devices: []string{"1"}}}
 			},
-			bindings("plugin.sharing.timeSlicing.resources.devices 1 GPU-2"), []string{"GPU-1", "GPU-2::0", "GPU-2::1", "MIG-0", "MIG-1"},
+			bindings("plugin.sharing.timeSlicing.resources.devices 1 GPU-2"),
+			[]string{"GPU-1", "GPU-2::0", "GPU-2::1", "MIG-0", "MIG-1"},
 		},
 		{
 			"memory",
 			func(c *Config) {
 				c.Sharing.Memory.Resource, c.Sharing.Memory.Unit, c.Sharing.Memory.Devices = "nvidia.com/gpu-memory", "40Gi", []string{"1"}
 			},
-			bindings("plugin.sharing.memory.devices 1 GPU-2"), []string{"GPU-1", "GPU-2::40960Mi::0", "MIG-0", "MIG-1"},
+			bindings("plugin.sharing.memory.devices 1 GPU-2"),
+			[]string{"GPU-1", "GPU-2::40960Mi::0", "MIG-0", "MIG-1"},
 		},
 	} {
 		cfg := configured(func(c *Config) { c.MIGStrategy = MIGMixed })

@@ -18,7 +18,7 @@ import (
 // simulation lacks. Their unit tests are in rules.
 var untestedAlerts = []string{
 	"GPUMemoryNearlyFull", "GPUAllocatedButIdle", "GPUAllocatedWithoutProcess", "GPUAgentMissing", "GPUKubeletDisagrees", "GPUAllocationErrors",
-	"GPUPodLabelsUnknown", "GPUAgentRestarting", "GPUWaitsForReset", "GPUAgentStateNotKept", "GPUAgentAPIErrors", "GPUNodeLeftovers",
+	"GPUPodLabelsUnknown", "GPUAgentRestarting", "GPUWaitsForReset", "GPUAgentStateNotKept", "GPUAgentIndexAmbiguous", "GPUAgentAPIErrors", "GPUNodeLeftovers",
 	"GPUAgentServesNothing", "GPUSourceDetached", "GPUMeasurementsStuck", "GPUMPSRestarted", "GPUMemoryOverUse",
 	"GPUDRANotPublished", "GPURuntimeIgnoresCDI", "GPUDRAPrepareErrors", "GPUDRAHandover", "GPUNotSeen", "GPUAgentWaits", "GPUServedTwice",
 }

@@ -108,9 +108,9 @@ func (b *bindingNode) startAgent(t *testing.T, file int, cordon ...string) {
 	source := b.fakeSource
 	b.harness = newHarness(b.log)
 	b.fakeSource = source
-	src := b.harness.fakeSource.source(health.SourceID{Kind: "dcgm"})
+	src := b.fakeSource.source(health.SourceID{Kind: "dcgm"})
 	src.OnBus = b.onBus
-	b.harness.source.Store(src)
+	b.source.Store(src)
 	b.m.SetIndexEntries(&b.entries)
 	b.load(cordon...)
 	if file == fileLost {
@@ -342,7 +342,7 @@ func TestBindingsOfAnotherSource(t *testing.T) {
 			b.restartEngine()
 			src := b.fakeSource.source(id)
 			src.OnBus = b.onBus
-			b.harness.source.Store(src)
+			b.source.Store(src)
 			b.measure()
 			want, reason := health.DeviceID("GPU-c"), health.BindingIncomplete
 			if !id.Simulated {

@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -540,4 +541,46 @@ func (b *bindingNode) check(t *testing.T, where string, entries []string, meanin
 			}
 		}
 	}
+}
+
+// An entry that leaves a configuration which is not final keeps its binding: the configuration before may come back in force.
+func TestBindingOutlivesRejectedConfiguration(t *testing.T) {
+	runBindings(t, 3, func(t *testing.T, b *bindingNode) {
+		b.entries.Store(&health.IndexEntries{})
+		b.configure(func(*health.Config) {})
+		b.unbound[0] = true
+		b.restartEngine()
+		b.measure()
+		b.want(t, "rejected", "")
+		b.load("1")
+		b.want(t, "the one before", health.BindingRenumbered, "GPU-b")
+	}, "1")
+}
+
+// FuzzRestoreBindings checks that what was read is saved again, and that a section that cannot be read is an error.
+func FuzzRestoreBindings(f *testing.F) {
+	for _, text := range []string{
+		`{"dcgm":{"bindings":[{"key":"health.cordon","entry":"3","gpu":"GPU-a","pci":"00000000:1B:00.0","others":["GPU-b"],"confirmed":true}]}}`,
+		`{"dcgm":null,"sim":{"inventory":"sim h100-8 1","bindings":[{"entry":"3:0","gpu":"GPU-a"},{"entry":"3:0","gpu":"GPU-b"}]}}`,
+		`{"dcgm":{"bindings":[{"gpu":"","entry":"x"}]}}`, `{}`, `null`, `[]`, ``,
+	} {
+		f.Add([]byte(text))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		restore := func(text []byte) (string, error) {
+			m := New(new(health.Latest[health.Config]), new(health.Latest[Source]), new(health.Latest[health.Snapshot]), zap.NewNop())
+			err := m.RestoreBindings(text, health.SourceID{Kind: "dcgm"})
+			for _, b := range m.now.Bindings {
+				m.now.Bindings.Match(b.Key, b.Entry, &health.Device{ID: "GPU-a"})
+			}
+			return string(*m.SavedBindings().Load()), err
+		}
+		saved, err := restore(text)
+		if err == nil && !json.Valid(text) {
+			t.Errorf("%q is not valid and no error", text)
+		}
+		if again, err := restore([]byte(saved)); err != nil || again != saved {
+			t.Errorf("%q is saved as %s, and that as %s, %v", text, saved, again, err)
+		}
+	})
 }

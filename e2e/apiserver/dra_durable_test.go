@@ -17,7 +17,7 @@ func TestDRASyncsDirectories(t *testing.T) {
 	}
 	n := newDRANode(t, "dra-durable", "h100-8", "")
 	trace := n.File("strace")
-	n.StartAgent("strace", "-D", "-f", "-y", "-s", "16", "-e", "trace=renameat2,fsync,pwrite64", "-o", trace)
+	n.StartAgentUnder("strace", "-D", "-f", "-y", "-s", "16", "-e", "trace=renameat2,fsync,pwrite64", "-o", trace)
 	n.awaitDevices(8, nil)
 	n.Inject(`{"gpu":0,"xid":79}`)
 	n.awaitDevices(8, map[string][]string{"gpu-0": {"gpu-node-agent/xid=79 NoSchedule"}})

@@ -19,10 +19,16 @@ func (n *Node) Configure(text string) {
 	n.Write("config.yaml", text)
 }
 
-// StartAgent starts an agent without waiting for it. under is a command that runs it, such as a tracer; it must exec the agent.
-func (n *Node) StartAgent(under ...string) {
+// StartAgent starts an agent without waiting for it.
+func (n *Node) StartAgent() {
 	n.T.Helper()
-	command := append(under, binary, "--config", n.File("config.yaml"), "--source.mode=sim", "--source.sim.control="+n.File("sim.sock"),
+	n.StartAgentUnder()
+}
+
+// StartAgentUnder starts an agent by a command, such as a tracer, which must exec it.
+func (n *Node) StartAgentUnder(command ...string) {
+	n.T.Helper()
+	command = append(command, binary, "--config", n.File("config.yaml"), "--source.mode=sim", "--source.sim.control="+n.File("sim.sock"),
 		"--health.stateFile="+n.File("state.json"), "--health.socket="+n.File("agent.sock"),
 		"--plugin.kubeletDir="+n.Dir, "--metrics.listen="+n.Address)
 	n.Agent = n.Start(command[0], command[1:]...)

@@ -59,6 +59,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 			return agent.Run(cmd.Context(), loader, buildInfo())
 		},
 	}
+	cmd.PersistentPreRunE = refuseEmptyFlags
 	cmd.SetVersionTemplate("{{.Version}}\n")
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&loader.File, "config", "", "configuration file (default: /etc/gpu-node-agent/config.yaml, if it exists)")
@@ -75,7 +76,8 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 				if err != nil {
 					return err
 				}
-				for _, n := range slices.Concat(c.Notes, c.Metrics.Requirements()) {
+				log.SetOutput(io.Discard) // go-dcgm logs there
+				for _, n := range slices.Concat(c.Notes, c.Metrics.Requirements(), doctor.UnmatchedRefs(cmd.Context(), c)) {
 					fmt.Fprintln(cmd.ErrOrStderr(), "note:", n)
 				}
 				_, err = fmt.Fprint(cmd.OutOrStdout(), c)
@@ -121,6 +123,17 @@ func refuseArguments(cmd *cobra.Command, args []string) error {
 		return unknownError(fmt.Errorf("unknown command %q", args[0]), args[0], "", names)
 	}
 	return fmt.Errorf("unexpected argument %q of %s, which takes only flags", args[0], cmd.Name())
+}
+
+// refuseEmptyFlags refuses a flag of a command with an empty value, such as --cause= of an unset variable: the command would do what it does
+// without the flag. The flags of keys, which are hidden, may be empty.
+func refuseEmptyFlags(cmd *cobra.Command, _ []string) (err error) {
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if !f.Hidden && f.Value.String() == "" {
+			err = fmt.Errorf("--%s: value is empty; leave the flag out for its default", f.Name)
+		}
+	})
+	return err
 }
 
 // explainFlag adds the most similar flag to the error about an unknown one, as cobra does for commands, and the valid values to that

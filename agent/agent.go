@@ -67,9 +67,10 @@ type Agent struct {
 	memoryLimitsConfig health.Latest[memlimits.Config]
 	nodeConfig         health.Latest[node.Config]
 	runtimeConfig      health.Latest[kube.RuntimeConfig]
-	served             health.Latest[[]byte] // servedSection
-	cleaned            health.Latest[string] // kube.CleanedAnnotation of the agent's pod
-	lastGood           health.Latest[[]byte] // Config.LastGood of the newest configuration that fits the devices
+	served             health.Latest[[]byte]   // servedSection
+	cleaned            health.Latest[string]   // kube.CleanedAnnotation of the agent's pod
+	configNotes        health.Latest[[]string] // Config.Notes
+	lastGood           health.Latest[[]byte]   // Config.LastGood of the newest configuration that fits the devices
 
 	// The last reload.
 	reloadInterval time.Duration
@@ -337,6 +338,7 @@ func (a *Agent) apply(c config.Config) {
 	a.loadedSum, a.files, a.settled = c.Sum, c.LastGood, false
 	a.level.SetLevel(logLevel(c.Log))
 	a.storeIndexEntries(c.Health, c.Plugin, false)
+	storeChanged(&a.configNotes, c.Notes)
 	storeChanged(&a.sourceConfig, sourceConfigOf(c))
 	storeChanged(&a.healthConfig, c.Health)
 	storeChanged(&a.pluginConfig, c.Plugin)

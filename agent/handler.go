@@ -8,10 +8,12 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
@@ -81,6 +83,7 @@ func (a *Agent) handler() http.Handler {
 		WaitsFor:           a.waitsFor,
 		OtherPlugins:       a.plugin.OtherPlugins,
 		NodeDevices:        a.nodeDevices,
+		UnmatchedRefs:      a.unmatchedRefs,
 		LogDropped:         a.logDropped,
 		ConnectionsDropped: a.connectionsDropped.Load,
 	}, renderer, zap.NewStdLog(a.log.Named("metrics"))))
@@ -98,6 +101,7 @@ func (a *Agent) status() status.Node {
 		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(), Lock: *a.lock.State().Load(),
 		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), DRA: a.dra.Status(), Claims: a.dra.Claims().Load(), Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
 		Shares: a.shares(), IdleTimes: a.totals.IdleTimes(), Idle: a.nodeConfig.Load().Idle, Memory: a.memoryLimits.Latest().Load(),
+		ConfigNotes: *a.configNotes.Load(), UnmatchedRefs: a.unmatchedRefs(),
 		Kube: a.reporter.Status(), NodeObject: a.nodeWriter.Status(), Unready: a.startupTaintReasons(), StateFile: a.stateFile.Status(), StateLoss: a.lossText(), Events: a.events.Latest(),
 	}
 	if err := a.configError.Load(); err != nil {
@@ -110,6 +114,15 @@ func (a *Agent) status() status.Node {
 func (a *Agent) unwrittenFiles() []durable.Failure {
 	all := []durable.Failure{a.stateFile.Status().Failure(), a.dra.Status().Checkpoint}
 	return slices.DeleteFunc(all, func(f durable.Failure) bool { return f.Err == "" })
+}
+
+// unmatchedRefs returns the device references of the configuration that match no device; nil while the devices are unknown.
+func (a *Agent) unmatchedRefs() []health.UnmatchedRefs {
+	snap := a.snapshots.Load()
+	if !snap.Polled() {
+		return nil
+	}
+	return config.UnmatchedRefs(*a.healthConfig.Load(), *a.pluginConfig.Load(), snap.Bindings, snap.Devices)
 }
 
 // notReady returns every reason why the agent cannot do its whole job now. A poll takes up to stallAfter before the

@@ -110,8 +110,11 @@ func (c Config) Validate() error {
 		}
 	}
 	errs = append(errs, section("xid", c.XID.Validate()), section("incidents", c.Incidents.Validate()))
-	if c.StateFile != "" && !filepath.IsAbs(c.StateFile) {
+	switch {
+	case c.StateFile != "" && !filepath.IsAbs(c.StateFile):
 		bad("stateFile: expected an absolute path, or \"\" for none, got %q", c.StateFile)
+	case strings.HasSuffix(c.StateFile, "/"):
+		bad("stateFile: expected a file, got the directory %q", c.StateFile)
 	}
 	if c.Socket != "" && (!filepath.IsAbs(c.Socket) || unixsock.PathLen(c.Socket) > unixsock.MaxPath) {
 		bad("socket: expected an absolute path of at most %d bytes, or \"\" for none, got %q", unixsock.MaxPath, c.Socket)

@@ -3,6 +3,8 @@ package health
 import (
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -140,10 +142,36 @@ func (c Config) cordonOf(d *Device) (ref string, ok bool) {
 	return "", false
 }
 
-// UnmatchedCordons returns the references in Config.Cordon that match no device. They are not errors, because one
-// configuration may serve many nodes.
-func (c Config) UnmatchedCordons(devices []DeviceState) []string {
-	return slices.DeleteFunc(slices.Clone(c.Cordon), func(ref string) bool {
-		return slices.ContainsFunc(devices, func(d DeviceState) bool { match, _ := c.bindings.Match(KeyCordon, ref, &d.Device); return match })
+// UnmatchedCordons returns the references in Config.Cordon that match no device.
+func (c Config) UnmatchedCordons(b Bindings, devices []DeviceState) []UnmatchedRefs {
+	return b.Unmatched(KeyCordon, KeyCordon, c.Cordon, devices)
+}
+
+// UnmatchedRefs holds the device references of one key that match no device of a node. They are not errors, because one configuration
+// may serve many nodes.
+type UnmatchedRefs struct {
+	Key  string
+	Refs []string
+}
+
+// Unmatched returns the device references of a key that match no device, nil if there is none. Entries that are no device references,
+// such as models, may match none. name is the key with the positions of lists.
+func (b Bindings) Unmatched(key, name string, entries []string, devices []DeviceState) []UnmatchedRefs {
+	refs := slices.DeleteFunc(slices.Clone(entries), func(ref string) bool {
+		_, isRef := (&Device{}).Matches(ref)
+		return !isRef || slices.ContainsFunc(devices, func(d DeviceState) bool { match, _ := b.Match(key, ref, &d.Device); return match })
 	})
+	if len(refs) == 0 {
+		return nil
+	}
+	return []UnmatchedRefs{{name, refs}}
+}
+
+// String returns a text like: health.cordon: no device of this node matches "9", "GPU-1".
+func (u UnmatchedRefs) String() string {
+	quoted := make([]string, len(u.Refs))
+	for i, ref := range u.Refs {
+		quoted[i] = strconv.Quote(ref)
+	}
+	return u.Key + ": no device of this node matches " + strings.Join(quoted, ", ")
 }

@@ -150,6 +150,13 @@ func (s *scrape) collectNode() {
 			s.AddWith(otherPluginDevices, float64(others[resource]), nil, label("resource", resource))
 		}
 	}
+	if s.src.UnmatchedRefs != nil && s.snapshot.Polled() {
+		n := 0
+		for _, u := range s.src.UnmatchedRefs() {
+			n += len(u.Refs)
+		}
+		s.Add(unmatchedRefs, float64(n), nil)
+	}
 	if s.src.Kubernetes != nil {
 		if k, enabled := s.src.Kubernetes(); enabled {
 			s.Add(kubernetesWrites, float64(k.Writes), nil)

@@ -123,6 +123,7 @@ const (
 	processesWithoutPod
 	fileUnwritten
 	stateFileRead
+	unmatchedRefs
 	waitsForHolder
 	holderInfo
 	fieldsUnknown
@@ -325,6 +326,10 @@ func agentMetrics() []MetricInfo {
 				"findings, or the checkpoint of claims, so that claims are refused. No series while it can be written.", []string{"file"},
 		},
 		stateFileRead: {"state_file_read", gauge, "Whether the state file (health.stateFile) was read. While it is 0, the verdicts of before the agent's start are unknown.", nil},
+		unmatchedRefs: {
+			"unmatched_refs", gauge, "Number of device references in health.cordon, plugin.include, plugin.exclude and plugin.sharing that match no device of the node; " +
+				"gpu-node-agent status lists them.", nil,
+		},
 		waitsForHolder: {
 			"waits_for_holder", gauge, "Whether the agent waits for the end of another agent, the holder, which serves the devices of the node. Meanwhile the agent exports " +
 				"its own series only.", nil,

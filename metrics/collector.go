@@ -92,6 +92,9 @@ type Sources struct {
 	// NodeDevices returns the number of GPUs as each of SeenBy sees them; one that is unknown is missing. nil: no series.
 	NodeDevices func() map[SeenBy]int
 
+	// UnmatchedRefs returns the device references of the configuration that match no device. nil: no series.
+	UnmatchedRefs func() []health.UnmatchedRefs
+
 	LogDropped         func() uint64 // dropped log entries; nil: not counted
 	ConnectionsDropped func() uint64 // dropped connections of the web server
 

@@ -229,6 +229,9 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		CDIRuntime: func() (CDIRuntime, bool) {
 			return CDIRuntime{Version: "containerd://2.1.4", Support: "supported"}, true
 		},
+		UnmatchedRefs: func() []health.UnmatchedRefs {
+			return []health.UnmatchedRefs{{Key: "health.cordon", Refs: []string{"9", "GPU-9"}}, {Key: "plugin.exclude", Refs: []string{"0:7"}}}
+		},
 		NodeDevices: func() map[SeenBy]int { return map[SeenBy]int{SeenByPCI: 4, SeenByDriver: 3, OfferedToPods: 0} },
 		LogDropped:  func() uint64 { return 12 },
 

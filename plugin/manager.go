@@ -57,7 +57,7 @@ type Plugin struct {
 	hostFS          fs.FS                  // from the root on
 	kubeletViews    map[target]kubeletView // of ended registrars
 	loggedWarnings  []string
-	loggedUnmatched []unmatchedSelectors
+	loggedUnmatched []health.UnmatchedRefs
 	exclusive       bool      // dynamic resource allocation had released the devices, and may not serve until the plugin has
 	claimingSince   time.Time // since when the plugin may claim the devices; zero if it has, or may not
 	releasingSince  time.Time // see release.since; zero while plugin.api is not dra
@@ -267,11 +267,13 @@ func (p *Plugin) GenerateCDI(ctx context.Context) { p.cdi.Toolkit.Run(ctx) }
 // missingReason returns why there is nothing to serve, or not every resource; it is empty if the plugin is disabled, and if dynamic
 // resource allocation is to serve the devices: that reports why they are not released.
 func (p *Plugin) missingReason(now *layout) (reason string) {
+	if now.cfg != nil && now.snap.Polled() {
+		p.logUnmatchedRefs(now.cfg.UnmatchedRefs(now.snap.Bindings, now.snap.Devices))
+	}
 	switch cfg, snap := now.cfg, now.snap; {
 	case cfg == nil:
 		return "no configuration yet"
 	case !cfg.Enabled, cfg.ServesDRA():
-		p.logUnmatchedSelectors(nil)
 		return ""
 	case !snap.Polled():
 		// An early registration would tell the kubelet that the node has no GPUs.
@@ -281,7 +283,6 @@ func (p *Plugin) missingReason(now *layout) (reason string) {
 		}
 		return reason
 	}
-	p.logUnmatchedSelectors(now.cfg.unmatchedSelectors(candidates(now.snap)))
 	if now.err != "" || len(now.resources) > 0 {
 		return now.err
 	}

@@ -44,14 +44,14 @@ func (p *Plugin) publishWarnings(now *layout) {
 	p.warnings = all
 }
 
-// logUnmatchedSelectors logs the selectors that match no device, when they change. health.cordon is logged alike.
-func (p *Plugin) logUnmatchedSelectors(unmatched []unmatchedSelectors) {
+// logUnmatchedRefs logs the device references that match no device, when they change. health.cordon is logged alike.
+func (p *Plugin) logUnmatchedRefs(unmatched []health.UnmatchedRefs) {
 	for _, u := range unmatched {
-		logged := slices.ContainsFunc(p.loggedUnmatched, func(l unmatchedSelectors) bool {
-			return l.key == u.key && slices.Equal(l.selectors, u.selectors)
+		logged := slices.ContainsFunc(p.loggedUnmatched, func(l health.UnmatchedRefs) bool {
+			return l.Key == u.Key && slices.Equal(l.Refs, u.Refs)
 		})
 		if !logged {
-			p.log.Warn(msgUnmatched, zap.String("key", u.key), zap.Strings("entries", u.selectors))
+			p.log.Warn(msgUnmatched, zap.String("key", u.Key), zap.Strings("entries", u.Refs))
 		}
 	}
 	p.loggedUnmatched = unmatched

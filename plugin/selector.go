@@ -3,7 +3,6 @@ package plugin
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -43,23 +42,14 @@ func selectsAny(key string, selectors []string, c *candidate) bool {
 	return false
 }
 
-// unmatchedSelectors are the selectors of one key that match no device.
-type unmatchedSelectors struct {
-	key       string
-	selectors []string
-}
-
-// unmatchedSelectors returns the device references that match no device of this node. It omits models and profiles,
-// because one file may serve nodes with different GPUs.
-func (c Config) unmatchedSelectors(all []candidate) (unmatched []unmatchedSelectors) {
+// UnmatchedRefs returns the device references that match no device of this node. It omits models and profiles, because one file may serve
+// nodes with different GPUs.
+func (c *Config) UnmatchedRefs(b health.Bindings, devices []health.DeviceState) (unmatched []health.UnmatchedRefs) {
+	if !c.Enabled {
+		return nil // they have no effect
+	}
 	for _, list := range c.selectorLists() {
-		rest := slices.DeleteFunc(slices.Clone(list.selectors), func(s string) bool {
-			_, isRef := (&deviceref.Names{}).Match(s)
-			return !isRef || slices.ContainsFunc(all, func(c candidate) bool { return selects(list.key, s, &c) })
-		})
-		if len(rest) > 0 {
-			unmatched = append(unmatched, unmatchedSelectors{list.name, rest})
-		}
+		unmatched = append(unmatched, b.Unmatched(list.key, list.name, list.selectors, devices)...)
 	}
 	return unmatched
 }

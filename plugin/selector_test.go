@@ -61,7 +61,7 @@ func TestValidateSelectors(t *testing.T) {
 }
 
 // A device reference that matches no device is logged once, with its key. Patterns may match none.
-func TestUnmatchedSelectors(t *testing.T) {
+func TestUnmatchedRefs(t *testing.T) {
 	core, logs := observer.New(zap.InfoLevel)
 	p := &Plugin{log: zap.New(core)}
 	for _, c := range []struct {
@@ -85,6 +85,7 @@ func TestUnmatchedSelectors(t *testing.T) {
 		},
 		{"fewer than before", func(c *Config) { c.Include, c.Exclude = []string{"*", "7"}, []string{"0:2"} }, []string{"plugin.include [7]"}},
 		{"disabled", func(c *Config) { c.Enabled, c.Exclude = false, []string{"0:2"} }, nil},
+		{"dynamic resource allocation", func(c *Config) { c.API, c.Exclude = APIDRA, []string{"0:3"} }, []string{"plugin.exclude [0:3]"}},
 		{"enabled again", func(c *Config) { c.Exclude = []string{"0:2"} }, []string{"plugin.exclude [0:2]"}},
 	} {
 		cfg := configured(c.set)

@@ -150,6 +150,36 @@ func TestNormalizeAddress(t *testing.T) {
 	}
 }
 
+// A setting that another one replaces is a note.
+func TestNotesOnSettingsWithoutEffect(t *testing.T) {
+	list := filepath.Join(t.TempDir(), "fields.csv")
+	write(t, list, "DCGM_FI_DEV_GPU_TEMP, gauge, x")
+	for text, want := range map[string]string{
+		"source: {mode: sim}": "", "source: {mode: sim, sim: {profile: l4-1}}": "", "source: {address: a}": "", "metrics: {fieldsFile: " + list + "}": "",
+		"source: {mode: sim, address: a}":                         "source.address: a:5555 has no effect: source.mode is sim",
+		"source: {sim: {profile: l4-1}}":                          "source.sim: has no effect: source.mode is not sim",
+		"metrics: {fields: [optional], fieldsFile: " + list + "}": "metrics.fields: has no effect: metrics.fieldsFile replaces it",
+	} {
+		if c := mustLoad(t, text); strings.Join(c.Notes, "; ") != want {
+			t.Errorf("%s: notes %q, want %q", text, c.Notes, want)
+		}
+	}
+}
+
+// A directory cannot be the state file: nothing would outlive a restart.
+func TestStateFileIsNoDirectory(t *testing.T) {
+	dir := t.TempDir()
+	for path, good := range map[string]bool{dir: false, dir + "/none/": false, dir + "/state.json": true} {
+		_, err := load(t, "health: {stateFile: "+path+"}")
+		if good != (err == nil) {
+			t.Errorf("%s: %v", path, err)
+		}
+		if !good {
+			wantError(t, path, err, "health.stateFile", "directory")
+		}
+	}
+}
+
 // Only an empty list ends every series of DCGM.
 func TestFieldsThatSelectNothing(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "fields.csv")
@@ -356,7 +386,7 @@ func TestEventsReason(t *testing.T) {
 		"source: {address: 'localhost:5555', events: off}":                {false, ""},
 		"source: {mode: sim}":                                             {false, ""},
 		"source: {mode: sim, events: nvml}":                               {true, ""},
-		"source: {mode: sim, address: 'localhost:5555', events: nvml}":    {true, ""},
+		"source: {mode: sim, address: 'localhost:5555', events: nvml}":    {true, "source.address: "},
 		"source: {address: 'a:1'}\nmetrics: {processes: {enabled: true}}": {true, ""},
 
 		"source: {address: 'a:1', events: off}\nmetrics: {processes: {enabled: true}}": {false, "metrics.processes.enabled: "},

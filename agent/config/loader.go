@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
@@ -123,9 +124,12 @@ func (l Loader) Load() (Config, error) {
 	errs = append(errs, withPrefix("metrics.", err))
 	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(health.EnvDisableHealthChecks), os.Getenv(health.EnvEnableHealthChecks))
 	c.Health.XID = xid
-	c.Notes = slices.Concat(c.Notes, notes, unknownVariables(os.Environ(), keys), foreignVariables(os.Environ(), set), c.kubeconfigNotes(), c.driverNotes())
+	c.Notes = slices.Concat(c.Notes, notes, unknownVariables(os.Environ(), keys), foreignVariables(os.Environ(), set), c.kubeconfigNotes(), c.driverNotes(), c.unusedNotes())
 	// Values that could not be decoded have their defaults here, so Validate adds only other errors.
 	errs = append(errs, c.Validate())
+	if !l.Running && isDirectory(c.Health.StateFile) { // the running agent reports what it cannot write
+		errs = append(errs, fmt.Errorf("health.stateFile: expected a file, got the directory %q", c.Health.StateFile))
+	}
 	if fileErr != nil { // values of the file are missing, so other errors may be due to that
 		return c, fileErr
 	}
@@ -182,6 +186,38 @@ func (c Config) kubeconfigNotes() []string {
 		return []string{err.Error() + "; the agent does not use the API server until the file is valid"}
 	}
 	return nil
+}
+
+// unusedNotes returns a note for each setting that has no effect because of another one.
+func (c Config) unusedNotes() (notes []string) {
+	defaults := DefaultConfig()
+	set := func(value, otherwise any) bool { return fmt.Sprint(value) != fmt.Sprint(otherwise) } // an empty list is as none
+	isSim := c.Source.Resolved() == ModeSim
+	if isSim && c.Source.Address != "" {
+		notes = append(notes, fmt.Sprintf("source.address: %s has no effect: source.mode is sim", c.Source.Address))
+	}
+	if !isSim && set(c.Source.Sim, defaults.Source.Sim) {
+		notes = append(notes, "source.sim: has no effect: source.mode is not sim")
+	}
+	if c.Metrics.FieldsFile != "" && set(c.Metrics.Fields, defaults.Metrics.Fields) {
+		notes = append(notes, "metrics.fields: has no effect: metrics.fieldsFile replaces it")
+	}
+	return notes
+}
+
+// isDirectory reports whether a path is a directory. It does not wait for a disk that does not answer.
+func isDirectory(path string) bool {
+	result := make(chan bool, 1)
+	go func() {
+		info, err := os.Stat(path)
+		result <- err == nil && info.IsDir()
+	}()
+	select {
+	case is := <-result:
+		return is
+	case <-time.After(time.Second):
+		return false
+	}
 }
 
 // driverNotes returns a note if the agent uses the driver beside a host engine although source.events is off, as it is where only the

@@ -152,11 +152,19 @@ func (d doctor) run(ctx context.Context) Report {
 		s        survey
 	)
 	if c.Source.Resolved() == config.ModeSim {
+		for _, n := range UnmatchedRefs(ctx, c) {
+			checks = append(checks, noteCheck(n))
+		}
 		for _, name := range []string{"libdcgm", "host engine", "DCGM", "driver", "GPUs", "MIG", "device nodes"} {
 			hardware = append(hardware, step{name, simulated})
 		}
 	} else {
 		s = d.surveyDCGM(ctx, c.Source)
+		if s.reading != nil { // otherwise these checks say why
+			for _, n := range unmatchedRefs(c, s.reading) {
+				checks = append(checks, noteCheck(n))
+			}
+		}
 		checks = append(checks, s.checks()...)
 		hardware = []step{
 			{"driver", func(context.Context) []Check { return d.checkDriver(s, c.Plugin) }},
@@ -183,6 +191,11 @@ func (d doctor) run(ctx context.Context) Report {
 	return r
 }
 
+// noteCheck is the check of a note on the configuration.
+func noteCheck(note string) Check {
+	return Check{Name: "configuration", Status: CheckWarn, Found: note, Fix: "correct or remove it, unless you intend that"}
+}
+
 // checkConfiguration loads the configuration. If it is invalid, the other checks use the one that LoadOrLastGood returns.
 func (d doctor) checkConfiguration() (config.Config, []Check) {
 	const name = "configuration"
@@ -194,7 +207,7 @@ func (d doctor) checkConfiguration() (config.Config, []Check) {
 	if err == nil && rejection == nil {
 		checks := []Check{{Name: name, Status: CheckOK, Found: from + "; source " + c.Source.Resolved()}}
 		for _, w := range c.Notes {
-			checks = append(checks, Check{Name: name, Status: CheckWarn, Found: w, Fix: "correct or remove it, unless you intend that"})
+			checks = append(checks, noteCheck(w))
 		}
 		return c, checks
 	}

@@ -77,14 +77,7 @@ func Fields(ctx context.Context, loader config.Loader) FieldReport {
 
 // fieldsOf polls every field once.
 func fieldsOf(ctx context.Context, c config.SourceConfig) (has map[health.Field]bool, err error) {
-	var reading *health.Reading
-	var profiling []health.Field
-	if c.Resolved() == config.ModeSim {
-		reading, err = pollSim(ctx, c.Sim)
-	} else {
-		dc := dcgm.Config{Address: c.Address, Interval: c.Interval, Fields: fields.IDs(), LogLevel: "NONE"}
-		reading, profiling, err = dcgm.MeasureOnce(ctx, dc, zap.NewNop())
-	}
+	reading, profiling, err := pollOnce(ctx, c, fields.IDs())
 	if err != nil {
 		return nil, err
 	}
@@ -97,6 +90,15 @@ func fieldsOf(ctx context.Context, c config.SourceConfig) (has map[health.Field]
 		has[f] = true
 	}
 	return has, nil
+}
+
+// pollOnce polls the source once. profiling are the profiling fields that DCGM has.
+func pollOnce(ctx context.Context, c config.SourceConfig, ids []health.Field) (r *health.Reading, profiling []health.Field, err error) {
+	if c.Resolved() == config.ModeSim {
+		r, err = pollSim(ctx, c.Sim)
+		return r, nil, err
+	}
+	return dcgm.MeasureOnce(ctx, dcgm.Config{Address: c.Address, Interval: c.Interval, Fields: ids, LogLevel: "NONE"}, zap.NewNop())
 }
 
 func pollSim(ctx context.Context, c sim.Config) (*health.Reading, error) {

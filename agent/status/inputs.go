@@ -24,27 +24,29 @@ import (
 type Inputs struct {
 	Node, Version, Revision string
 
-	Now         time.Time
-	NotReady    []string
-	Reload      metrics.Reload
-	ConfigError string           // of the newest configuration; ignored while Reload.OK
-	Snapshot    *health.Snapshot // nil before the first
-	Lock        nodelock.State   // whether this agent may serve the node
-	Plugin      plugin.Status
-	DRA         dra.Status
-	Claims      *dra.Claims // prepared; nil if unknown
-	Holders     podresources.Holders
-	Processes   *processes.Snapshot // nil if they are not measured
-	Shares      []plugin.ShareUnits // of the shared devices
-	IdleTimes   metrics.IdleTimes   // of the holders
-	Idle        node.IdleConfig     // by which a holder is idle
-	Memory      *memlimits.Snapshot // nil without devices that are shared by memory
-	Kube        kube.Status
-	NodeObject  kube.NodeStatus
-	Unready     []string // NodeObject.StartupTaint
-	StateFile   statefile.Status
-	StateLoss   string // why an earlier process lost the state file; empty if none did
-	Events      []Event
+	Now           time.Time
+	NotReady      []string
+	Reload        metrics.Reload
+	ConfigError   string   // of the newest configuration; ignored while Reload.OK
+	ConfigNotes   []string // on the configuration in force
+	UnmatchedRefs []health.UnmatchedRefs
+	Snapshot      *health.Snapshot // nil before the first
+	Lock          nodelock.State   // whether this agent may serve the node
+	Plugin        plugin.Status
+	DRA           dra.Status
+	Claims        *dra.Claims // prepared; nil if unknown
+	Holders       podresources.Holders
+	Processes     *processes.Snapshot // nil if they are not measured
+	Shares        []plugin.ShareUnits // of the shared devices
+	IdleTimes     metrics.IdleTimes   // of the holders
+	Idle          node.IdleConfig     // by which a holder is idle
+	Memory        *memlimits.Snapshot // nil without devices that are shared by memory
+	Kube          kube.Status
+	NodeObject    kube.NodeStatus
+	Unready       []string // NodeObject.StartupTaint
+	StateFile     statefile.Status
+	StateLoss     string // why an earlier process lost the state file; empty if none did
+	Events        []Event
 }
 
 // New builds the status from its inputs.
@@ -52,7 +54,7 @@ func New(k Inputs) Node {
 	s := Node{
 		Node: k.Node, Version: k.Version, Revision: k.Revision, Time: k.Now.UTC(),
 		Ready: len(k.NotReady) == 0, NotReady: list(k.NotReady), Events: list(k.Events),
-		Config: Config{OK: k.Reload.OK, Since: k.Reload.At.UTC()}, Kubelet: kubeletStatus(k.Lock, k.Plugin, k.Holders), DRA: draStatus(k.DRA, k.Claims, k.Holders),
+		Config: Config{OK: k.Reload.OK, Since: k.Reload.At.UTC(), Notes: list(k.ConfigNotes)}, Kubelet: kubeletStatus(k.Lock, k.Plugin, k.Holders), DRA: draStatus(k.DRA, k.Claims, k.Holders),
 		API: APIServer{
 			k.Kube.Enabled || k.Kube.IdleEnabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr, cmp.Or(k.Kube.EventErr, k.Kube.IdleErr),
 		},
@@ -68,6 +70,9 @@ func New(k Inputs) Node {
 	}
 	if !k.Reload.OK {
 		s.Config.Error = k.ConfigError
+	}
+	for _, u := range k.UnmatchedRefs {
+		s.Config.Notes = append(s.Config.Notes, u.String())
 	}
 	if k.Snapshot == nil {
 		return s

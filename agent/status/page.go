@@ -29,7 +29,7 @@ const (
 	maxFaultGroups   = 8 // at the top of the page
 	maxFaultyDevices = 8 // in one of them
 	maxHolders       = 6 // of one device
-	maxWarnings      = 8 // about devices that are not offered
+	maxWarnings      = 8 // about devices that are not offered, and notes on the configuration
 	refreshSeconds   = 5
 )
 
@@ -67,6 +67,7 @@ func NewPages(build func() Node, history *History, log *zap.Logger) *Pages {
 		"usage":           func(d Device) []string { return usageTexts(d, maxHolders) },
 		"shares":          func(d Device) string { return sharesText(d, true) },
 		"limits":          func(d Device) []string { return memoryLimitTexts(d, maxHolders) },
+		"notes":           func(c Config) []string { return limitTexts(c.Notes, maxWarnings) },
 		"warnings":        func(k Kubelet) []string { return limitTexts(k.Warnings, maxWarnings) },
 		"worst":           func(all []faultGroup) []faultGroup { return all[:min(len(all), maxFaultGroups)] },
 		"newest":          func(all []Event) []Event { return all[:min(len(all), maxPageEvents)] },

@@ -39,6 +39,8 @@ type Config struct {
 	OK    bool      `json:"ok"` // false: it was invalid, and the last good one is in force
 	Since time.Time `json:"since,omitzero"`
 	Error string    `json:"error,omitempty"` // one line for each error
+	// Notes are about settings of the configuration in force that have no effect, or one that is easily overlooked.
+	Notes []string `json:"notes"`
 }
 
 // Binding is the GPU that an entry of the configuration means. It keeps it when the indexes change.

@@ -121,6 +121,9 @@ func (p *printer) header(s Node, wide bool) {
 	if !s.Config.OK {
 		p.labelled("config", terminal.Cell{Text: "invalid", Colour: terminal.Red}, plain(": "+configErrorText(s.Time, s.Config)))
 	}
+	for _, n := range limitTexts(s.Config.Notes, maxWarnings) {
+		p.line("config", terminal.Yellow, n)
+	}
 }
 
 // witnesses writes what reports XIDs: the source, then the event sources. wide adds why one is off.

@@ -64,11 +64,13 @@ func (m *Monitor) currentConfig() health.Config {
 
 // logUnmatchedCordons logs the entries of health.cordon that match no device, if they changed. m.mu is held.
 func (m *Monitor) logUnmatchedCordons() {
-	refs := m.currentConfig().UnmatchedCordons(m.now.Devices)
-	if len(refs) > 0 && !slices.Equal(refs, m.unmatchedCordons) {
-		m.logLater(func() {
-			m.log.Warn("entries match no device of this node", zap.String("key", "health.cordon"), zap.Strings("entries", refs))
-		})
+	var refs []string
+	for _, u := range m.currentConfig().UnmatchedCordons(m.now.Bindings, m.now.Devices) {
+		if refs = u.Refs; !slices.Equal(refs, m.unmatchedCordons) {
+			m.logLater(func() {
+				m.log.Warn("entries match no device of this node", zap.String("key", u.Key), zap.Strings("entries", u.Refs))
+			})
+		}
 	}
 	m.unmatchedCordons = refs
 }

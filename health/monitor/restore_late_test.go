@@ -21,7 +21,7 @@ func TestRestoreLate(t *testing.T) {
 		return time.Date(2000, 1, 1, 0, 0, seconds, 0, time.UTC)
 	}
 	xid := func(code, seconds int) health.Finding {
-		return health.Finding{Cause: fmt.Sprintf("xid-%d", code), State: health.Unhealthy, Reason: "saved", Since: at(seconds), Last: at(seconds), Clears: health.ClearsGPUReset}
+		return health.Finding{Cause: fmt.Sprintf("xid-%d", code), State: health.Unhealthy, Reason: "saved", Action: health.ActionRebootNode, Since: at(seconds), Last: at(seconds), Clears: health.ClearsGPUReset}
 	}
 	device := func(d health.Device, history []health.XID, findings ...health.Finding) health.DeviceState {
 		v := health.Verdict{State: health.Healthy, Since: at(-100), Findings: findings}

@@ -2,6 +2,8 @@ package binarytest
 
 import (
 	"fmt"
+	"html"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +20,36 @@ func TestCordon(t *testing.T) {
 	p.await("the reference without a device in the log", func() bool { return strings.Contains(p.log(), `["GPU-of-another-node"]`) })
 	p.reload(simConfig + "\nhealth: {recoverAfter: 0s}")
 	p.awaitAllocatable(k, 8)
+}
+
+// A reference without a device and a setting without effect are shown wherever an operator looks.
+func TestRefsWithoutDevice(t *testing.T) {
+	t.Parallel()
+	config := strings.Replace(simConfig, "sim, ", "sim, address: localhost, ", 1) +
+		"\nhealth: {cordon: ['2', '9', GPU-111]}\nplugin: {kubeletDir: DIR, exclude: ['3:0', '*L4*']}"
+	p := start(t, config)
+	cordon, exclude := `health.cordon: no device of this node matches "9", "GPU-111"`, `plugin.exclude: no device of this node matches "3:0"`
+	const address = "source.address: localhost:5555 has no effect: source.mode is sim"
+	p.awaitMetrics("gpu_node_agent_unmatched_refs 3\n")
+	p.awaitPage("/", http.StatusOK, html.EscapeString(cordon), html.EscapeString(exclude), address)
+	for _, args := range [][]string{{"status"}, {"status", "-o", "wide"}, {"check-config"}, {"doctor"}} {
+		out, _ := run(t, append(args, "--config", p.config())...)
+		for _, want := range []string{cordon, exclude, address} {
+			if text := strings.Join(strings.Fields(out), " "); !strings.Contains(text, want) {
+				t.Errorf("%q lacks %q:\n%s", args, want, out)
+			}
+		}
+	}
+	if n := len(p.snapshot().Config.Notes); n != 3 {
+		t.Errorf("notes %q", p.snapshot().Config.Notes)
+	}
+	p.reload(strings.ReplaceAll(strings.ReplaceAll(config, "'9', GPU-111", "'0'"), "'3:0', ", ""))
+	p.awaitMetrics("gpu_node_agent_unmatched_refs 0\n")
+
+	p.write(strings.Replace(config, "sim: {", "sim: {scenario: [{source: down}], ", 1))
+	if out, code := run(t, "check-config", "--config", p.config()); code != 0 || !strings.Contains(out, "note: health.cordon, plugin.exclude: not compared with the devices of this node: ") {
+		t.Errorf("without a source: %d: %s", code, out)
+	}
 }
 
 // With health.isolatePending, a GPU that waits for a reset gets no new pod after its pod ended.

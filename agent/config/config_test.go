@@ -246,8 +246,8 @@ func TestConfigErrors(t *testing.T) {
 		"metrics: {fields: [DCMG_FI_DEV_GPU_TEMP, cpu, '', {name: profilin, type: gauge}]}": {
 			"metrics.fields[0].name DCGM_FI_DEV_GPU_TEMP?", `metrics.fields[1].name sets default, profiling and optional`, `metrics.fields[2].name ""`, "metrics.fields[3].name profiling?",
 		},
-		"metrics: {fields: [default, {name: DCGM_FI_DEV_FB_FREE, type: guage}, {name: optional, help: x}]}": {
-			`metrics.fields[1].type "guage"`, "metrics.fields[2].name set",
+		"metrics: {fields: [default, {name: DCGM_FI_DEV_FB_FREE, type: gaugee}, {name: optional, help: x}]}": {
+			`metrics.fields[1].type "gaugee"`, "metrics.fields[2].name set",
 		},
 		"metrics: {podLabels: [team, /^a, '^b', 'c.*'], podUID: maybe}": {
 			`metrics.podLabels "/^a"`, `metrics.podLabels "^b"`, `metrics.podLabels "c.*"`, "metrics.podUID",

@@ -219,7 +219,7 @@ func TestEntries(t *testing.T) {
 		"plugin.sharing.memory.devices": {{selectors, noSelectors}},
 		"metrics.fields": {{
 			[]string{"default", "DCGM_FI_DEV_GPU_TEMP", "default, dcgm_fi_newer", "{name: DCGM_FI_DEV_GPU_TEMP}", "{name: DCGM_FI_DEV_GPU_TEMP, type: gauge, help: warm}", "{name: default, type: ~, help: ~}"},
-			[]string{`""`, "150", `"150"`, "~", "[default]", "{}", `{name: ""}`, "{name: 150}", `{name: "150"}`, "{name: ~}", "{help: x}", "{name: default, typ: gauge}", "{name: default, help: [x]}", "defaults", "Default", "{name: optionl}", "{name: DCGM_FI_DEV_GPU_TEMP, type: guage}"},
+			[]string{`""`, "150", `"150"`, "~", "[default]", "{}", `{name: ""}`, "{name: 150}", `{name: "150"}`, "{name: ~}", "{help: x}", "{name: default, typ: gauge}", "{name: default, help: [x]}", "defaults", "Default", "{name: optionl}", "{name: DCGM_FI_DEV_GPU_TEMP, type: gaugee}"},
 		}},
 		"plugin.dra.evictOn": {{
 			[]string{"xid=79", "lost", "dcgm-nvlink-down"},

@@ -484,6 +484,18 @@ func checkPreemption(t *testing.T, all *recipes) {
 	awaitEventIn(t, r.namespace, "batch", "Preempted", "")
 	start("next-batch", "gpu-batch", "6")
 	r.awaitDenied(t, "next-batch")
+	eventually(t, "the quota counts the GPU of the high priority", func(ctx context.Context) error { // the API server may have admitted the pod before it saw the quota
+		quotas, err := theCluster.client.CoreV1().ResourceQuotas(r.namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, q := range quotas.Items {
+			if used := q.Status.Used["requests."+gpu]; q.Name == "gpu-serving" && used.Value() == 1 {
+				return nil
+			}
+		}
+		return fmt.Errorf("quotas %v", quotas.Items)
+	})
 	if err := withClass("greedy", "gpu-serving", "4"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota: gpu-serving") {
 		t.Errorf("a fifth GPU with the high priority: %v, want a refusal by the quota", err)
 	}

@@ -91,7 +91,7 @@ func TestCommands(t *testing.T) {
 		{[]string{"check-config", "--config", good, "--health.stateFile="}, 0, []string{`stateFile: ""`}},
 		{[]string{"check-config", "--config", good, "--health.stateFile=" + dir}, 1, []string{"health.stateFile: ", "directory"}},
 		{[]string{"check-config", "--config", good, "--health.cordon="}, 1, []string{"health.cordon: "}},
-		{[]string{"check-config", "--config", good, "--metrics.fields=[defualt]"}, 1, []string{"metrics.fields[0].name: ", "did you mean default?"}},
+		{[]string{"check-config", "--config", good, "--metrics.fields=[deflault]"}, 1, []string{"metrics.fields[0].name: ", "did you mean default?"}},
 		{[]string{"detach", "--force=yes"}, 1, []string{"--force: ", `"yes"`, "true or false"}},
 		{[]string{"check-config", "--plugin.passDeviceSpecs", "true"}, 1, []string{`"true"`, "=true"}},
 		{[]string{"--plugin.enabled", "false"}, 1, []string{`"false"`, "=false"}},

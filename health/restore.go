@@ -43,12 +43,15 @@ func (v Verdict) Restored(now time.Time) Verdict {
 }
 
 // RestoreLate returns the devices with those that another process saved, as if they had been restored before the first reading: the saved state
-// was read only now. A saved finding does not count if the device was reset after it; reloaded means that the driver was loaded since, which
-// resets all. history means that the saved devices have every XID that the source delivered before the start in DeviceState.XIDHistory: an XID
+// was read only now. A saved finding does not count if the device was reset after it, or if what this process has measured shows its end;
+// reloaded means that the driver was loaded since, which resets all. history means that the saved devices have every XID that the source delivered before the start in DeviceState.XIDHistory: an XID
 // of past that they lack is returned as not judged. past are the XIDs by device that the source delivered as of the time before the start. A
 // saved device that is not in devices is added.
-func RestoreLate(devices, saved []DeviceState, reloaded, history bool, past map[DeviceID][]XID, now time.Time) (after []DeviceState, unjudged []Sample) {
+func RestoreLate(
+	c Config, devices, saved []DeviceState, reloaded, history bool, past map[DeviceID][]XID, now time.Time,
+) (after []DeviceState, unjudged []Sample) {
 	after = slices.Clone(devices)
+	resets := make(map[DeviceID]reset) // of GPUs
 	for i := range after {
 		d := &after[i]
 		j := slices.IndexFunc(saved, func(s DeviceState) bool { return s.Device.ID == d.Device.ID })
@@ -68,7 +71,10 @@ func RestoreLate(devices, saved []DeviceState, reloaded, history bool, past map[
 			d.Verdict.awaitsCheck = false
 		}
 		if j >= 0 {
-			*d = d.restoreLate(from, reloaded, now)
+			r := resets[d.Device.Parent]
+			if *d, r = d.restoreLate(c, from, r, reloaded, now); d.Device.Kind == KindGPU {
+				resets[d.Device.ID] = r
+			}
 		}
 	}
 	for _, s := range saved {
@@ -79,15 +85,24 @@ func RestoreLate(devices, saved []DeviceState, reloaded, history bool, past map[
 	return after, unjudged
 }
 
-// restoreLate returns a device with what another process saved of it.
-func (d DeviceState) restoreLate(saved DeviceState, reloaded bool, now time.Time) DeviceState {
-	wasReset := func(at time.Time) bool { return reloaded || !d.ResetAt.IsZero() && !at.After(d.ResetAt) }
-	v, from := d.Verdict, saved.Verdict
+// restoreLate returns a device with what another process saved of it, and the reset that its sample proves by that. Such a reset was before
+// all that this process has seen, so that it clears only what was saved. gpu is the reset of a MIG device's GPU.
+func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloaded bool, now time.Time) (DeviceState, reset) {
+	v, from, s := d.Verdict, saved.Verdict, d.Sample
+	if v.measured && v.ownFinding(Finding.ofPresence) == nil {
+		s.Presence = Present // also while the newest reading does not say so
+	}
+	r := latestReset(gpu, wasReset(c, from, d.Device.Kind, s, false))
+	wasBeforeReset := func(f Finding) bool {
+		return reloaded || !d.ResetAt.IsZero() && !f.Last.After(d.ResetAt) || r.follows(f)
+	}
 	findings := slices.Clone(v.Findings)
 	for _, f := range from.Findings {
-		if wasReset(f.Last) {
-			f.Reset = now
-			if f.Clears == ClearsGPUReset {
+		if f.From == "" && !f.addedByDecide() {
+			if wasBeforeReset(f) || provesReturn(from, f, s) && f.Last.After(f.Reset) {
+				f.Reset = now
+			}
+			if ended(c, f, s, false) {
 				continue
 			}
 		}
@@ -109,7 +124,7 @@ func (d DeviceState) restoreLate(saved DeviceState, reloaded bool, now time.Time
 	slices.SortFunc(v.Trips, time.Time.Compare)
 	pending := slices.Clone(v.PendingXIDs)
 	for _, x := range from.PendingXIDs {
-		if !wasReset(x.At) && !slices.ContainsFunc(pending, func(y XID) bool { return y.Code == x.Code }) {
+		if !wasBeforeReset(Finding{Cause: xidCause(x.Code), Last: x.At}) && !slices.ContainsFunc(pending, func(y XID) bool { return y.Code == x.Code }) {
 			pending = append(pending, x)
 		}
 	}
@@ -118,7 +133,7 @@ func (d DeviceState) restoreLate(saved DeviceState, reloaded bool, now time.Time
 	d.Verdict = v
 	d.XIDHistory = appendHistory(saved.XIDHistory, Sample{XIDs: d.XIDHistory})
 	d.Awaited = slices.Concat(saved.Awaited, d.Awaited)
-	return d
+	return d, r
 }
 
 // Rebase converts a time that another process saved to an age on this process's monotonic clock. A time in the future

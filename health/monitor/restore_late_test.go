@@ -38,6 +38,9 @@ func TestRestoreLate(t *testing.T) {
 		s.Past = xids
 		return s
 	}
+	condition := func(cause string, action health.Action) health.Finding {
+		return health.Finding{Cause: cause, State: health.Unhealthy, Reason: "saved", Action: action, Since: at(-120), Last: at(-60), Clears: health.ClearsItself}
+	}
 	known, missed := health.XID{Code: 48, At: at(-50)}, health.XID{Code: 95, At: at(-20)}
 	for name, c := range map[string]struct {
 		saved  statefile.Restored
@@ -70,6 +73,20 @@ func TestRestoreLate(t *testing.T) {
 				h.report(action(health.RecoveryNone))
 			},
 			causes: []string{""},
+		},
+		"XID after the return of a GPU that was lost before the start": {
+			saved:  statefile.Restored{Devices: []health.DeviceState{device(healthtest.GPU0, nil, condition(health.CauseLost, health.ActionRebootNode), xid(48, -60))}},
+			before: func(h *harness) { h.reportXID(95) },
+			causes: []string{"xid-95"},
+		},
+		"XID after a reset that the driver asked for before the start": {
+			saved: statefile.Restored{Devices: []health.DeviceState{device(healthtest.GPU0, nil, condition(health.CauseRecoveryAction, health.ActionResetGPU), xid(48, -60))}},
+			before: func(h *harness) {
+				h.report(action(health.RecoveryNone))
+				advance(time.Minute)
+				h.reportXID(95)
+			},
+			causes: []string{"xid-95"},
 		},
 		"XID while no agent ran": {
 			saved:  statefile.Restored{History: true, Devices: []health.DeviceState{device(healthtest.GPU0, []health.XID{known})}},

@@ -293,9 +293,13 @@ func (a *Agent) restore(ctx context.Context, c config.Config, boot string) []hea
 	return restored.Devices
 }
 
-// restoreLate gives the running components the saved state, which could not be read at the start.
+// restoreLate gives the running components what could be read of the saved state only after the start, or nothing with an error.
 func (a *Agent) restoreLate(saved statefile.Saved, err error, boot string) {
-	a.log.Info("read the state file after the start", zap.String("key", "health.stateFile"), zap.Error(err))
+	if err == nil {
+		a.log.Info("read the state file after the start", zap.String("key", "health.stateFile"))
+	} else {
+		a.log.Warn("cannot restore all saved findings", zap.String("key", "health.stateFile"), zap.Error(err))
+	}
 	a.restoreSections(saved, boot, a.node.RestoreLate)
 	a.monitor.RestoreLate(a.restoredDevices(saved, boot))
 }

@@ -173,7 +173,7 @@ var ErrUnread = errors.New("the disk has not answered")
 
 // LoadInTime is Load, but it waits for the disk readTimeout at most, and not after ctx has ended. Then the error is ErrUnread, and Status.Unread
 // is set as after a Load that could neither read the file nor set it aside. Run writes nothing until the file was read or set aside, and calls late
-// with what it has.
+// once, with what it has, or with an error when another file is configured.
 func (f *File) LoadInTime(ctx context.Context, path string, late func(Saved, error)) (Saved, error) {
 	f.late = late
 	loader := &File{bootID: f.bootID, log: f.log, read: f.read}
@@ -223,7 +223,6 @@ func (f *File) awaitLoad(ctx context.Context) bool {
 	for {
 		config, changed := f.config.Watch()
 		if config.StateFile != path {
-			f.setUnread("", time.Time{})
 			go func() { l := <-loading; l.file.release() }()
 			return true
 		}
@@ -239,6 +238,13 @@ func (f *File) awaitLoad(ctx context.Context) bool {
 			return false
 		}
 	}
+}
+
+// giveUnreadUp passes on that what was not read will not be restored, because another file is configured.
+func (f *File) giveUnreadUp() {
+	err := fmt.Errorf("%s is not configured any more, and was not read; verdicts of before the start stay unknown", f.unreadPath)
+	f.setUnread("", time.Time{})
+	f.lateRead(Saved{}, err)
 }
 
 // lateRead passes on what was read after the start.
@@ -371,6 +377,10 @@ func (f *File) watchSections(ctx context.Context) <-chan struct{} {
 
 // save saves a snapshot. It reports whether it succeeded, and when to check the file again.
 func (f *File) save(path string, s *health.Snapshot, last bool) (wait time.Duration, ok bool) {
+	if f.unreadPath != "" && path != f.unreadPath {
+		f.giveUnreadUp()
+		s = f.snapshots.Load()
+	}
 	if path == "" {
 		f.release()
 		f.path, f.lastLogged = "", ""

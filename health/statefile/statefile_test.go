@@ -341,13 +341,20 @@ func TestLoadInTimeEnds(t *testing.T) {
 	})
 }
 
-// A reload that names another file does not wait for the one that hangs, and its lock ends with the answer.
+// A reload that names another file, or none, does not wait for the one that could not be read: nothing of it is restored, which is said. The lock
+// of a file that hangs ends with the answer.
 func TestLoadInTimeFollowsPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		h := newHarness(filepath.Join(dir, "a"))
 		answer := h.hang()
-		_, err := h.LoadInTime(t.Context(), h.path, func(Saved, error) { t.Error("restored") })
+		var late []error
+		_, err := h.LoadInTime(t.Context(), h.path, func(s Saved, err error) {
+			late = append(late, err)
+			if len(s.Devices) > 0 {
+				t.Error("restored")
+			}
+		})
 		if !errors.Is(err, ErrUnread) {
 			t.Fatal(err)
 		}
@@ -362,11 +369,49 @@ func TestLoadInTimeFollowsPath(t *testing.T) {
 		}
 		answer()
 		synctest.Wait()
+		if len(late) != 1 || late[0] == nil || !strings.Contains(late[0].Error(), h.path) {
+			t.Errorf("late: %v", late)
+		}
 		if _, err := load(h.path); err != nil {
 			t.Errorf("the lock is kept: %v", err)
 		}
 		h.stop()
 	})
+}
+
+// The same for a file that could be neither read nor set aside.
+func TestRunGivesUnreadFileUp(t *testing.T) {
+	for _, other := range []string{"", "other.json"} {
+		synctest.Test(t, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, "state.json")
+			must(t, os.Symlink(path, path)) // to itself, so that it cannot be read
+			keepInPlace(t, path)
+			h := newHarness(path)
+			var late []error
+			if _, err := h.LoadInTime(t.Context(), path, func(_ Saved, err error) { late = append(late, err) }); err == nil {
+				t.Fatal("no error")
+			}
+			h.start(t)
+			h.store(snapshotOf(t, "dcgm"))
+			if other != "" {
+				other = filepath.Join(dir, other)
+			}
+			h.use(other)
+			advance(time.Minute)
+			if s := h.Status(); len(late) != 1 || late[0] == nil || !s.Unread.IsZero() || s.Path != other {
+				t.Errorf("late: %v, status %+v", late, s)
+			}
+			must(t, os.Remove(path))
+			writeSaved(t, path, "sim")
+			h.use(path)
+			advance(time.Minute)
+			if len(late) != 1 {
+				t.Errorf("late: %v", late)
+			}
+			h.stop()
+		})
+	}
 }
 
 // A reload may name a file that another process left.

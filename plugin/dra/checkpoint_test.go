@@ -13,10 +13,13 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 func TestParseCheckpointRefuses(t *testing.T) {
@@ -159,5 +162,21 @@ func TestCheckpointFailureStatus(t *testing.T) {
 	n.restart("boot-1")
 	if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-a"}) {
 		t.Errorf("got %v", got)
+	}
+}
+
+// A checkpoint that could not be written is no fault any more when the node serves no claims: nothing is refused, and nothing tries again.
+func TestCheckpointFailureEndsWithDRA(t *testing.T) {
+	d := New(Options{
+		Config: new(health.Latest[plugin.Config]), Released: new(health.Latest[plugin.Handover]),
+		Snapshots: new(health.Latest[health.Snapshot]), Holders: new(health.Latest[podresources.Holders]), Log: zap.NewNop(),
+	})
+	d.preparer.writes.Report("/checkpoint", syscall.ENOSPC)
+	d.preparer.writes.SetUnreserved(syscall.ENOSPC)
+	for _, enabled := range []bool{true, false} {
+		d.setWaiting(enabled, "", false)
+		if s := d.Status(); (s.Checkpoint.Err != "") != enabled || (s.Unreserved != "") != enabled {
+			t.Errorf("enabled %t: %+v", enabled, s)
+		}
 	}
 }

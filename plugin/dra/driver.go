@@ -439,6 +439,9 @@ func (d *Driver) Status() Status {
 		s.Warning = d.Orphans()
 	}
 	d.preparer.status(&s)
+	if !s.Enabled { // no claim is refused, and nothing tries to write again
+		s.Checkpoint, s.Unreserved = durable.Failure{}, ""
+	}
 	return s
 }
 

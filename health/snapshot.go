@@ -71,8 +71,8 @@ type Source struct {
 	PollTook time.Duration // duration of the last successful poll
 }
 
-// XIDGap is the time in which no witness could report XIDs: the session with the source had failed, and no event source was up. A host
-// engine that is restarted has no XIDs of that time. The time of a detach is not part of it.
+// XIDGap is the time in which no witness could report XIDs: the session with the source had failed or listed no GPU, and no event
+// source was up. A host engine that is restarted has no XIDs of that time. The time of a detach is not part of it.
 type XIDGap struct {
 	Since, Until time.Time     // of the latest gap; zero if there was none, and Until also while it lasts
 	Total        time.Duration // of the gaps that ended since the agent started

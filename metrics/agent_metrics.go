@@ -248,7 +248,7 @@ func agentMetrics() []MetricInfo {
 			"event_source_up", gauge, "Whether the event source reports XIDs as they happen. No series for one that is off.", []string{"witness"},
 		},
 		xidGap: {
-			"xid_gap_seconds_total", counter, "Total time in which no XID could be seen, so that some may be lost: the connection to the source had failed, " +
+			"xid_gap_seconds_total", counter, "Total time in which no XID could be seen, so that some may be lost: the connection to the source had failed, or it listed no GPU, " +
 				"and no event source was up.", nil,
 		},
 		sourceStalled:    {"source_stalled", gauge, "Whether a call to the source has not returned in time.", nil},

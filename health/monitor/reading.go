@@ -14,7 +14,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	m.mu.Lock()
 	defer m.unlock()
 	now, before := time.Now(), m.now.Devices
-	m.setAway(false, now)
+	m.setAway(len(r.Devices) == 0 && len(before) > 0, now) // an engine that started without a driver has no XIDs either
 	m.now.Entities = r.Entities
 	if m.newInventory && len(r.Devices) > 0 {
 		before = slices.DeleteFunc(slices.Clone(before), func(d health.DeviceState) bool {

@@ -10,14 +10,14 @@ import (
 )
 
 // xidsMayBeLost is the cause in the log of a gap that ended.
-const xidsMayBeLost = "the source was away, and no event source was up"
+const xidsMayBeLost = "the source was away or listed no GPU, and no event source was up"
 
 // minXIDGap is the least gap that is logged: a change of the configuration restarts the event sources within milliseconds.
 const minXIDGap = time.Second
 
 // xidWatch is whether and until when XIDs can be seen.
 type xidWatch struct {
-	away bool      // no session has given a reading since one failed
+	away bool      // no session has given a reading with a GPU since one failed, or since a reading listed none of the known ones
 	seen time.Time // when a gap began, at the earliest; zero if only the failure says it
 }
 
@@ -43,7 +43,7 @@ func (m *Monitor) followXIDGap(now time.Time) {
 	}
 }
 
-// setAway records whether the session with the source has failed. m.mu is held.
+// setAway records whether the session with the source has failed or lists no GPU. m.mu is held.
 func (m *Monitor) setAway(away bool, now time.Time) {
 	m.xids.away = away
 	m.followXIDGap(now)

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
 // Time in which neither the source nor an event source reports XIDs is known by its seconds.
@@ -43,6 +44,13 @@ func TestXIDGap(t *testing.T) {
 			advance(time.Hour)
 			restart(h)
 		}, time.Hour, time.Hour + maxBackoff + polled},
+		"no GPU is listed": {func(_ *testing.T, h *harness, f *fakeEvents) { // as by an engine that was started without the driver
+			f.to.SetEvents(errors.New("no driver"))
+			h.report()
+			advance(time.Hour)
+			h.report(of(healthtest.GPU0, healthtest.Present()))
+			advance(time.Minute)
+		}, time.Hour, time.Hour + 2*polled},
 		"events for a part": {func(_ *testing.T, h *harness, f *fakeEvents) {
 			kill(h)
 			advance(time.Hour)

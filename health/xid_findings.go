@@ -83,15 +83,37 @@ func escalate(pending []XID, findings []Finding, gpu Verdict) []Finding {
 	return all
 }
 
-// withPast returns the sample with the XIDs of Past that were never judged added to its XIDs. Past is ignored for a MIG
-// device that appears later than its GPU: it may hold XIDs of an earlier MIG device with the same number.
+// withPast returns the sample with the XIDs of Past that were never judged added to its XIDs.
 func (rc ReadingContext) withPast(old DeviceState, gpu Verdict, d Device, s Sample) Sample {
-	if len(s.Past) == 0 || !rc.XIDHistory || d.Kind == KindMIG && gpu.measured {
-		return s
+	if rc.XIDHistory {
+		s.XIDs = append(unjudgedPast(old, gpu, d, s), s.XIDs...)
 	}
-	unjudged := slices.DeleteFunc(slices.Clone(s.Past), func(x XID) bool { return slices.ContainsFunc(old.XIDHistory, x.SameEvent) })
-	s.XIDs = append(unjudged, s.XIDs...)
 	return s
+}
+
+// unjudgedPast returns the XIDs of Past that were never judged. Past is ignored for a MIG device that appears later than its GPU: it may
+// hold XIDs of an earlier MIG device with the same number.
+func unjudgedPast(old DeviceState, gpu Verdict, d Device, s Sample) []XID {
+	if len(s.Past) == 0 || d.Kind == KindMIG && gpu.measured {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(s.Past), func(x XID) bool { return slices.ContainsFunc(old.XIDHistory, x.SameEvent) })
+}
+
+// UnjudgedPast returns, by device, the XIDs of Sample.Past that were never judged as of the devices before the reading.
+func (r *Reading) UnjudgedPast(before []DeviceState) map[DeviceID][]XID {
+	previous := make(map[DeviceID]DeviceState, len(before))
+	for _, d := range before {
+		previous[d.Device.ID] = d
+	}
+	samples := r.samplesByDevice(time.Time{})
+	all := make(map[DeviceID][]XID)
+	for _, d := range r.Devices {
+		if xids := unjudgedPast(previous[d.ID], previous[d.Parent].Verdict, d, samples[d.ID]); len(xids) > 0 {
+			all[d.ID] = xids
+		}
+	}
+	return all
 }
 
 // maxXIDHistory limits DeviceState.XIDHistory. DCGM reads at most one XID per second and keeps them for ten minutes.

@@ -16,6 +16,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	now, before := time.Now(), m.now.Devices
 	m.setAway(len(r.Devices) == 0 && len(before) > 0, now) // an engine that started without a driver has no XIDs either
 	m.now.Entities = r.Entities
+	m.keepPast(r)
 	if m.newInventory && len(r.Devices) > 0 {
 		before = slices.DeleteFunc(slices.Clone(before), func(d health.DeviceState) bool {
 			return !slices.ContainsFunc(r.Devices, func(e health.Device) bool { return e.ID == d.Device.ID })
@@ -29,7 +30,6 @@ func (m *Monitor) applyReading(r *health.Reading) {
 		}
 	}
 	basis := health.ReadingContext{XIDHistory: m.history, FirstReading: m.now.Source.Polls == 0, DriverReloaded: m.driverReloaded(r.Versions.Driver)}
-	m.keepPast(r)
 	devices := m.judge(before, r, basis, now)
 	m.detach = m.detach.devicesRead(len(withheldDevices(devices)) > 0)
 	if m.now.Source.Status != health.SourceUp {

@@ -42,16 +42,8 @@ func (m *Monitor) keepPast(r *health.Reading) {
 	if !m.unrestored {
 		return
 	}
-	judged := make(map[health.DeviceID][]health.XID, len(m.now.Devices))
-	for i := range m.now.Devices {
-		judged[m.now.Devices[i].Device.ID] = m.now.Devices[i].XIDHistory
-	}
-	for _, s := range r.Samples {
-		for _, x := range s.Past {
-			if !slices.ContainsFunc(judged[s.Device], x.SameEvent) {
-				m.past[s.Device] = append(m.past[s.Device], x)
-			}
-		}
+	for id, xids := range r.UnjudgedPast(m.now.Devices) {
+		m.past[id] = append(m.past[id], xids...)
 	}
 }
 

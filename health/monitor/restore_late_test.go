@@ -98,6 +98,18 @@ func TestRestoreLate(t *testing.T) {
 			before: func(h *harness) { h.report(past(known, missed)) },
 			causes: []string{""},
 		},
+		"XID of a MIG device from before the one that was made since the start": {
+			saved: statefile.Restored{History: true},
+			before: func(h *harness) {
+				mig := past(missed)
+				mig.Device = "MIG-0"
+				h.set(func(s *fakeSource) {
+					s.reading.Devices = []health.Device{healthtest.GPU0, {ID: "MIG-0", Parent: healthtest.GPU0.ID, Kind: health.KindMIG}}
+					s.reading.Samples = []health.Sample{of(healthtest.GPU0, healthtest.Present()), mig}
+				})
+			},
+			causes: []string{"", ""},
+		},
 		"device without saved state": {
 			saved:  statefile.Restored{History: true},
 			before: func(h *harness) { h.report(past(missed)) },

@@ -79,7 +79,9 @@ func RestoreLate(
 	}
 	for _, s := range saved {
 		if !slices.ContainsFunc(devices, func(d DeviceState) bool { return d.Device.ID == s.Device.ID }) {
-			after = append(after, s)
+			d := DeviceState{Device: s.Device, Sample: s.Sample, Verdict: Verdict{State: s.Verdict.State, Since: s.Verdict.Since}, EventAction: s.EventAction}
+			d, _ = d.restoreLate(c, s, reset{}, reloaded, now)
+			after = append(after, d)
 		}
 	}
 	return after, unjudged

@@ -119,6 +119,10 @@ func TestRestoreLate(t *testing.T) {
 			saved:  statefile.Restored{Missed: true, Devices: []health.DeviceState{device(healthtest.GPU1, nil, xid(79, -60))}},
 			causes: []string{"", "xid-79,missing"},
 		},
+		"GPU missing since, driver reloaded": {
+			saved: statefile.Restored{Missed: true, DriverLoad: "1", Devices: []health.DeviceState{device(healthtest.GPU1, nil, xid(79, -60))}}, load: "2",
+			causes: []string{"", "missing"},
+		},
 		"GPU of another boot": {
 			saved: statefile.Restored{Devices: []health.DeviceState{device(healthtest.GPU1, nil, xid(79, -60))}}, causes: []string{""},
 		},

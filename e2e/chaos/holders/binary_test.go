@@ -48,6 +48,8 @@ type binary struct {
 	lost   map[int]bool // GPUs
 	runs   bool
 	config string // without the lost GPUs
+
+	kubelet, cdi, state string // directories of the pod; a reload keeps them
 }
 
 func (b *binary) start(v sequence.Values) error {
@@ -57,7 +59,8 @@ func (b *binary) start(v sequence.Values) error {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.config = b.configOf(v, kubelet, cdi, state)
+	b.kubelet, b.cdi, b.state = kubelet, cdi, state
+	b.config = b.configOf(v)
 	if err := b.write(); err != nil {
 		return err
 	}
@@ -75,9 +78,9 @@ func (b *binary) write() error {
 }
 
 // configOf returns the configuration of values.
-func (b *binary) configOf(v sequence.Values, kubelet, cdi, state string) string {
-	c := pluginConfig(v, kubelet, cdi)
-	file := filepath.Join(state, "state.json")
+func (b *binary) configOf(v sequence.Values) string {
+	c := pluginConfig(v, b.kubelet, b.cdi)
+	file := filepath.Join(b.state, "state.json")
 	if v.NoState {
 		file = `""`
 	}
@@ -91,7 +94,7 @@ func (b *binary) configOf(v sequence.Values, kubelet, cdi, state string) string 
 	return fmt.Sprintf(`health: {stateFile: %s, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h}, kubernetes: {kubeconfig: %s}}
 metrics: {listen: ADDRESS}
 plugin: {kubeletDir: %s, cdi: {dir: %s}, api: %s, migStrategy: %s, resource: %s, sharing: {%s}}
-`, file, b.kubeconfig, kubelet, cdi, c.API, c.MIGStrategy, c.Resource, sharing)
+`, file, b.kubeconfig, b.kubelet, b.cdi, c.API, c.MIGStrategy, c.Resource, sharing)
 }
 
 // stop stops the agent. One that is stopped in its first milliseconds does not handle the signal yet.
@@ -121,9 +124,8 @@ func (b *binary) end(f func() error) error {
 
 // reload changes the configuration. The signal must not come before the agent handles it.
 func (b *binary) reload(v sequence.Values) error {
-	dir := filepath.Join(b.root, string(rune('a'+b.release)))
 	b.mu.Lock()
-	b.config = b.configOf(v, dir, filepath.Join(dir, "cdi"), filepath.Join(dir, "state"))
+	b.config = b.configOf(v)
 	err := b.write()
 	b.mu.Unlock()
 	if err == nil {

@@ -43,7 +43,7 @@ func newGuard(c *Config, pages, probes http.Handler) *guard {
 	return g
 }
 
-// maxClients limits the clients that have a rate limit of their own.
+// maxClients limits the clients without a verified login that have a rate limit of their own.
 const maxClients = 256
 
 // rateLimit limits the requests of each client, so that one does not use up the limit of the others.
@@ -55,14 +55,15 @@ type rateLimit struct {
 	clients map[string]*rate.Limiter
 }
 
-// allow reports whether a client may make a request now. Those above maxClients share one limit.
-func (l *rateLimit) allow(client string) bool {
+// allow reports whether a client may make a request now. Those above maxClients share one limit, except those with a verified login, which
+// the configuration limits.
+func (l *rateLimit) allow(client string, verified bool) bool {
 	if l == nil {
 		return true
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.clients[client] == nil && len(l.clients) >= maxClients-1 {
+	if !verified && l.clients[client] == nil && len(l.clients) >= maxClients-1 {
 		maps.DeleteFunc(l.clients, func(_ string, c *rate.Limiter) bool { return c.Tokens() >= float64(l.burst) }) // as a new one
 		if len(l.clients) >= maxClients-1 {
 			client = ""
@@ -90,7 +91,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.probes.ServeHTTP(w, r)
 		return
 	// A probe with a login counts against the limit, so that passwords cannot be tried there.
-	case (!probe || hasLogin) && !g.limit.allow(client):
+	case (!probe || hasLogin) && !g.limit.allow(client, verified):
 		http.Error(w, "too many requests", http.StatusTooManyRequests)
 		return
 	case verified:

@@ -103,6 +103,7 @@ func TestGuardLimitsClientsApart(t *testing.T) {
 		flood(g, "/metrics", "prometheus:secret", stranger, http.StatusOK)
 	}
 	g := limited()
+	login(g, prometheus)
 	flood(g, LivezPath, "prometheus:guess", stranger, http.StatusUnauthorized)
 	for i := range 2 * maxClients { // a client of many addresses
 		g.serve(t.Context(), "/metrics", "", netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}).String())
@@ -110,4 +111,5 @@ func TestGuardLimitsClientsApart(t *testing.T) {
 	if n := len(g.limit.clients); n > maxClients {
 		t.Errorf("%d clients are remembered", n)
 	}
+	flood(g, "/metrics", "prometheus:secret", prometheus, http.StatusOK)
 }

@@ -138,6 +138,9 @@ func TestRulesAreDocumented(t *testing.T) {
 				if r.Annotations[a] == "" {
 					t.Errorf("%s has no annotation %s", r.Alert, a)
 				}
+				if strings.Contains(r.Annotations[a], "{{ $labels.gpu }}") {
+					t.Errorf("%s: %s names no GPU if another one has its index; use or $labels.gpu $labels.UUID", r.Alert, a)
+				}
 				// A template renders a missing label as an empty string, which is right for those that only some series have.
 				for _, m := range templateLabel.FindAllStringSubmatch(r.Annotations[a], -1) {
 					if optional := m[1] == "cluster" || m[1] == "GPU_I_ID"; !optional && !strings.Contains(samples[i], " "+m[1]+"=") {

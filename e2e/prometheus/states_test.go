@@ -199,6 +199,9 @@ var stateCases = []stateCase{
 			"Health": {`A_order="00", gpu="0"`: 3, `A_order="01", gpu="1"`: 0},
 		}},
 	}},
+	{"two GPUs are missing from minute 5, and others have their indexes", nil, []shown{{"node.json", "n2", "11m", map[string]map[string]float64{
+		"Unhealthy": value(2), "Health": {`gpu="GPU-20"`: 3, `gpu="GPU-21"`: 3, `A_order="00", gpu="0"`: 1},
+	}}}},
 }
 
 // TestStatesAreDefinedOnce checks that panels take the states of GPUs from the rules of health.yaml. The source's own metrics are for

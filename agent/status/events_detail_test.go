@@ -1,11 +1,25 @@
 package status
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
+
+// A missing GPU whose index another one has is named by its UUID.
+func TestEventOfGPUWithoutIndex(t *testing.T) {
+	k := testInputs()
+	device := health.DeviceState{Device: health.Device{ID: "GPU-missing", Index: -1}, Verdict: health.Verdict{
+		State: health.Unhealthy, Findings: []health.Finding{{Cause: "missing", State: health.Unhealthy, Reason: "it is missing"}},
+	}}
+	k.Events = eventsBetween(k.Snapshot, &health.Snapshot{Source: k.Snapshot.Source, At: k.Now, Devices: append(slices.Clone(k.Snapshot.Devices), device)})
+	agenttest.MustContain(t, New(k).Table(false, terminal.Output{}), "  GPU-missing  unhealthy: missing: it is missing")
+	agenttest.MustContain(t, pageOf(t, k), "<td>GPU-missing</td>")
+}
 
 // The kernel log may name the process after the event of the XID was stored.
 func TestLateDetailCompletesEvent(t *testing.T) {

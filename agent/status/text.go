@@ -401,10 +401,10 @@ func indexText(d Device) string {
 	return text
 }
 
-// eventIndexText returns the index of an event's device, "" if the event is not about one device.
+// eventIndexText returns the index of an event's device, or its UUID if it has none; "" if the event is not about one device.
 func eventIndexText(e Event) string {
 	if e.GPU == nil {
-		return ""
+		return string(e.UUID)
 	}
 	return indexText(Device{Index: *e.GPU, MIGIndex: e.MIG})
 }

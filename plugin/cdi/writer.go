@@ -85,8 +85,11 @@ func (w *Writer) generate(in Input) error {
 	if in.Driver == "" {
 		return errors.New("the driver version is not known yet")
 	}
-	// A missing GPU is still offered, but no container can use it, and the driver may have given its index to another GPU.
-	in.Devices = slices.DeleteFunc(slices.Clone(in.Devices), func(d Device) bool { return d.State.Sample.Presence == health.Missing })
+	// A missing GPU is still offered, but no container can use it. The same holds for one whose index another GPU has: with
+	// plugin.deviceID index it has no name.
+	in.Devices = slices.DeleteFunc(slices.Clone(in.Devices), func(d Device) bool {
+		return d.State.Sample.Presence == health.Missing || d.State.Device.Index < 0
+	})
 	if len(in.Devices) == 0 {
 		return nil
 	}

@@ -215,10 +215,14 @@ func TestSpecIsWrittenAfterChanges(t *testing.T) {
 		t.Errorf("%v: %s", err, text)
 	}
 
-	// A missing GPU may share its index with another one.
+	// No container can use a missing GPU, whatever its name.
 	byIndex := with(two, missing)
 	byIndex.Devices[0].Name, byIndex.Devices[1].Name = "0", "0"
 	step("one GPU missing", byIndex, true, "")
+	// A lost GPU whose index another one has has no name by index.
+	lost := with(two, func(s *health.DeviceState) { s.Sample.Presence, s.Device.Index = health.Lost, -1 })
+	lost.Devices[0].Name, lost.Devices[1].Name = "0", "-1"
+	step("it is back, lost, without an index", lost, false, "")
 	step("all GPUs missing", with(one, missing), false, "")
 	step("GPUs back", two, true, "")
 

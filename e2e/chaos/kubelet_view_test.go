@@ -25,10 +25,20 @@ func (w *world) checkView(ctx context.Context, s snapshot) error {
 	if err != nil {
 		return err
 	}
-	if !w.unmeasured {
+	if !w.unmeasured && eachHasHealthy(want) {
 		w.registration.confirmed()
 	}
 	return w.checkAllocate(ctx, want)
+}
+
+// eachHasHealthy reports whether each resource has a healthy device. Without one, the kubelet has the same view of a plugin that it dropped.
+func eachHasHealthy(want map[string]map[string]bool) bool {
+	for _, devices := range want {
+		if !slices.Contains(slices.Collect(maps.Values(devices)), true) {
+			return false
+		}
+	}
+	return true
 }
 
 // expected returns the health of each device that the kubelet must have, by resource.

@@ -213,25 +213,28 @@ func testMPSDaemonKilled(t *testing.T) {
 	for _, pid := range before {
 		old = append(old, pid)
 	}
-	client := exec.CommandContext(ctx, theCluster.file(mpsControl), "standin-client")
-	client.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia/mps/"+slices.Sorted(maps.Keys(before))[0]+"/pipe")
-	in, err := client.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := client.StdoutPipe()
-	if err == nil {
-		err = client.Start()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = in.Close(); _ = client.Wait() }() // it fails with its daemon
-	line, _ := bufio.NewReader(out).ReadString('\n')
 	server := 0
-	if _, err := fmt.Sscanf(line, "client of server %d", &server); err != nil {
-		t.Fatalf("client: %s", line)
-	}
+	eventually(t, "a client of a daemon", func(context.Context) error { // a daemon that has just started refuses it
+		client := exec.CommandContext(ctx, theCluster.file(mpsControl), "standin-client")
+		client.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia/mps/"+slices.Sorted(maps.Keys(before))[0]+"/pipe")
+		in, err := client.StdinPipe()
+		if err != nil {
+			return err
+		}
+		out, err := client.StdoutPipe()
+		if err == nil {
+			err = client.Start()
+		}
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = in.Close(); _ = client.Wait() }) // it fails with its daemon
+		line, _ := bufio.NewReader(out).ReadString('\n')
+		if _, err := fmt.Sscanf(line, "client of server %d", &server); err != nil {
+			return fmt.Errorf("client: %s", line)
+		}
+		return nil
+	})
 	if old = append(old, server); !processRuns(server) {
 		t.Fatalf("no server %d", server)
 	}

@@ -38,8 +38,8 @@ type IndexEntries struct {
 }
 
 // Binding is the GPU that an IndexRef means. The driver and DCGM number the GPUs anew when one of them is missing at their start. So an
-// entry is bound to the first GPU that is listed with its index, or was until it became missing, and keeps it, also while the GPU is missing, until the entry leaves the
-// configuration or an operator binds it anew.
+// entry is bound to the first GPU that is listed with its index, or was until it became missing, and keeps it, also while the GPU is
+// missing, until the entry leaves the configuration or an operator binds it anew.
 type Binding struct {
 	IndexRef
 	GPU       DeviceID   `json:"gpu"`                 // empty while no GPU was listed with the index
@@ -76,7 +76,8 @@ func (all Bindings) Match(key, entry string, d *Device) (match, valid bool) {
 	return d.Matches(entry)
 }
 
-func (all Bindings) find(ref IndexRef) *Binding {
+// Find returns the binding of an entry, nil if there is none.
+func (all Bindings) Find(ref IndexRef) *Binding {
 	if i := slices.IndexFunc(all, func(b Binding) bool { return b.IndexRef == ref }); i >= 0 {
 		return &all[i]
 	}
@@ -89,21 +90,24 @@ func (all Bindings) find(ref IndexRef) *Binding {
 // A binding follows a replaced card: a GPU that is new on the node, at the address of the bound one, while that is nowhere. If the driver
 // lists fewer GPUs than the bus has, the bound one may be one of the others.
 func Bind(entries IndexEntries, before Bindings, devices []DeviceState, onBus []string) Bindings {
+	if len(entries.Refs) == 0 && len(before) == 0 {
+		return nil
+	}
 	n := newListing(devices, onBus)
 	var all Bindings
 	for _, ref := range entries.Refs {
-		if all.find(ref) != nil {
+		if all.Find(ref) != nil {
 			continue
 		}
 		b := Binding{IndexRef: ref}
-		if old := before.find(ref); old != nil {
+		if old := before.Find(ref); old != nil {
 			b = *old
 		}
 		all = append(all, b.update(n))
 	}
 	if !entries.Final {
 		for _, b := range before {
-			if b.Warning = (BindingWarning{}); all.find(b.IndexRef) == nil {
+			if b.Warning = (BindingWarning{}); all.Find(b.IndexRef) == nil {
 				all = append(all, b)
 			}
 		}

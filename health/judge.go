@@ -49,15 +49,15 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 	}
 	reports := rc.takeReports(previous, before, r, samples, now)
 	keepFindingsOfDestroyed(previous, before, r, samples)
-	outage := newNodeOutage(before, r, samples, now, now)
-	if r.outage != nil {
-		outage = *r.outage
+	outage := r.outage
+	if outage == nil {
+		outage = new(newNodeOutage(before, r, samples, now, now))
 	}
 
 	after := make([]DeviceState, 0, len(r.Devices))
 	gpus := make(map[DeviceID]parent)
 	add := func(d Device, s Sample) {
-		next, reset := judgeDevice(c, previous[d.ID], d, s, gpus[d.Parent], rc, outage, reports[d.ID])
+		next, reset := judgeDevice(c, previous[d.ID], d, s, gpus[d.Parent], rc, *outage, reports[d.ID])
 		if d.Kind == KindGPU {
 			gpus[d.ID] = parent{next.Verdict, reset, s.Presence}
 		}

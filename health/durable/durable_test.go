@@ -174,7 +174,8 @@ func TestReplaceOnFullDiskKilledAnywhere(t *testing.T) {
 				}
 			}
 		}
-		must(t, errors.Join(nil, func() error { _, err := Replace(path, []byte(text(0)), reserve); return err }()))
+		_, err := Replace(path, []byte(text(0)), reserve)
+		must(t, err)
 	}
 	entries, err := os.ReadDir(dir)
 	if err != nil || len(entries) != 3 { // the file, its spare file, the filler

@@ -57,7 +57,7 @@ func (m *Monitor) RestoreBindings(text []byte, src health.SourceID) error {
 	maps.Copy(b.all, restored)
 	m.loadBindings(b.source, b.onBus)
 	for _, one := range made { // those that the file lacks
-		if !slices.ContainsFunc(m.now.Bindings, func(o health.Binding) bool { return o.IndexRef == one.IndexRef }) {
+		if m.now.Bindings.Find(one.IndexRef) == nil {
 			m.now.Bindings = append(slices.Clip(m.now.Bindings), one)
 		}
 	}
@@ -120,8 +120,8 @@ func (m *Monitor) gpusOnBus() []string {
 func (m *Monitor) logBindings(before health.Bindings) {
 	for _, b := range m.now.Bindings {
 		var old health.Binding
-		if i := slices.IndexFunc(before, func(o health.Binding) bool { return o.IndexRef == b.IndexRef }); i >= 0 {
-			old = before[i]
+		if found := before.Find(b.IndexRef); found != nil {
+			old = *found
 		}
 		fields := []zap.Field{zap.String("key", b.Key), zap.String("entry", b.Entry)}
 		switch {

@@ -208,6 +208,13 @@ fuzz:
 	  done; \
 	done
 
+# Plants mistakes and counts which ones the unit tests notice.
+# PKG='plugin plugin/dra' names packages, SEED draws the mistakes; equal seeds draw equal mistakes from equal code. Results are kept after each
+# mistake, so a later run goes on. Takes up to three hours for all packages.
+.PHONY: mutants
+mutants:
+	$(GO) run ./internal/mutants -seed $(SEED) $(MUTANTS_FLAGS) $(PKG)
+
 # Takes pictures of the status page. Needs chromium and pngquant.
 # They go into bin/screenshots, and the README's picture into docs/images.
 screenshots:

@@ -1,0 +1,144 @@
+// Mutants measures what the unit tests of packages notice: it plants mistakes in the code, one at a time, and runs the
+// tests of the package. A seed draws the mistakes from all conditions, returns, constants, assignments and calls.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+)
+
+// packages returns those that hold state or decide about devices.
+func packages() []string {
+	return []string{
+		"health", "health/monitor", "health/statefile", "health/nvml", "health/kernellog", "plugin", "plugin/dra", "plugin/mps",
+		"plugin/memlimits", "agent/node", "agent/kube", "metrics/processes",
+	}
+}
+
+func main() {
+	seed := flag.Uint64("seed", 1, "what draws the mutants; equal seeds draw equal mutants from equal code")
+	count := flag.Int("n", 15, "mutants per package that compile")
+	dir := flag.String("results", "internal/mutants/results", "the directory of the results, one file per package and seed")
+	again := flag.Bool("again", false, "try again what the results have")
+	flag.Usage = func() {
+		fmt.Fprintln(os.Stderr, "usage: mutants [flags] [package directory]...; run it in the root of the repository")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	paths := flag.Args()
+	if len(paths) == 0 {
+		paths = packages()
+	}
+	var errs []error
+	for _, path := range paths {
+		if err := measure(ctx, path, *seed, *count, *dir, *again); err != nil {
+			errs = append(errs, err)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		fmt.Fprintln(os.Stderr, "mutants:", err)
+		os.Exit(1)
+	}
+}
+
+// measure tries the mutants of one package and writes the results after each. It keeps what an earlier run found for the
+// same code: the mutants that were noticed, and the survivors that have a reason. Tests that were written since then
+// meet the other survivors.
+func measure(ctx context.Context, path string, seed uint64, count int, dir string, again bool) error {
+	source, err := load(ctx, path)
+	if err != nil {
+		return err
+	}
+	earlier, err := readResults(dir, path, seed)
+	if err != nil {
+		return err
+	}
+	now := &results{file: earlier.file, path: path, seed: seed, hash: source.hash}
+	tmp, err := os.MkdirTemp("", "mutants")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(tmp) }()
+	var t *trial
+	for _, m := range source.draw(seed) {
+		if len(now.rows) == count {
+			break
+		}
+		r := newRow(m)
+		for _, old := range earlier.rows {
+			if !old.same(r) {
+				continue
+			}
+			r.reason = old.reason
+			if earlier.hash == source.hash && !again && old.place == r.place && (old.noticed || old.reason != "") {
+				r.noticed, r.by = old.noticed, old.by
+				break
+			}
+		}
+		if !r.noticed && (r.reason == "" || again || earlier.hash != source.hash) {
+			if t == nil {
+				if t, err = newTrial(ctx, source, tmp); err != nil {
+					return err
+				}
+			}
+			if _, err := t.compile(ctx, &m); err != nil {
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				continue
+			}
+			test, err := t.run(ctx)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if r.noticed = err != nil; r.noticed {
+				r.reason, r.by = "", test
+			}
+			if errors.Is(err, errLimit) {
+				r.by = errLimit.Error()
+			}
+			fmt.Fprintf(os.Stderr, "%s: %s %s: %q -> %q: noticed %t %s\n", path, r.place, r.kind, r.old, r.new, r.noticed, r.by)
+		}
+		now.rows = append(now.rows, r)
+		if err := keepRest(now, earlier); err != nil {
+			return err
+		}
+	}
+	noticed, total := now.score()
+	fmt.Printf("%-20s seed %d: %d of %d noticed (%d %%)\n", path, seed, noticed, total, 100*noticed/max(total, 1))
+	for _, r := range now.rows {
+		if !r.noticed && r.reason == "" {
+			fmt.Printf("  %s/%s %s: %s -> %s\n", path, r.place, r.function, r.old, r.new)
+		}
+	}
+	return now.write()
+}
+
+// keepRest writes what is known now, and what an earlier run of the same code knew beyond: a run that is interrupted loses
+// nothing.
+func keepRest(now, earlier *results) error {
+	merged := *now
+	if earlier.hash == now.hash {
+		for _, old := range earlier.rows {
+			known := false
+			for _, r := range now.rows {
+				known = known || r.same(old) && r.place == old.place
+			}
+			if !known {
+				merged.rows = append(slices.Clip(merged.rows), old)
+			}
+		}
+	}
+	return merged.write()
+}

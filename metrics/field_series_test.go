@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"cmp"
 	"maps"
 	"os"
 	"strconv"
@@ -212,6 +213,33 @@ func TestXIDFindingIsLastXID(t *testing.T) {
 		page := render(t, newCollector(testSources(s)))
 		if got := series(page, "DCGM_FI_DEV_XID_ERRORS", `UUID="GPU-b"`); len(got) != 1 || !strings.Contains(got[0], `err_code="`+c.want+`"`) {
 			t.Errorf("%s: %q, want XID %s", name, got, c.want)
+		}
+	}
+}
+
+// The label err_msg has dcgm-exporter's text for every XID, also for those that its list lacks, under either name of the field.
+func TestXIDMessagesMatchDCGMExporter(t *testing.T) {
+	text, err := os.ReadFile("testdata/dcgm-exporter-xids.csv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := make(map[string]string)
+	for line := range strings.Lines(string(text)) {
+		if code, name, ok := strings.Cut(strings.TrimSpace(line), ","); ok && !strings.HasPrefix(line, "#") {
+			want[code] = name
+		}
+	}
+	if len(want) != 173 {
+		t.Fatalf("%d texts in the list", len(want))
+	}
+	want["45"], _, _ = strings.Cut(want["45"], " -- ") // docs/migrating.md has the reason
+	src := configuredSources(testNode(), namedConfig(both, "DCGM_FI_DEV_XID_ERRORS"))
+	for n := -1; n < 200; n++ {
+		code := strconv.Itoa(n)
+		poll(src, setValues(testNode(), map[health.Field]float64{health.FieldXID: float64(n)}))
+		page := render(t, newCollector(src))
+		for _, name := range []string{"DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR"} {
+			expectSeries(t, page, 1, name, `UUID="GPU-a"`, `,err_code="`+code+`",err_msg="`+cmp.Or(want[code], "Unknown Error")+`",`)
 		}
 	}
 }

@@ -174,6 +174,56 @@ func TestLabelsOfVirtualGPU(t *testing.T) {
 	wantValid(t, labels)
 }
 
+// A long name of a model loses its end, and the suffix that tells its devices apart stays.
+func TestLabelsOfLongModel(t *testing.T) {
+	model := a100
+	model.Model = "NVIDIA " + strings.Repeat("Long Name ", 10)
+	for suffix, c := range map[string]struct {
+		devices []health.DeviceState
+		config  []func(*plugin.Config)
+	}{
+		"":                   {devices: gpus(2, model)},
+		"-SHARED":            {gpus(2, model), []func(*plugin.Config){timeSlicing("", 4)}},
+		"-MIG-1g.5gb":        {gpus(2, model, "1g.5gb"), []func(*plugin.Config){migStrategy(plugin.MIGSingle)}},
+		"-MIG-1g.5gb-SHARED": {gpus(2, model, "1g.5gb"), []func(*plugin.Config){migStrategy(plugin.MIGSingle), timeSlicing("", 4)}},
+	} {
+		labels := labelsOf(c.devices, c.config...)
+		wantValid(t, labels)
+		product := labels["nvidia.com/gpu.product"]
+		name, found := strings.CutSuffix(product, suffix)
+		if !found || !strings.HasPrefix(sanitize(model.Model), name) || len(product) < maxValue-1 {
+			t.Errorf("product %q, want one of at most %d characters that ends in %q", product, maxValue, suffix)
+		}
+	}
+}
+
+// A GPU counts as the worst of itself and its MIG devices.
+func TestLabelsCountHealth(t *testing.T) {
+	states := func(devices []health.DeviceState, states ...health.State) []health.DeviceState {
+		for i, s := range states {
+			devices[i].Verdict.State = s
+		}
+		return devices
+	}
+	const unknown, healthy, degraded, unhealthy = health.Unknown, health.Healthy, health.Degraded, health.Unhealthy
+	for name, c := range map[string]struct {
+		devices []health.DeviceState
+		want    string // healthy, degraded, unhealthy
+	}{
+		"GPUs":                     {states(gpus(6, l4), unhealthy, healthy, degraded, healthy, unknown, healthy), "3 1 1"},
+		"first MIG device":         {states(gpu(0, a100, "1g.5gb", "1g.5gb"), healthy, unhealthy, healthy), "0 0 1"},
+		"last MIG device":          {states(gpu(0, a100, "1g.5gb", "1g.5gb"), healthy, degraded, unhealthy), "0 0 1"},
+		"GPU with MIG devices":     {states(gpu(0, a100, "1g.5gb", "1g.5gb"), degraded, healthy, healthy), "0 1 0"},
+		"MIG device of one of two": {states(gpus(2, a100, "1g.5gb"), healthy, healthy, healthy, degraded), "1 1 0"},
+	} {
+		labels := labelsOf(c.devices)
+		got := fmt.Sprint(labels["gpu-node-agent/gpus-healthy"], " ", labels["gpu-node-agent/gpus-degraded"], " ", labels["gpu-node-agent/gpus-unhealthy"])
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", name, got, c.want)
+		}
+	}
+}
+
 // wantValid fails unless the API server accepts all labels.
 func wantValid(t *testing.T, labels map[string]string) {
 	t.Helper()

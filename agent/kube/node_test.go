@@ -547,6 +547,34 @@ func TestNodeLabelsConflict(t *testing.T) {
 	})
 }
 
+// After an error it is unknown what the API server has: a write without a response may have been made. So the labels that were written before
+// are written again at once when they are desired again.
+func TestNodeLabelsAfterUnknownWrite(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		first := NodeState{Labels: map[string]string{"a": "1"}}
+		g.set(first)
+		g.heartbeat() // the next check is minutes away
+		g.mu.Lock()
+		g.before = func(r *http.Request) error {
+			if r.Method == "GET" {
+				return nil
+			}
+			if err := g.apply("gpu-node-agent", corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: g.node.UID, Labels: map[string]string{"a": "2"}}}); err != nil {
+				return err
+			}
+			return errRefused // after the write
+		}
+		g.mu.Unlock()
+		g.set(NodeState{Labels: map[string]string{"a": "2"}})
+		g.wantLabels(map[string]string{"a": "2"})
+		g.wantStatus(labelsErr, "refused")
+		g.failWith(nil)
+		again := g.set(first)
+		g.wantLabels(first.Labels)
+		g.wantWritten(again, true)
+	})
+}
+
 // An outage of any kind costs few requests and one warning, and the newest state is written after it.
 func TestNodeWriterOutage(t *testing.T) {
 	hang := func(r *http.Request) error {

@@ -447,3 +447,18 @@ func TestFollowerWarns(t *testing.T) {
 		})
 	}
 }
+
+// A process that has ended since it was listed is normal beside others. Only if none can be read, the procfs is another one.
+func TestFollowerToleratesEndedProcesses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, logs := testFollower(enabled(t))
+		both := oneProcess()
+		both.Processes = append(both.Processes, process("GPU-a", 4243, 1))
+		d := newDriver(behavior{reading: both})
+		defer start(t, f, d, d.source())()
+		wait(10 * interval)
+		if s := f.Latest().Load(); s.Warning != "" || s.WithoutPod[ReasonUnreadable] != 1 || logs.Len() != 0 {
+			t.Errorf("%+v; log %v", s, logs.All())
+		}
+	})
+}

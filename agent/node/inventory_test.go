@@ -88,20 +88,6 @@ func TestLabelsChange(t *testing.T) {
 	}
 }
 
-func TestHealthLabels(t *testing.T) {
-	devices := append(gpus(4, h100), gpu(4, a100, "1g.5gb", "1g.5gb")...)
-	devices[1].Verdict.State, devices[2].Verdict.State, devices[6].Verdict.State = health.Degraded, health.Unhealthy, health.Unhealthy
-	labels := labelsOf(devices)
-	for state, want := range map[string]string{"healthy": "2", "degraded": "1", "unhealthy": "2"} {
-		if got := labels["gpu-node-agent/gpus-"+state]; got != want {
-			t.Errorf("%s: %s, want %s", state, got, want)
-		}
-	}
-	if got := labels["nvidia.com/gpu.count"]; got != "4" {
-		t.Errorf("count %s", got)
-	}
-}
-
 // The strategy single serves what is left when a GPU differs, and the labels say so.
 func TestLabelsOfWhatIsServed(t *testing.T) {
 	config := plugin.DefaultConfig()

@@ -76,11 +76,10 @@ type fileWriter struct {
 
 // writtenFile is the file as it was written or found last.
 type writtenFile struct {
-	path    string
-	body    string
-	info    fs.FileInfo
-	expiry  time.Time
-	renewAt time.Time // on the monotonic clock
+	path   string
+	body   string
+	info   fs.FileInfo
+	expiry time.Time
 }
 
 // Err returns why the disk is not as wanted; empty if it is. It may be called from any goroutine.
@@ -188,7 +187,7 @@ func (w *fileWriter) write(path, body string) error {
 		w.written = found.writtenFile
 		return nil
 	}
-	next := writtenFile{path: path, body: body, expiry: now.Add(fileLife).Truncate(time.Second), renewAt: time.Now().Add(fileLife / 2)}
+	next := writtenFile{path: path, body: body, expiry: now.Add(fileLife).Truncate(time.Second)}
 	text := []byte(expiryDirective + next.expiry.UTC().Format(time.RFC3339) + "\n" + body)
 	if len(text) > maxFileSize {
 		return fmt.Errorf("%s: %d bytes of labels; Node Feature Discovery reads at most %d", path, len(text), maxFileSize)
@@ -212,7 +211,7 @@ func (w *fileWriter) write(path, body string) error {
 // expiry too close or too far.
 func (f *writtenFile) due(wall time.Time) bool {
 	left := f.expiry.Sub(wall)
-	return left <= fileLife/2 || left > fileLife+time.Minute || !time.Now().Before(f.renewAt)
+	return left <= fileLife/2 || left > fileLife+time.Minute
 }
 
 // unchanged reports whether the file is still the one that was written or found.
@@ -257,7 +256,7 @@ func readFile(path string) (f foundFile, err error) {
 	f.own = len(text) == 0 || bytes.Contains(text, []byte(fileMark))
 	first, body, _ := strings.Cut(string(text), "\n")
 	if expiry, err := time.Parse(time.RFC3339, strings.TrimPrefix(first, expiryDirective)); err == nil {
-		f.writtenFile = writtenFile{path, body, info, expiry, time.Now().Add(fileLife / 2)}
+		f.writtenFile = writtenFile{path, body, info, expiry}
 	}
 	return f, nil
 }

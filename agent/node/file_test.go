@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -25,7 +26,8 @@ type fileHarness struct {
 	t    *testing.T
 	dir  string
 	path string
-	step atomic.Int64 // of the wall clock, in nanoseconds
+	step atomic.Int64                  // of the wall clock, in nanoseconds
+	hang atomic.Pointer[chan struct{}] // an access hangs until this is closed; nil: it does not
 	logs *observer.ObservedLogs
 }
 
@@ -37,7 +39,12 @@ func newFileHarness(t *testing.T) *fileHarness {
 	if err := os.Mkdir(filepath.Dir(h.path), 0o750); err != nil {
 		t.Fatal(err)
 	}
-	h.fileWriter = &fileWriter{log: zap.New(core), wall: func() time.Time { return time.Now().Add(time.Duration(h.step.Load())) }}
+	h.fileWriter = &fileWriter{log: zap.New(core), wall: func() time.Time {
+		if hang := h.hang.Load(); hang != nil {
+			<-*hang
+		}
+		return time.Now().Add(time.Duration(h.step.Load()))
+	}}
 	return h
 }
 
@@ -207,6 +214,148 @@ func TestFileOfOthersStays(t *testing.T) {
 		synctest.Wait()
 		h.wantFile(someLabels)
 	})
+}
+
+// A file that somebody else changes again and again is written each time, and logged once a minute.
+func TestFileOfTwoWriters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFileHarness(t)
+		defer h.run(someLabels)()
+		for range 30 {
+			if err := os.Remove(h.path); err != nil {
+				t.Fatal(err)
+			}
+			healthtest.Advance(fileCheck)
+			h.wantFile(someLabels)
+		}
+		if n := h.logs.FilterMessageSnippet("another process").Len(); n != 5 {
+			t.Errorf("%d log lines in five minutes", n)
+		}
+	})
+}
+
+// What is at the path and not a file of the agent stays, and nothing is left beside it.
+func TestFileWhereItCannotBe(t *testing.T) {
+	for name, c := range map[string]struct {
+		prepare func(h *fileHarness) error
+		want    string
+	}{
+		"directory":  {func(h *fileHarness) error { return os.Mkdir(h.path, 0o750) }, "has not written it"},
+		"large file": {func(h *fileHarness) error { return os.WriteFile(h.path, bytes.Repeat([]byte(fileMark), 1000), 0o600) }, "has not written it"},
+		"in a file":  {func(h *fileHarness) error { h.path += "/x"; return os.WriteFile(filepath.Dir(h.path), nil, 0o600) }, "not a directory"},
+		"loop":       {func(h *fileHarness) error { return os.Symlink(h.path, h.path) }, "symbolic links"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newFileHarness(t)
+				if err := c.prepare(h); err != nil {
+					t.Fatal(err)
+				}
+				count := func() (n int) {
+					_ = filepath.WalkDir(h.dir, func(string, os.DirEntry, error) error { n++; return nil })
+					return n
+				}
+				before := count()
+				old := filepath.Join(h.dir, "old")
+				if _, err := replaceFile(old, []byte(fileMark)); err != nil {
+					t.Fatal(err)
+				}
+				defer h.run(someLabels)()
+				h.want.Store(&fileWant{path: h.path, labels: someLabels, remove: []string{old}})
+				healthtest.Advance(time.Minute)
+				if !strings.Contains(h.Err(), c.want) || !strings.Contains(h.Err(), h.path) || h.logs.Len() != 1 {
+					t.Errorf("error %q, log %v", h.Err(), h.logs.All())
+				}
+				if _, err := os.Stat(old); err != nil {
+					t.Errorf("removed although the other is not written: %v", err)
+				}
+				h.want.Store(&fileWant{path: h.path, labels: map[string]string{}, remove: []string{old}}) // no GPU
+				synctest.Wait()
+				if known := c.want == "has not written it"; (h.Err() == "") != known || (count() == before) != known {
+					t.Errorf("%d files, had %d; error %q", count(), before, h.Err())
+				}
+				h.want.Store(&fileWant{remove: []string{h.path, old}})
+				synctest.Wait()
+				if absent := h.result.Load().absent; (h.Err() == "") != (len(absent) == 2) || !slices.Contains(absent, old) || count() != before {
+					t.Errorf("absent %q; %d files, had %d; error %q", absent, count(), before, h.Err())
+				}
+			})
+		})
+	}
+}
+
+// A directory at the path fails the last step. The temporary file is removed, and the error does not name it, so that it is logged once.
+func TestReplaceFileFails(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "features.d", "labels")
+	if err := os.MkdirAll(path, 0o750); err != nil {
+		t.Fatal(err)
+	}
+	_, err := replaceFile(path, []byte("text"))
+	if err == nil || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), ".tmp-") {
+		t.Error(err)
+	}
+	for _, d := range temporaryDirs(path) {
+		if entries, err := os.ReadDir(d); err != nil || len(entries) != 1 {
+			t.Errorf("%s: %v, %v", d, entries, err)
+		}
+	}
+}
+
+// The status shows a disk that hangs, and the last error meanwhile.
+func TestFileOnDiskThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFileHarness(t)
+		hang := make(chan struct{})
+		h.hang.Store(&hang)
+		stop := h.run(someLabels)
+		healthtest.Advance(fileSlow)
+		if h.Err() != "" {
+			t.Errorf("too early: %s", h.Err())
+		}
+		healthtest.Advance(50 * time.Second)
+		if h.Err() != "disk has not responded for 1m0s" {
+			t.Error(h.Err())
+		}
+		h.hang.Store(nil)
+		close(hang)
+		synctest.Wait()
+		h.wantFile(someLabels)
+		healthtest.Advance(time.Minute)
+		if h.Err() != "" {
+			t.Error(h.Err())
+		}
+		if err := os.RemoveAll(filepath.Dir(h.path)); err != nil {
+			t.Fatal(err)
+		}
+		healthtest.Advance(fileCheck)
+		again := make(chan struct{})
+		h.hang.Store(&again)
+		healthtest.Advance(time.Minute)
+		if !strings.Contains(h.Err(), "no such directory") {
+			t.Error(h.Err())
+		}
+		close(again)
+		h.hang.Store(nil)
+		stop()
+	})
+}
+
+// What is to be written or removed when the writer ends is, and nothing else is touched then.
+func TestFileAtTheEnd(t *testing.T) {
+	for range 10 { // the end and the change come in any order
+		synctest.Test(t, func(t *testing.T) {
+			h := newFileHarness(t)
+			stop := h.run(someLabels)
+			h.want.Store(&fileWant{remove: []string{h.path}})
+			stop()
+			h.wantOnly()
+			stop = h.run(someLabels)
+			_ = os.Remove(h.path)
+			stop()
+			h.wantOnly()
+		})
+	}
 }
 
 func TestFileWithoutDirectory(t *testing.T) {

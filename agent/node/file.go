@@ -99,18 +99,15 @@ func (w *fileWriter) run(ctx context.Context) {
 		if want != nil {
 			w.apply(want)
 		}
-		timer := time.NewTimer(fileCheck)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
 			if last := w.want.Load(); last != want {
 				w.apply(last)
 			}
 			return
 		case <-changed:
-		case <-timer.C:
+		case <-time.After(fileCheck):
 		}
-		timer.Stop()
 	}
 }
 

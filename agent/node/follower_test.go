@@ -2,10 +2,13 @@ package node
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -634,4 +637,231 @@ func TestRestoreDamagedSection(t *testing.T) {
 			t.Errorf("%q: no error", section)
 		}
 	}
+}
+
+// The section of an earlier process that could be read only late is continued: its labels stay until the first poll, and what that process may
+// have written is removed where it is not configured.
+func TestFollowerRestoresLate(t *testing.T) {
+	section := func(t *testing.T) (*[]byte, string) {
+		t.Helper()
+		h := newFollowerHarness(t, LabelsFile)
+		file := h.config.Load().Labels.File
+		h.health.Store(&health.Config{Kubernetes: health.KubernetesConfig{Enabled: true}})
+		stop := healthtest.Run(t, h.Run)
+		h.poll(gpus(8, h100))
+		h.setConfig(func(c *Config) {
+			c.Labels.Output, c.Taints = LabelsNodeFeature, []TaintConfig{{When: WhenAllUnhealthy, Key: "a/b", Effect: "NoSchedule"}}
+		})
+		devices := gpus(8, h100)
+		for i := range devices {
+			devices[i].Verdict = health.Verdict{State: health.Unhealthy, Findings: []health.Finding{{Cause: health.CauseLost, State: health.Unhealthy}}}
+		}
+		h.poll(devices)
+		h.setConfig(func(c *Config) { c.Labels.Output = LabelsAPI })
+		stop()
+		var s map[string]any
+		if err := json.Unmarshal(*h.Saved().Load(), &s); err != nil {
+			t.Fatal(err)
+		}
+		s["files"] = []string{file} // not removed yet
+		text, err := json.Marshal(s)
+		if err = errors.Join(err, os.WriteFile(file, []byte(fileMark), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		return &text, file
+	}
+	for name, c := range map[string]struct {
+		polled   bool // before the section is read
+		sameBoot bool
+		node     string
+		count    string // of GPUs in the labels, "" while they are unknown
+	}{
+		"before the first poll":             {sameBoot: true, count: "8"},
+		"before the first poll of a reboot": {count: "8"},
+		"after a poll":                      {polled: true, sameBoot: true, count: "1"},
+		"of another node":                   {sameBoot: true, node: "clone"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				saved, file := section(t)
+				h := newFollowerHarness(t, LabelsAPI)
+				h.node = c.node
+				h.restart(nil, true)
+				defer healthtest.Run(t, h.Run)()
+				if synctest.Wait(); c.polled {
+					h.poll(gpus(1, l4))
+				}
+				if err := h.RestoreLate([]byte("["), true); err == nil {
+					t.Error("no error of a damaged section")
+				}
+				if err := h.RestoreLate(*saved, c.sameBoot); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+				s := h.Desired().Load()
+				if s.Labels["nvidia.com/gpu.count"] != c.count || (s.Labels == nil) != (c.count == "") {
+					t.Errorf("labels %s", text(s.Labels))
+				}
+				known := c.count != "" // else the feature may have the only labels of the node
+				if s.Taints == nil || len(s.Taints) > 0 || !s.RemoveCondition || (s.Feature != nil) != known || len(s.Feature) > 0 {
+					t.Errorf("want a removal of taints, condition and feature: %+v", s)
+				}
+				if _, err := os.Stat(file); (err != nil) != known {
+					t.Errorf("the file of the earlier process: %v", err)
+				}
+				if c.polled { // the section is continued once
+					h.Written().Store(s)
+					synctest.Wait()
+					if s := h.Desired().Load(); s.Taints != nil || s.RemoveCondition || s.Feature != nil {
+						t.Errorf("removed once more: %+v", s)
+					}
+				}
+				h.poll(nil)
+				if s := h.Desired().Load(); (s.Labels["nvidia.com/gpu.count"] == "8") != (name == "before the first poll") {
+					t.Errorf("no GPU is listed: %s", text(s.Labels))
+				}
+			})
+		})
+	}
+}
+
+// What an earlier process may have written is added to what this one may have.
+func TestFollowerAddsEarlierPlaces(t *testing.T) {
+	for _, field := range []string{"labels", "feature", "taints", "condition"} {
+		synctest.Test(t, func(t *testing.T) {
+			h := newFollowerHarness(t, LabelsOff)
+			defer healthtest.Run(t, h.Run)()
+			h.poll(gpus(1, l4))
+			if err := h.RestoreLate([]byte(`{"`+field+`": true}`), true); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			s := h.Desired().Load()
+			for name, removes := range map[string]bool{"labels": s.Labels != nil, "feature": s.Feature != nil, "taints": s.Taints != nil, "condition": s.RemoveCondition} {
+				if removes != (name == field) {
+					t.Errorf("%s: removes %s: %v", field, name, removes)
+				}
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) { // that the earlier process has followed an annotation is known too
+		h := newFollowerHarness(t, LabelsOff)
+		defer healthtest.Run(t, h.Run)()
+		if err := h.RestoreLate([]byte(`{"labels": true, "cleaned": "1"}`), true); err != nil {
+			t.Fatal(err)
+		}
+		for _, at := range []string{"1", "2"} {
+			synctest.Wait()
+			h.cleaned.Store(&at)
+			synctest.Wait()
+			if s := h.Desired().Load(); (s.Labels != nil) != (at == "1") {
+				t.Errorf("after %s: %+v", at, s)
+			}
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsFile)
+		defer healthtest.Run(t, h.Run)()
+		h.poll(gpus(1, l4))
+		file, old := h.config.Load().Labels.File, filepath.Join(h.dir, "old")
+		if err := os.WriteFile(old, []byte(fileMark), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.RestoreLate([]byte(`{"files": ["`+file+`", "`+old+`"]}`), true); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		if _, err := os.Stat(old); err == nil {
+			t.Error("the old file is left")
+		}
+		if _, err := os.Stat(file); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A change of the plugin's configuration changes the labels at once.
+func TestFollowerFollowsPlugin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsAPI)
+		defer healthtest.Run(t, h.Run)()
+		h.poll(gpus(2, h100))
+		config := plugin.DefaultConfig()
+		timeSlicing("", 4)(&config)
+		h.plugin.Store(&config)
+		synctest.Wait()
+		if l := h.Desired().Load().Labels; l["nvidia.com/gpu.replicas"] != "4" {
+			t.Error(text(l))
+		}
+	})
+}
+
+// Nothing is desired, and no file written, before there is a configuration.
+func TestFollowerWithoutConfig(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsFile)
+		config := h.config.Load()
+		h.config.Store(nil)
+		stop := healthtest.Run(t, h.Run)
+		h.poll(gpus(1, l4))
+		if s := h.Desired().Load(); s != nil || h.Saved().Load() != nil {
+			t.Errorf("%+v", s)
+		}
+		h.config.Store(config)
+		synctest.Wait()
+		if _, err := os.Stat(config.Labels.File); err != nil || h.Desired().Load() == nil || h.FileErr() != "" {
+			t.Error(err, h.FileErr())
+		}
+		h.setConfig(func(c *Config) { c.Labels.File = filepath.Join(h.dir, "missing", "labels") })
+		synctest.Wait()
+		if !strings.Contains(h.FileErr(), "no such directory") {
+			t.Error(h.FileErr())
+		}
+		h.config.Store(nil)
+		stop()
+	})
+}
+
+// A disk that hangs delays the end by a second at most.
+func TestFollowerEndsWhileDiskHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsFile)
+		hang := make(chan struct{})
+		h.file.wall = func() time.Time { <-hang; return time.Now() }
+		stop := healthtest.Run(t, h.Run)
+		h.poll(gpus(1, l4))
+		began := time.Now()
+		if stop(); time.Since(began) != fileEndTimeout {
+			t.Errorf("ended after %v", time.Since(began))
+		}
+		close(hang)
+		synctest.Wait()
+	})
+}
+
+// The command without a running agent shows the labels with what NVML and the machine have.
+func TestLabelsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsOff)
+		h.read = func(context.Context, []health.Device) map[health.DeviceID]*health.Properties {
+			return map[health.DeviceID]*health.Properties{"GPU-0": {Clique: "a.1"}}
+		}
+		if l, err := h.LabelsOnce(t.Context()); err == nil || !strings.Contains(err.Error(), "has not answered yet") {
+			t.Errorf("%+v, %v", l, err)
+		}
+		h.snapshots.Store(&health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}})
+		if l, err := h.LabelsOnce(t.Context()); err == nil || !strings.Contains(err.Error(), "source down: refused") {
+			t.Errorf("%+v, %v", l, err)
+		}
+		h.snapshots.Store(snapshotOf(gpus(1, l4)))
+		if l, err := h.LabelsOnce(t.Context()); err != nil || l.Labels["nvidia.com/gpu.clique"] != "a.1" || len(l.Warnings) != 0 {
+			t.Errorf("%+v, %v", l, err)
+		}
+		down := snapshotOf(gpus(1, l4))
+		down.Source.Status, down.Source.Err = health.SourceDown, "timeout"
+		h.snapshots.Store(down)
+		if l, err := h.LabelsOnce(t.Context()); err != nil || l.Labels["nvidia.com/gpu.count"] != "1" || len(l.Warnings) != 1 || !strings.Contains(l.Warnings[0], "source down: timeout") {
+			t.Errorf("%+v, %v", l, err)
+		}
+	})
 }

@@ -2,9 +2,15 @@ package node
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
 // vgpuConfig returns the PCI configuration of a vGPU whose capability has these records.
@@ -30,6 +36,14 @@ func TestParseVGPU(t *testing.T) {
 	loop[0x61] = 0x60
 	plain := vgpuConfig()
 	copy(plain[0xd3:], "NV")
+	edited := func(edit func(config []byte)) []byte {
+		config := vgpuConfig(versionRecord("580.95", "r580"))
+		edit(config)
+		return config
+	}
+	atEnd := make([]byte, 256) // the list leads to the last bytes
+	atEnd[0x06], atEnd[0x34] = 0x10, 0xfb
+	copy(atEnd[0xfb:], "\x09\x00\x05VF")
 	for name, c := range map[string]struct {
 		config []byte
 		want   *vgpu
@@ -44,6 +58,17 @@ func TestParseVGPU(t *testing.T) {
 		"no capabilities":       {make([]byte, 256), nil},
 		"not root":              {vgpuConfig(versionRecord("580.95", "r580"))[:64], nil},
 		"unreadable":            {nil, nil},
+		"no capability bit":     {edited(func(c []byte) { c[0x06] = 0xef }), nil},
+		"first capability":      {edited(func(c []byte) { c[0x34] = 0xd0 }), &vgpu{"580.95", "r580"}},
+		"at the end":            {atEnd, &vgpu{}},
+		"beyond the end":        {edited(func(c []byte) { c[0x61], c[0xfc] = 0xfc, 0x09 }), nil},
+		"end of the list":       {edited(func(c []byte) { c[0x61] = 0 }), nil},
+		"without a signature":   {edited(func(c []byte) { c[0xd2] = 4 }), nil},
+		"shorter than a record": {edited(func(c []byte) { c[0xd2]-- }), &vgpu{}},
+		"longer than the space": {edited(func(c []byte) { c[0xd2] = 255 }), &vgpu{"580.95", "r580"}},
+		"two versions":          {vgpuConfig(versionRecord("580.95", "r580"), versionRecord("1", "2")), &vgpu{"580.95", "r580"}},
+		"short other record":    {vgpuConfig([]byte{7, 2}, versionRecord("580.95", "r580")), &vgpu{"580.95", "r580"}},
+		"longest texts":         {vgpuConfig(versionRecord("1234567890", "abcdefghij")), &vgpu{"1234567890", "abcdefghij"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := parseVGPU(c.config); (got == nil) != (c.want == nil) || got != nil && *got != *c.want {
@@ -59,6 +84,53 @@ func FuzzParseVGPU(f *testing.F) {
 	f.Fuzz(func(t *testing.T, config []byte) {
 		if v := parseVGPU(config); v != nil && (len(v.HostVersion) > 10 || len(v.HostBranch) > 10) {
 			t.Errorf("%+v", v)
+		}
+	})
+}
+
+// What sysfs does not have is read again, ever less often, and a GPU without a class delays nothing. A MIG device has no class.
+func TestExamineHostAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsAPI)
+		sysfs := t.TempDir()
+		class := filepath.Join(sysfs, "bus/pci/devices/0000:00:00.0/class")
+		var reads atomic.Int32
+		h.SysFS = func() string { reads.Add(1); return sysfs }
+		defer healthtest.Run(t, h.Run)()
+		h.poll(gpu(0, a100, "1g.5gb"))
+		if l := h.Desired().Load().Labels; l["nvidia.com/gpu.count"] != "1" || l["nvidia.com/gpu.mode"] != "" {
+			t.Error(text(l))
+		}
+		for _, wait := range []time.Duration{examineAgain, 2 * examineAgain, 4 * examineAgain} {
+			before := reads.Load()
+			healthtest.Advance(wait - time.Second)
+			early := reads.Load() - before
+			if healthtest.Advance(time.Second); early != 0 || reads.Load() != before+1 {
+				t.Errorf("%d reads within %v, then %d", early, wait, reads.Load()-before)
+			}
+		}
+		healthtest.Advance(4 * time.Hour)
+		before := reads.Load()
+		healthtest.Advance(10 * maxExamineAgain)
+		if n := reads.Load() - before; n < 9 || n > 11 {
+			t.Errorf("%d reads in ten longest pauses", n)
+		}
+		if err := errors.Join(os.MkdirAll(filepath.Dir(class), 0o750), os.WriteFile(class, []byte("0x030200\n"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		healthtest.Advance(maxExamineAgain)
+		if l := h.Desired().Load().Labels; l["nvidia.com/gpu.mode"] != "compute" {
+			t.Error(text(l))
+		}
+		before = reads.Load()
+		healthtest.Advance(time.Hour)
+		if reads.Load() != before {
+			t.Errorf("%d reads of what is known", reads.Load()-before)
+		}
+		h.poll(append(gpu(0, a100, "1g.5gb"), gpu(1, l4)...)) // a new GPU is examined at once, and soon again
+		healthtest.Advance(examineAgain)
+		if n := reads.Load() - before; n != 2 {
+			t.Errorf("%d reads for a new GPU", n)
 		}
 	})
 }

@@ -58,6 +58,18 @@ func TestLabelsStay(t *testing.T) {
 	}
 }
 
+// A device keeps what was known of it when others before it are gone.
+func TestLabelsStayWhenDevicesMove(t *testing.T) {
+	devices := append(append(gpu(0, l4), gpu(1, h100)...), gpu(2, a100)...)
+	first := snapshotOf(devices)
+	before := (&inventory{}).update(first, serving()(first), hostOf(devices))
+	left := snapshotOf([]health.DeviceState{devices[2]})
+	left.Devices[0].Device.Model, left.Devices[0].Device.Memory, left.Devices[0].Device.ComputeCapability = "", 0, health.ComputeCapability{}
+	if got, want := before.update(left, serving()(left), &host{}).labels(), labelsOf(gpu(2, a100)); !maps.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", text(got), text(want))
+	}
+}
+
 // What really changes is in the labels, and nothing stays of other devices.
 func TestLabelsChange(t *testing.T) {
 	devices := gpus(4, h100)
@@ -112,6 +124,12 @@ func TestLabelsOfWhatIsServed(t *testing.T) {
 	if l := labelsOf(unlike, migStrategy(plugin.MIGSingle)); l[count] != "0" || l[product] != "NVIDIA-A100-SXM4-40GB-MIG-INVALID" {
 		t.Errorf("after a restart: %s", text(l))
 	}
+	if l := follow(gpus(2, a100)); l[count] != "2" || l[product] != "NVIDIA-A100-SXM4-40GB" {
+		t.Errorf("without MIG: %s", text(l))
+	}
+	if l := follow(append(gpu(0, a100), gpu(1, a100, "1g.5gb")...)); l[count] != "2" || l[product] != "NVIDIA-A100-SXM4-40GB" || l["nvidia.com/gpu.replicas"] != "1" {
+		t.Errorf("after MIG was enabled on one GPU: %s", text(l))
+	}
 }
 
 // Whichever order the devices have, the labels are the same.
@@ -127,6 +145,40 @@ func TestLabelsOfMixedModels(t *testing.T) {
 	}
 	if got := labelsOf(devices)["nvidia.com/gpu.product"]; got != "NVIDIA-H100-80GB-HBM3" { // before L4 by name
 		t.Error(got)
+	}
+}
+
+// What is unknown of a GPU is not in the labels of the others, and no label.
+func TestLabelsOfUnknownProperties(t *testing.T) {
+	devices := append(gpus(3, health.Device{}), gpu(3, a100)...)
+	want := map[string]string{"product": "NVIDIA-A100-SXM4-40GB", "count": "1", "memory": "40960", "family": "ampere"}
+	for _, devices := range [][]health.DeviceState{devices, slices.Concat(devices[3:], devices[:3])} {
+		labels := labelsOf(devices)
+		for name, want := range want {
+			if got := labels["nvidia.com/gpu."+name]; got != want {
+				t.Errorf("%s: %q, want %q", name, got, want)
+			}
+		}
+	}
+	labels := labelsOf(devices[:3])
+	for name := range want {
+		if got, exists := labels["nvidia.com/gpu."+name]; exists && name != "count" || name == "count" && got != "3" {
+			t.Errorf("unknown %s: %q", name, got)
+		}
+	}
+
+	mig := gpu(0, a100, "1g.5gb", "1g.5gb")
+	mig[1].Device.Properties, mig[1].Device.Memory = nil, 0
+	labels = labelsOf(mig, migStrategy(plugin.MIGMixed)) // the second one has the properties
+	if got := labels["nvidia.com/mig-1g.5gb.multiprocessors"]; got != "14" {
+		t.Errorf("multiprocessors %q", got)
+	}
+	mig[2].Device.Properties = nil
+	labels = labelsOf(mig, migStrategy(plugin.MIGMixed))
+	for name, want := range map[string]string{"count": "2", "slices.gi": "1", "multiprocessors": "-", "engines.copy": "-", "memory": "-"} {
+		if got, exists := labels["nvidia.com/mig-1g.5gb."+name]; exists != (want != "-") || exists && got != want {
+			t.Errorf("MIG devices without properties: %s %q, want %q", name, got, want)
+		}
 	}
 }
 

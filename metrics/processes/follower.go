@@ -67,8 +67,7 @@ func (f *Follower) follow(ctx context.Context, c Config, s Source) {
 	defer f.latest.Store(nil) // before close, which may hang
 	m.awaitDevices(ctx)
 	f.awaitHolders(ctx)
-	tick := time.NewTicker(s.Interval)
-	defer tick.Stop()
+	tick := time.Tick(s.Interval)
 	var log changeLog
 	for ctx.Err() == nil {
 		f.measureOnce(ctx, m, func(s *Snapshot) {
@@ -77,7 +76,7 @@ func (f *Follower) follow(ctx context.Context, c Config, s Source) {
 		})
 		select {
 		case <-ctx.Done():
-		case <-tick.C:
+		case <-tick:
 		}
 	}
 }
@@ -88,15 +87,14 @@ const holdersTimeout = 5 * time.Second
 
 // awaitHolders waits until the holders are known.
 func (f *Follower) awaitHolders(ctx context.Context) {
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
+	tick := time.Tick(100 * time.Millisecond)
 	for timeout := time.After(holdersTimeout); f.Holders().By == nil; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timeout:
 			return
-		case <-tick.C:
+		case <-tick:
 		}
 	}
 }

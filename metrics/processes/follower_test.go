@@ -429,7 +429,7 @@ func TestFollowerWarns(t *testing.T) {
 				if unlikely := f.Latest().Load().Warning; strings.Contains(unlikely, "metrics.processes.proc") {
 					t.Errorf("warns although the process may have ended: %s", unlikely)
 				}
-				wait(5 * interval)
+				wait(interval)
 				s := f.Latest().Load()
 				if !strings.Contains(s.Warning, test.want) || logs.Len() != 1 || len(s.Usage) != 1 || s.Usage[0].Container != (Container{}) || s.Usage[0].Memory != 1<<30 {
 					t.Errorf("%+v; %d log entries", s, logs.Len())
@@ -461,4 +461,55 @@ func TestFollowerToleratesEndedProcesses(t *testing.T) {
 			t.Errorf("%+v; log %v", s, logs.All())
 		}
 	})
+}
+
+// While no device is listed there is no measurement, and none of the log.
+func TestFollowerWhileDevicesAreGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _, logs := testFollower(enabled(t))
+		d := newDriver(behavior{reading: oneProcess()})
+		defer start(t, f, d, d.source())()
+		devices := f.Snapshots.Load()
+		f.Snapshots.Store(&health.Snapshot{})
+		wait(interval)
+		if s := f.Latest().Load(); s != nil {
+			t.Errorf("%+v", s)
+		}
+		f.Snapshots.Store(devices)
+		wait(interval)
+		if s := f.Latest().Load(); s == nil || len(s.Usage) != 1 || logs.Len() != 0 {
+			t.Errorf("%+v; log %v", s, logs.All())
+		}
+	})
+}
+
+// Only there PID 2 is the kernel's.
+func TestInHostPIDNamespace(t *testing.T) {
+	comm, _ := os.ReadFile("/proc/2/comm")
+	if got, want := InHostPIDNamespace(), string(comm) == "kthreadd\n"; got != want {
+		t.Errorf("%v, and PID 2 is %q", got, comm)
+	}
+}
+
+func TestConfigValidate(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Config)
+		want   []string // the keys of the errors
+	}{
+		"default":        {func(*Config) {}, nil},
+		"no podLogs":     {func(c *Config) { c.PodLogs = "" }, nil},
+		"no proc":        {func(c *Config) { c.Proc = "" }, []string{"proc: "}},
+		"relative paths": {func(c *Config) { c.Proc, c.PodLogs = "proc", "pods" }, []string{"proc: ", "podLogs: "}},
+	} {
+		config := DefaultConfig()
+		c.change(&config)
+		errs := config.Validate()
+		ok := len(errs) == len(c.want)
+		for i := range min(len(errs), len(c.want)) {
+			ok = ok && strings.HasPrefix(errs[i].Error(), c.want[i])
+		}
+		if !ok {
+			t.Errorf("%s: %v, want %q", name, errs, c.want)
+		}
+	}
 }

@@ -206,7 +206,7 @@ func compareUsage(a, b Usage) int {
 // limitContainers adds up the containers above the limit of each device. list is sorted, so the processes of no pod stay apart.
 func limitContainers(list []Usage) []Usage {
 	var limited []Usage
-	n := 0 // containers of the device so far
+	var n int // containers of the device so far
 	for _, u := range list {
 		last := len(limited) - 1
 		if last < 0 || limited[last].Device != u.Device {

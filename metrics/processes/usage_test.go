@@ -111,6 +111,9 @@ func TestContainerOf(t *testing.T) {
 			if got, reason := a.containerOf(process(test.device, test.pid, 1)); got != test.want || reason != test.reason {
 				t.Errorf("%+v, %q, want %+v, %q", got, reason, test.want, test.reason)
 			}
+			if test.reason != "" && !slices.Contains(Reasons(), test.reason) {
+				t.Errorf("Reasons lacks %q", test.reason)
+			}
 			if (a.intruder != "") != (test.reason == ReasonNotHolder) {
 				t.Errorf("intruder %q", a.intruder)
 			}
@@ -202,7 +205,17 @@ func TestSnapshotOf(t *testing.T) {
 			t.Errorf("%s: %v, %v", id, usage, measured)
 		}
 	}
-	if _, measured := (*Snapshot)(nil).Of("a"); measured {
+	if _, measured := (*Snapshot)(nil).Of("a"); measured || (*Snapshot)(nil).ContainerOf(1) != (Container{}) {
 		t.Error("no snapshot measures a device")
+	}
+	// A process of two devices is that of a pod, also if it does not hold the first.
+	s = &Snapshot{
+		ProcessReading: health.ProcessReading{Processes: []health.Process{process("a", 1, 0), process("a", 2, 0), process("b", 1, 0), process("b", 3, 0)}},
+		Containers:     []Container{{}, {"n", "p", "c"}, {"n", "q", "d"}},
+	}
+	for pid, want := range map[int]Container{1: {"n", "q", "d"}, 2: {"n", "p", "c"}, 3: {}, 4: {}} {
+		if got := s.ContainerOf(pid); got != want {
+			t.Errorf("process %d: %+v, want %+v", pid, got, want)
+		}
 	}
 }

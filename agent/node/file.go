@@ -75,12 +75,7 @@ type fileWriter struct {
 }
 
 // writtenFile is the file as it was written or found last.
-type writtenFile struct {
-	path   string
-	body   string
-	info   fs.FileInfo
-	expiry time.Time
-}
+type writtenFile struct{ path, body string }
 
 // Err returns why the disk is not as wanted; empty if it is. It may be called from any goroutine.
 func (w *fileWriter) Err() string {
@@ -171,8 +166,6 @@ func (w *fileWriter) write(path, body string) error {
 	now := w.wall()
 	if w.written.path != path {
 		removeTemporaries(path)
-	} else if w.written.body == body && !w.written.due(now) && w.written.unchanged() {
-		return nil
 	}
 	found, err := readFile(path)
 	switch {
@@ -181,15 +174,14 @@ func (w *fileWriter) write(path, body string) error {
 	case found.exists && !found.own:
 		return fmt.Errorf("%s: exists, and gpu-node-agent has not written it; remove it or use another path", path)
 	case found.body == body && !found.due(now):
-		w.written = found.writtenFile
+		w.written = writtenFile{path, body}
 		return nil
 	}
-	next := writtenFile{path: path, body: body, expiry: now.Add(fileLife).Truncate(time.Second)}
-	text := []byte(expiryDirective + next.expiry.UTC().Format(time.RFC3339) + "\n" + body)
+	text := []byte(expiryDirective + now.Add(fileLife).UTC().Format(time.RFC3339) + "\n" + body)
 	if len(text) > maxFileSize {
 		return fmt.Errorf("%s: %d bytes of labels; Node Feature Discovery reads at most %d", path, len(text), maxFileSize)
 	}
-	if next.info, err = replaceFile(path, text); err != nil {
+	if err := replaceFile(path, text); err != nil {
 		return err
 	}
 	changed := w.written.path == path && w.written.body == body && found.body != body
@@ -200,21 +192,15 @@ func (w *fileWriter) write(path, body string) error {
 		w.repairLoggedAt = time.Now()
 		w.log.Warn("another process changed the file with labels; wrote it again", zap.String("file", path))
 	}
-	w.written = next
+	w.written = writtenFile{path, body}
 	return nil
 }
 
 // due reports whether the file must be written for its expiry: after half of its life, and when a step of the wall clock has moved the
 // expiry too close or too far.
-func (f *writtenFile) due(wall time.Time) bool {
+func (f *foundFile) due(wall time.Time) bool {
 	left := f.expiry.Sub(wall)
 	return left <= fileLife/2 || left > fileLife+time.Minute
-}
-
-// unchanged reports whether the file is still the one that was written or found.
-func (f *writtenFile) unchanged() bool {
-	info, err := os.Stat(f.path)
-	return err == nil && os.SameFile(f.info, info) && f.info.ModTime().Equal(info.ModTime()) && f.info.Size() == info.Size()
 }
 
 // fileBody returns the content of the file without its expiry.
@@ -229,8 +215,9 @@ func fileBody(labels map[string]string) string {
 
 // foundFile is what a path has.
 type foundFile struct {
-	writtenFile      // zero if it cannot be read as a file of the agent
-	exists, own bool // own: the agent wrote it, or it is empty
+	body        string    // without its expiry
+	expiry      time.Time // zero if it has none; body is empty then
+	exists, own bool      // own: the agent wrote it, or it is empty
 }
 
 // readFile reads what a path has.
@@ -253,7 +240,7 @@ func readFile(path string) (f foundFile, err error) {
 	f.own = len(text) == 0 || bytes.Contains(text, []byte(fileMark))
 	first, body, _ := strings.Cut(string(text), "\n")
 	if expiry, err := time.Parse(time.RFC3339, strings.TrimPrefix(first, expiryDirective)); err == nil {
-		f.writtenFile = writtenFile{path, body, info, expiry}
+		f.body, f.expiry = body, expiry
 	}
 	return f, nil
 }
@@ -272,16 +259,16 @@ func removeFile(path string) error {
 
 // replaceFile replaces a file atomically. A temporary file beside it could be read half written, so that is in the directory above, and a
 // hidden one in the same directory if the one above is read-only or another file system: Node Feature Discovery skips hidden files.
-func replaceFile(path string, text []byte) (info fs.FileInfo, err error) {
+func replaceFile(path string, text []byte) (err error) {
 	if info, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
-		return nil, fmt.Errorf("%s: no such directory; is Node Feature Discovery installed, and the directory mounted?", filepath.Dir(path))
+		return fmt.Errorf("%s: no such directory; is Node Feature Discovery installed, and the directory mounted?", filepath.Dir(path))
 	}
 	for _, dir := range temporaryDirs(path) {
-		if info, err = replaceFrom(dir, path, text); err == nil {
-			return info, nil
+		if err = replaceFrom(dir, path, text); err == nil {
+			return nil
 		}
 	}
-	return nil, err
+	return err
 }
 
 func temporaryDirs(path string) [2]string {
@@ -294,23 +281,21 @@ func temporaryPattern(path string) string { return "." + filepath.Base(path) + "
 
 // replaceFrom replaces a file by way of a temporary one in dir. Its errors do not contain the name of that, so that a repeated failure has
 // the same text.
-func replaceFrom(dir, path string, text []byte) (info fs.FileInfo, err error) {
+func replaceFrom(dir, path string, text []byte) error {
 	f, err := os.CreateTemp(dir, temporaryPattern(path))
 	if err != nil {
-		return nil, durable.WithPath(err, path)
+		return durable.WithPath(err, path)
 	}
 	_, err = f.Write(text)
-	err = errors.Join(err, f.Chmod(0o644), f.Sync()) // other users read it
-	info, statErr := f.Stat()
-	err = errors.Join(err, statErr, f.Close())
+	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()) // other users read it
 	if err == nil {
 		err = os.Rename(f.Name(), path)
 	}
 	if err != nil {
 		_ = os.Remove(f.Name()) // removeTemporaries does it later
-		return nil, durable.WithPath(err, path)
+		return durable.WithPath(err, path)
 	}
-	return info, nil
+	return nil
 }
 
 // removeTemporaries removes the temporary files of writers that were killed. If that fails, it does no harm.

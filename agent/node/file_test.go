@@ -257,7 +257,7 @@ func TestFileWhereItCannotBe(t *testing.T) {
 				}
 				before := count()
 				old := filepath.Join(h.dir, "old")
-				if _, err := replaceFile(old, []byte(fileMark)); err != nil {
+				if err := replaceFile(old, []byte(fileMark)); err != nil {
 					t.Fatal(err)
 				}
 				defer h.run(someLabels)()
@@ -291,7 +291,7 @@ func TestReplaceFileFails(t *testing.T) {
 	if err := os.MkdirAll(path, 0o750); err != nil {
 		t.Fatal(err)
 	}
-	_, err := replaceFile(path, []byte("text"))
+	err := replaceFile(path, []byte("text"))
 	if err == nil || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), ".tmp-") {
 		t.Error(err)
 	}
@@ -421,7 +421,7 @@ func TestFileInMountedDirectory(t *testing.T) {
 	if _, err := os.CreateTemp(filepath.Dir(filepath.Dir(path)), "x"); err == nil {
 		t.Skip("files can be created in /proc/self/fd")
 	}
-	if _, err := replaceFile(path, []byte("text")); err != nil {
+	if err := replaceFile(path, []byte("text")); err != nil {
 		t.Fatal(err)
 	}
 	if content, err := os.ReadFile(filepath.Join(dir, "labels")); err != nil || string(content) != "text" { //nolint:gosec // a test's

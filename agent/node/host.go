@@ -80,12 +80,8 @@ func (f *Follower) examineHost(ctx context.Context) {
 // examine returns what the host has of the devices of a snapshot, and whether that is everything and stays so. What cannot be read now is
 // as in last, which may be nil.
 func (f *Follower) examine(ctx context.Context, snap *health.Snapshot, last *host, useNVML bool) (next *host, complete bool) {
-	next, complete = &host{devices: make(map[health.DeviceID]hostDevice, len(snap.Devices)), nvml: useNVML}, true
-	if last != nil {
-		next.machine = last.machine
-	}
 	sysfs := f.SysFS()
-	next.machine = cmp.Or(machineOf(sysfs), next.machine)
+	next, complete = &host{machine: machineOf(sysfs), devices: make(map[health.DeviceID]hostDevice, len(snap.Devices)), nvml: useNVML}, true
 	var missing []health.Device
 	for i := range snap.Devices {
 		d := &snap.Devices[i].Device

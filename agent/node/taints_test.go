@@ -57,6 +57,10 @@ func TestTaints(t *testing.T) {
 			[]health.DeviceState{device("GPU-0", ""), device("MIG-0", "GPU-0", lost), device("MIG-1", "GPU-0", lost)},
 			[]string{anyBad, allBad},
 		},
+		"the only MIG device": {
+			[]health.DeviceState{device("GPU-0", ""), device("MIG-0", "GPU-0", lost)},
+			[]string{anyBad, allBad},
+		},
 		"all MIG devices of one GPU": {
 			[]health.DeviceState{device("GPU-0", ""), device("GPU-1", ""), device("MIG-0", "GPU-0", lost)},
 			[]string{anyBad},

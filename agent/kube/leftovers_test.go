@@ -1,13 +1,22 @@
 package kube
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"reflect"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 )
 
 func TestTracesOf(t *testing.T) {
@@ -83,4 +92,150 @@ func TestNodeWriterWithoutAccount(t *testing.T) {
 			t.Errorf("nobody has looked: %v", claims)
 		}
 	})
+}
+
+func newTestCleaner(t *testing.T, server http.RoundTripper) *Cleaner {
+	t.Helper()
+	config := &rest.Config{Transport: server}
+	c, err := NewCleaner(config)
+	if err != nil || config.Timeout != 0 { // the caller's configuration stays
+		t.Fatal(err, config.Timeout)
+	}
+	return c
+}
+
+// A cleaner removes what agents have written, each kind by itself, and nothing of others.
+func TestCleaner(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		g.setTaints(taintsOf("theirs:NoSchedule")...)
+		g.setLabel("kubectl", "theirs", "1")
+		labels := map[string]string{"a": "1", "b": "2"}
+		g.set(NodeState{Labels: labels, Feature: labels, Taints: taintsOf("gpu/unhealthy:NoSchedule", "gpu/kept:NoExecute", "gpu/unhealthy:NoExecute")})
+		g.stop()
+		g.change(func(n *corev1.Node) { n.Status.Conditions = []corev1.NodeCondition{{Type: conditionType}} })
+		c, ctx := newTestCleaner(g.t, g.nodeServer), g.t.Context()
+		check := func(err error) {
+			g.t.Helper()
+			if err != nil {
+				g.t.Error(err)
+			}
+		}
+		g.took()
+		check(c.RemoveTaints(ctx, "node1", []string{"gpu/kept:NoExecute", "gpu/unhealthy:NoSchedule"}))
+		g.wantTaints("theirs:NoSchedule", "gpu/unhealthy:NoSchedule", "gpu/kept:NoExecute")
+		check(c.RemoveTaints(ctx, "node1", nil))
+		g.wantTaints("theirs:NoSchedule")
+		check(c.RemoveTaints(ctx, "node1", nil))
+		g.wantRequests("GET nodes, PATCH nodes, GET nodes, PATCH nodes, GET nodes")
+		g.wantLabels(map[string]string{"a": "1", "b": "2", "theirs": "1"})
+		check(c.RemoveLabels(ctx, "node1"))
+		g.wantLabels(map[string]string{"theirs": "1"})
+		if len(g.node.Status.Conditions) != 1 || len(g.features) != 1 {
+			g.t.Errorf("conditions %v, features %v", g.node.Status.Conditions, g.features)
+		}
+		check(c.RemoveCondition(ctx, "node1"))
+		check(c.RemoveFeature(ctx, "gpu", "node1"))
+		if len(g.node.Status.Conditions) != 0 || len(g.features) != 0 {
+			g.t.Errorf("conditions %v, features %v", g.node.Status.Conditions, g.features)
+		}
+
+		remove := map[string]func() error{
+			"taints": func() error { return c.RemoveTaints(ctx, "node1", nil) }, "labels": func() error { return c.RemoveLabels(ctx, "node1") },
+			"condition": func() error { return c.RemoveCondition(ctx, "node1") }, "feature": func() error { return c.RemoveFeature(ctx, "gpu", "node1") },
+		}
+		g.failWith(apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "node1", errors.New("no rights")))
+		for kind, f := range remove {
+			if err := f(); !apierrors.IsForbidden(err) {
+				g.t.Errorf("%s without the right: %v", kind, err)
+			}
+		}
+		g.failWith(nil)
+		g.node, g.absent = nil, true
+		for kind, f := range remove {
+			if err := f(); err != nil {
+				g.t.Errorf("%s of a node that is gone: %v", kind, err)
+			}
+		}
+	})
+}
+
+// listServer lists NodeFeatures in pages of two, and records the annotations of pods.
+type listServer struct {
+	features []metav1.PartialObjectMetadata
+	fail     error
+	cleaned  []string // NAMESPACE/POD PATCH
+}
+
+func (s *listServer) RoundTrip(r *http.Request) (*http.Response, error) {
+	switch path := r.URL.Path; {
+	case s.fail != nil:
+		return respond(r, nil, s.fail)
+	case r.Method == "PATCH" && strings.HasPrefix(path, "/api/v1/namespaces/") && strings.HasSuffix(path, "/status"):
+		body, err := io.ReadAll(r.Body)
+		s.cleaned = append(s.cleaned, strings.TrimSuffix(strings.TrimPrefix(path, "/api/v1/namespaces/"), "/status")+" "+string(body))
+		return respond(r, metav1.Status{}, err)
+	case r.Method != "GET" || !strings.Contains(r.Header.Get("Accept"), ";as=PartialObjectMetadataList;") || r.URL.Query().Get("limit") == "":
+		return nil, fmt.Errorf("unexpected request %s %s", r.Method, r.URL)
+	}
+	path := strings.TrimPrefix(r.URL.Path, "/apis/nfd.k8s-sigs.io/v1alpha1/")
+	var found []metav1.PartialObjectMetadata
+	for _, f := range s.features {
+		if path == "nodefeatures" || path == "namespaces/"+f.Namespace+"/nodefeatures" {
+			found = append(found, f)
+		}
+	}
+	start, _ := strconv.Atoi(r.URL.Query().Get("continue"))
+	page := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadataList", APIVersion: "meta.k8s.io/v1"}}
+	if page.Items = found[start:min(start+2, len(found))]; start+2 < len(found) {
+		page.Continue = strconv.Itoa(start + 2)
+	}
+	return respond(r, page, nil)
+}
+
+func TestCleanerFindsFeatures(t *testing.T) {
+	feature := func(namespace, name, node string) (m metav1.PartialObjectMetadata) {
+		m.Namespace, m.Name, m.Labels = namespace, name, map[string]string{featureNodeLabel: node}
+		return m
+	}
+	s := &listServer{features: []metav1.PartialObjectMetadata{
+		feature("gpu", "gpu-node-agent-node1", "node1"), feature("gpu", "node1", "node1"), // the latter is Node Feature Discovery's own
+		feature("gpu", "gpu-node-agent-node2", "node2"), feature("old", "gpu-node-agent-node1", "node1"), feature("gpu", "gpu-node-agent-", ""),
+	}}
+	c := newTestCleaner(t, s)
+	for namespace, want := range map[string]map[string][]string{
+		"": {"node1": {"gpu", "old"}, "node2": {"gpu"}}, "gpu": {"node1": {"gpu"}, "node2": {"gpu"}}, "none": {},
+	} {
+		if got, err := c.Features(t.Context(), namespace); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("namespace %q: %v, %v, want %v", namespace, got, err, want)
+		}
+	}
+	s.fail = apiError(http.StatusNotFound, metav1.StatusReasonNotFound) // without Node Feature Discovery
+	if got, err := c.Features(t.Context(), ""); err != nil || len(got) != 0 {
+		t.Errorf("%v, %v", got, err)
+	}
+	s.fail = apiError(http.StatusForbidden, metav1.StatusReasonForbidden)
+	if got, err := c.Features(t.Context(), ""); !apierrors.IsForbidden(err) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// The agent reads what the cleaner writes, and only the pod that was listed gets it.
+func TestMarkCleaned(t *testing.T) {
+	s := new(listServer)
+	c := newTestCleaner(t, s)
+	at := time.Date(2026, 1, 2, 3, 4, 5, 600, time.FixedZone("", 3600))
+	if err := c.MarkCleaned(t.Context(), "gpu", "agent-x", "uid-1", at); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{`gpu/pods/agent-x {"metadata":{"annotations":{"gpu-node-agent/cleaned":"2026-01-02T02:04:05.0000006Z"},"uid":"uid-1"}}`}; !slices.Equal(s.cleaned, want) {
+		t.Errorf("%q, want %q", s.cleaned, want)
+	}
+	s.fail = apiError(http.StatusNotFound, metav1.StatusReasonNotFound)
+	if err := c.MarkCleaned(t.Context(), "gpu", "agent-x", "uid-1", at); err != nil {
+		t.Errorf("a pod that is gone: %v", err)
+	}
+	s.fail = apiError(http.StatusConflict, metav1.StatusReasonConflict)
+	if err := c.MarkCleaned(t.Context(), "gpu", "agent-x", "uid-1", at); !apierrors.IsConflict(err) {
+		t.Errorf("another pod of the name: %v", err)
+	}
 }

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
-	"slices"
 	"strings"
 	"time"
 
@@ -24,9 +23,6 @@ const (
 	eventInterval = 30 * time.Second
 )
 
-// maxWritten limits the events whose count can still be raised.
-const maxWritten = 512
-
 // writtenEvent is an event that the API server has.
 type writtenEvent struct {
 	name  string
@@ -38,8 +34,8 @@ type writtenEvent struct {
 type eventWriter struct {
 	*Reporter
 	api     *client
-	written map[eventKey]writtenEvent
-	podErrs *ErrorLog // of reading pods
+	written map[eventKey]writtenEvent // of the last eventTTL; the limits above keep them few
+	podErrs *ErrorLog                 // of reading pods
 }
 
 // runEventWriter writes the queue's events until ctx ends.
@@ -124,11 +120,6 @@ func (w *eventWriter) record(k eventKey, e writtenEvent) {
 	w.written[k] = e
 	w.updateStatus(func(s *Status) { s.Events++ })
 	maps.DeleteFunc(w.written, func(_ eventKey, o writtenEvent) bool { return e.at.Sub(o.at) > eventTTL })
-	if len(w.written) > maxWritten {
-		delete(w.written, slices.MinFunc(slices.Collect(maps.Keys(w.written)), func(a, b eventKey) int {
-			return w.written[a].at.Compare(w.written[b].at)
-		}))
-	}
 }
 
 // reference returns the reference to an event's object, nil if the object no longer exists. kubectl describe finds the

@@ -176,3 +176,33 @@ func TestConditionTransitionTime(t *testing.T) {
 		}
 	}
 }
+
+// A decision is the reason only if no GPU has a fault, and before what is only degraded.
+func TestConditionOfDecisions(t *testing.T) {
+	cordoned := finding(health.CauseCordoned, health.Unhealthy)
+	cordoned.Action = health.ActionReplaceGPU // the strongest
+	xid79, hot := finding("xid-79", health.Unhealthy), finding("temperature", health.Degraded)
+	for name, c := range map[string]struct {
+		devices []health.DeviceState
+		reason  string
+		order   []string // of what the message names
+	}{
+		"with a fault":       {[]health.DeviceState{gpu(0, nil, cordoned), gpu(1, nil, hot), gpu(2, nil, xid79)}, "Xid79", []string{"GPU 2: xid-79", "GPU 0: cordoned", "GPU 1 degraded"}},
+		"with a warning":     {[]health.DeviceState{gpu(0, nil, hot), gpu(1, nil, cordoned)}, "Cordoned", []string{"GPU 1: cordoned", "GPU 0 degraded"}},
+		"on the same GPU":    {[]health.DeviceState{gpu(0, nil, cordoned), gpu(1, nil, cordoned, xid79)}, "Cordoned", []string{"GPU 0: cordoned", "GPU 1: cordoned, xid-79"}},
+		"alone":              {[]health.DeviceState{gpu(0, nil), gpu(1, nil, cordoned)}, "Cordoned", []string{"GPU 1 (GPU-1) is unhealthy (cordoned)"}},
+		"of a whole machine": {[]health.DeviceState{gpu(0, nil, cordoned), gpu(1, nil, cordoned)}, "Cordoned", []string{"all 2 GPUs: cordoned"}},
+	} {
+		s, _ := conditionOf(snapshotOf(c.devices...))
+		rest := s.message
+		for _, part := range c.order {
+			_, after, found := strings.Cut(rest, part)
+			if rest = after; !found {
+				t.Errorf("%s: message %q, want %q in this order", name, s.message, c.order)
+			}
+		}
+		if s.reason != c.reason || s.status != corev1.ConditionFalse {
+			t.Errorf("%s: %s %s, want %s", name, s.status, s.reason, c.reason)
+		}
+	}
+}

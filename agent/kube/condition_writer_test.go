@@ -224,15 +224,28 @@ func TestDisableAndEnable(t *testing.T) {
 		g.advance(2 * time.Second)
 		g.wantCondition(t, corev1.ConditionFalse, "Lost", 1)
 		g.wantEvents(t) // none from before
-		g.enable(true)  // another key of the section changed
+		if s := g.reporter.Status(); s != (Status{Enabled: true, Writes: 1}) {
+			t.Errorf("%+v", s)
+		}
+		g.enable(true) // another key of the section changed
 		g.advance(2 * time.Second)
 		if len(g.writes) != 1 {
 			t.Errorf("%d writes", len(g.writes))
 		}
+		g.failWith(errRefused)
+		g.setDevices(gpu(0, nil))
+		g.advance(time.Minute)
+		if s := g.reporter.Status(); s.ConditionErr == "" || s.EventErr == "" || s.Errors == 0 {
+			t.Errorf("%+v", s)
+		}
+		g.failWith(nil)
 		g.enable(false)
 		g.advance(2 * time.Second)
 		if g.advance(time.Hour); len(g.writes) != 1 {
 			t.Errorf("%d writes", len(g.writes))
+		}
+		if s := g.reporter.Status(); s.Enabled || s.ConditionErr != "" || s.EventErr != "" {
+			t.Errorf("disabled: %+v", s)
 		}
 		g.conditions = nil // as NodeWriter
 		g.enable(true)
@@ -260,6 +273,25 @@ func TestConnectRetries(t *testing.T) {
 		g.wantEvents(t, "node/node1 GPUUnhealthy ×1")
 		if g.logged.FilterLevelExact(zapcore.WarnLevel).Len() != 1 {
 			t.Errorf("log %v", g.logged.All())
+		}
+	})
+}
+
+// A reporter that cannot connect shows why, and ends at once.
+func TestConnectFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(newAPI())
+		g.reporter.open = func(string) (*client, error) { return nil, errors.New("no kubeconfig file") }
+		g.reporter.Idle = nil // as without idle pods
+		g.start(t)
+		g.setDevices(gpu(0, nil))
+		g.advance(10 * time.Minute)
+		if s := g.reporter.Status(); s.ConditionErr != "no kubeconfig file" || s.EventErr != s.ConditionErr || s.Errors < 10 || s.Errors > 17 {
+			t.Errorf("%+v", s)
+		}
+		began := time.Now()
+		if g.stop(); time.Since(began) > 0 || g.requests != 0 {
+			t.Errorf("ended after %v, %d requests", time.Since(began), g.requests)
 		}
 	})
 }

@@ -53,6 +53,37 @@ func TestEventReferenceWithoutPodAccess(t *testing.T) {
 	})
 }
 
+// A pod that cannot be read now is read again, and its event has its UID then.
+func TestEventReferenceAfterError(t *testing.T) {
+	withRig(t, func(g *rig) {
+		g.pods["team/train"] = corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "train", UID: "uid-of-train"}, Spec: corev1.PodSpec{NodeName: "node1"}}
+		g.fail = func(r *http.Request) error {
+			if strings.Contains(r.URL.Path, "/pods/") {
+				return apiError(500, metav1.StatusReasonInternalError)
+			}
+			return nil
+		}
+		g.holders["GPU-0"] = []Pod{{"team", "train"}}
+		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
+		g.advance(time.Minute)
+		g.wantEvents(t, "node/node1 GPUUnhealthy ×1")
+		if s := g.reporter.Status(); s.EventErr == "" || s.Errors == 0 || s.Dropped != 0 {
+			t.Errorf("%+v", s)
+		}
+		g.failWith(nil)
+		g.advance(maxBackoff)
+		g.wantEvents(t, "node/node1 GPUUnhealthy ×1", "pod/train GPUUnhealthy ×1")
+		for _, e := range g.events {
+			if e.InvolvedObject.Kind == "Pod" && e.InvolvedObject.UID != "uid-of-train" {
+				t.Errorf("%+v", e)
+			}
+		}
+		if s := g.reporter.Status(); s.EventErr != "" || s.Events != 2 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 func TestEventRepetitionsRaiseCount(t *testing.T) {
 	withRig(t, func(g *rig) {
 		for i := range 600 { // ten minutes

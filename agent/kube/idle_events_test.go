@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"errors"
 	"net/http"
 	"strings"
 	"testing"
@@ -258,6 +259,58 @@ func TestIdleEventWhoseResponseWasLost(t *testing.T) {
 		g.wantEvents(t)
 		if s := g.reporter.Status(); s.Errors != 0 || g.requests != 3 {
 			t.Errorf("%d requests, %+v", g.requests, s)
+		}
+	})
+}
+
+// Without access to the API server, the status says why, and the event is written once there is some.
+func TestIdleEventsWithoutAccess(t *testing.T) {
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		open := g.reporter.open
+		g.reporter.open = func(kubeconfig string) (*client, error) {
+			if kubeconfig == "" {
+				return nil, errors.New("no service account")
+			}
+			return open(kubeconfig)
+		}
+		g.idle.Store(idlePods(time.Hour))
+		g.advance(10 * time.Minute)
+		if s := g.reporter.Status(); s.IdleErr != "no service account" || s.Errors == 0 || s.Errors > 17 {
+			t.Errorf("%+v", s)
+		}
+		c := health.DefaultConfig()
+		c.Kubernetes.Kubeconfig = "/another"
+		g.config.Store(&c)
+		g.advance(maxBackoff + idleInterval)
+		g.wantEvents(t, "pod/train GPUIdle ×1")
+		if s := g.reporter.Status(); s.IdleErr != "" {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// A pod that cannot be read is tried again after some minutes, and others are reported meanwhile.
+func TestIdleEventsOfUnreadablePod(t *testing.T) {
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		reads := 0
+		g.fail = func(r *http.Request) error {
+			if strings.HasSuffix(r.URL.Path, "/pods/secret") {
+				reads++
+				return apiError(403, metav1.StatusReasonForbidden)
+			}
+			return nil
+		}
+		idle := idlePods(time.Hour)
+		idle.Pods = append([]IdlePod{{Pod: Pod{"other", "secret"}, Held: 1, Kind: "GPU", Idle: []IdleDevice{{"GPU 0", time.Hour}}}}, idle.Pods...)
+		g.idle.Store(idle)
+		g.advance(time.Minute)
+		g.wantEvents(t, "pod/train GPUIdle ×1")
+		if s := g.reporter.Status(); !strings.Contains(s.IdleErr, "pod other/secret: ") || reads != 1 {
+			t.Errorf("%+v, %d reads", s, reads)
+		}
+		g.advance(2 * idleRecheck)
+		if reads < 2 || reads > 3 {
+			t.Errorf("%d reads in eleven minutes", reads)
 		}
 	})
 }

@@ -761,6 +761,102 @@ func TestNodeFeatureWithoutAPI(t *testing.T) {
 	})
 }
 
+// A writer that does not know its namespace says so, and asks nothing.
+func TestNodeFeatureWithoutNamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newNodeRig(t, newNodeServer())
+		g.writer.Namespace = ""
+		g.start()
+		s := g.set(NodeState{Feature: map[string]string{"a": "1"}})
+		g.advance(time.Hour)
+		g.wantStatus(featureErr, "POD_NAMESPACE")
+		g.wantRequests("")
+		g.wantWritten(s, false)
+		g.wantWarnings(1)
+		if n := g.writer.Status().Errors; n < 11 || n > 15 {
+			t.Errorf("%d tries in an hour", n)
+		}
+	})
+}
+
+// Each request for the NodeFeature can fail, and it is written as soon as none does.
+func TestNodeFeatureErrors(t *testing.T) {
+	for name, fails := range map[string]func(*http.Request) bool{
+		"read":   func(r *http.Request) bool { return r.Method == "GET" && strings.Contains(r.URL.Path, "/nodefeatures/") },
+		"node":   func(r *http.Request) bool { return strings.HasSuffix(r.URL.Path, "/nodes/node1") },
+		"create": func(r *http.Request) bool { return r.Method == "POST" },
+		"change": func(r *http.Request) bool { return r.Method == "PUT" },
+		"delete": func(r *http.Request) bool { return r.Method == "DELETE" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			withNode(t, func(g *nodeRig) {
+				next := &NodeState{Feature: map[string]string{"a": "2"}}
+				switch name {
+				case "change":
+					g.set(NodeState{Feature: map[string]string{"a": "1"}})
+				case "delete":
+					g.set(NodeState{Feature: map[string]string{"a": "1"}})
+					next = &NodeState{Feature: map[string]string{}}
+				}
+				writes := g.writer.Status().Writes
+				g.before = func(r *http.Request) error {
+					if fails(r) {
+						return apiError(500, metav1.StatusReasonInternalError)
+					}
+					return nil
+				}
+				next = g.set(*next)
+				g.advance(time.Minute)
+				g.wantWritten(next, false)
+				if status := g.writer.Status(); status.FeatureErr == "" || status.Errors < 3 || status.Writes != writes {
+					t.Errorf("%+v", status)
+				}
+				g.failWith(nil)
+				g.advance(lateWindow + maxBackoff)
+				g.wantStatus(featureErr, "")
+				g.wantWritten(next, true)
+				f := g.features["gpu-node-agent-node1"]
+				if (f == nil) != (name == "delete") || f != nil && !maps.Equal(f.Spec.Labels, next.Feature) || g.writer.Status().Writes != writes+1 {
+					t.Errorf("%+v; %+v", f, g.writer.Status())
+				}
+			})
+		})
+	}
+}
+
+// Somebody who removed the node's name from the object gets it back: Node Feature Discovery finds the node by it.
+func TestNodeFeatureNodeName(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		g.set(NodeState{Feature: map[string]string{"a": "1"}})
+		f := g.features["gpu-node-agent-node1"]
+		f.Metadata.Labels = map[string]string{featureNodeLabel: "node2"}
+		g.heartbeat()
+		if f := g.features["gpu-node-agent-node1"]; f.Metadata.Labels[featureNodeLabel] != "node1" {
+			t.Errorf("%+v", f)
+		}
+	})
+}
+
+// The status lists some of many labels that another manager has set.
+func TestNodeLabelsManyConflicts(t *testing.T) {
+	for n, want := range map[int]string{5: `"nfd" set a0, a1, a2, a3, a4 to other`, 8: `"nfd" set a0, a1, a2, a3, a4 and 3 more to other`} {
+		withNode(t, func(g *nodeRig) {
+			labels := map[string]string{"mine": "1"}
+			for i := range n {
+				key := fmt.Sprint("a", i)
+				g.setLabel("nfd", key, "theirs")
+				labels[key] = "1"
+			}
+			s := g.set(NodeState{Labels: labels})
+			g.wantStatus(labelsErr, want)
+			g.wantWritten(s, true)
+			if g.node.Labels["mine"] != "1" {
+				t.Errorf("labels %v", g.node.Labels)
+			}
+		})
+	}
+}
+
 // The condition is removed once, also after a time without the right to it.
 func TestNodeWriterRemovesCondition(t *testing.T) {
 	withNode(t, func(g *nodeRig) {

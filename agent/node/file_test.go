@@ -398,15 +398,34 @@ func TestFileOfEarlierProcess(t *testing.T) {
 	})
 }
 
+// Node Feature Discovery ignores a larger file than 64 KiB (MaxFeatureFileSize), so none is written.
 func TestFileSize(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newFileHarness(t)
-		defer h.run(map[string]string{"x": strings.Repeat("x", maxFileSize)})()
-		if !strings.Contains(h.Err(), fmt.Sprint(maxFileSize)) {
-			t.Error(h.Err())
-		}
-		h.wantOnly()
-	})
+	const limit = 65536
+	for name, c := range map[string]struct {
+		size  int
+		fails bool
+	}{"largest": {limit, false}, "too large": {limit + 1, true}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newFileHarness(t)
+				rest := len(expiryDirective + "2000-01-01T00:00:00Z\n" + fileBody(map[string]string{"x": ""}))
+				labels := map[string]string{"x": strings.Repeat("x", c.size-rest)}
+				defer h.run(labels)()
+				if c.fails {
+					h.wantOnly()
+				} else {
+					h.wantFile(labels)
+				}
+				if failed := strings.Contains(h.Err(), fmt.Sprint(limit)); failed != c.fails {
+					t.Error(h.Err())
+				}
+				healthtest.Advance(fileLife) // and is found again
+				if !c.fails {
+					h.wantFile(labels)
+				}
+			})
+		})
+	}
 }
 
 // If the directory above cannot have the temporary file, the directory itself has it.

@@ -92,6 +92,11 @@ func TestIdlePods(t *testing.T) {
 			}
 		}
 	}
+	for evidence, want := range map[string]string{EvidenceNoProcess: "process", EvidenceNoWork: "work"} { // for the events' texts
+		if all := IdlePods(IdleConfig{time.Hour, evidence}, snapshot, podresources.Holders{}, nil); all.After != time.Hour || all.Evidence != want {
+			t.Errorf("%s: %+v", evidence, all)
+		}
+	}
 	if got := idleSummary(IdleConfig{30 * time.Minute, EvidenceNoWork}, nil, podresources.Holders{}, nil); got != "" {
 		t.Errorf("no snapshot: %s", got)
 	}

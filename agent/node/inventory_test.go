@@ -3,6 +3,7 @@ package node
 import (
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -145,6 +146,19 @@ func TestLabelsOfMixedModels(t *testing.T) {
 	}
 	if got := labelsOf(devices)["nvidia.com/gpu.product"]; got != "NVIDIA-H100-80GB-HBM3" { // before L4 by name
 		t.Error(got)
+	}
+}
+
+// The API server refuses a key of more than 63 characters, so a profile with such a name has no labels.
+func TestLabelsOfLongProfile(t *testing.T) {
+	for attribute, want := range map[string]bool{strings.Repeat("x", 35): true, strings.Repeat("x", 36): false} {
+		devices := gpu(0, a100, "1g.5gb")
+		devices[1].Device.Profile = "1g.5gb+" + attribute
+		labels := labelsOf(devices, migStrategy(plugin.MIGMixed))
+		wantValid(t, labels)
+		if _, exists := labels["nvidia.com/mig-1g.5gb."+attribute+".count"]; exists != want {
+			t.Errorf("%d characters: %s", len(attribute), text(labels))
+		}
 	}
 }
 

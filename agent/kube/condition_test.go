@@ -143,6 +143,25 @@ func TestConditionMessageIsTruncated(t *testing.T) {
 	}
 }
 
+// Texts that have room stay whole.
+func TestConditionMessageKeepsTexts(t *testing.T) {
+	long := strings.Repeat("x", 200)
+	s := snapshotOf(gpu(0, nil, finding("xid-79", health.Unhealthy)))
+	s.Devices[0].Verdict.Findings[0].Reason = long
+	s.Source.Status, s.Source.Err = health.SourceDown, long
+	c, _ := conditionOf(s)
+	c.addLost(strings.Repeat("lost", 100))
+	if !strings.Contains(c.message, "down since 0001-01-01T00:00:00Z: "+long+"; GPU 0 (GPU-0) is unhealthy (xid-79): "+long+"; drain the node") ||
+		!strings.HasSuffix(c.message, "; "+strings.Repeat("lost", 100)) {
+		t.Errorf("%d bytes: %s", len(c.message), c.message)
+	}
+	c, _ = conditionOf(s)
+	c.addLost(strings.Repeat("lost", 500)) // each has half of the message then
+	if rest, lost, _ := strings.Cut(c.message, "; lost"); len(rest) < 500 || len(lost) < 500 || len(c.message) > maxMessage {
+		t.Errorf("%d bytes: %s", len(c.message), c.message)
+	}
+}
+
 func TestCamelCase(t *testing.T) {
 	for cause, want := range map[string]string{
 		"xid-79": "Xid79", "lost": "Lost", "recovery-action": "RecoveryAction", "double-bit-ecc": "DoubleBitEcc",

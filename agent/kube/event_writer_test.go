@@ -53,6 +53,31 @@ func TestEventReferenceWithoutPodAccess(t *testing.T) {
 	})
 }
 
+// An XID that is reported very often has the largest count that the API has.
+func TestEventCountIsLimited(t *testing.T) {
+	withRig(t, func(g *rig) {
+		g.setDevices(gpu(0, map[int]uint64{31: 1 << 40}), gpu(1, nil))
+		g.advance(repeatInterval)
+		g.wantEvents(t, "node/node1 XID ×2147483647")
+		g.setDevices(gpu(0, map[int]uint64{31: 1 << 50}), gpu(1, nil))
+		g.advance(repeatInterval)
+		g.wantEvents(t, "node/node1 XID ×2147483647")
+	})
+}
+
+// A detail of an XID that an earlier process has reported is an event of its own, of one XID.
+func TestEventOfLateDetailAfterRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reported := gpu(0, map[int]uint64{31: 2})
+		g := newRig(newAPI(), reported)
+		g.start(t)
+		reported.XIDDetails = map[int]health.XIDDetail{31: {Process: "python3", PID: 7194}}
+		g.setDevices(reported)
+		g.advance(time.Minute)
+		g.wantEvents(t, "node/node1 XID ×1")
+	})
+}
+
 // A pod that cannot be read now is read again, and its event has its UID then.
 func TestEventReferenceAfterError(t *testing.T) {
 	withRig(t, func(g *rig) {
@@ -226,8 +251,9 @@ func TestDeletedEventIsCreatedAgain(t *testing.T) {
 
 func TestEventNameLength(t *testing.T) {
 	long := strings.Repeat("a", 235) + ".b-" + strings.Repeat("c", 15)
-	for _, o := range []string{"node1", long} {
-		if n := eventName(event{key: eventKey{object: object{name: o}}}); len(n) > 253 || strings.Contains(n, "..") || strings.Contains(n, "-.") {
+	for o, kept := range map[string]string{"node1": "node1.", long: long[:235] + ".", strings.Repeat("a", 253): strings.Repeat("a", 236) + "."} {
+		n := eventName(event{key: eventKey{object: object{name: o}}})
+		if len(n) > 253 || !strings.HasPrefix(n, kept) || strings.Contains(n, "..") || strings.Contains(n, "-.") {
 			t.Errorf("%d bytes: %s", len(n), n)
 		}
 	}
@@ -256,6 +282,7 @@ func TestEventFromBeforeStart(t *testing.T) {
 		api, at := newAPI(), time.Now()
 		process := func() *rig {
 			g := newRig(api)
+			at = at.In(time.FixedZone("", 3600*len(api.events))) // as on a host whose time zone was changed
 			g.reporter.Report(NodeEvent{Reason: "GPUStateLost", Message: "lost", At: at})
 			g.enable(false)
 			g.start(t)
@@ -280,6 +307,14 @@ func TestEventFromBeforeStart(t *testing.T) {
 		g.wantEvents(t, "node/node1 GPUStateLost ×1")
 		if s := g.reporter.Status(); s.Errors > 0 || s.Dropped > 0 {
 			t.Errorf("%+v", s)
+		}
+		g.reporter.Report(NodeEvent{Reason: "Another", Message: strings.Repeat("long", maxMessage), At: at})
+		g.advance(time.Minute)
+		g.wantEvents(t, "node/node1 Another ×1", "node/node1 GPUStateLost ×1")
+		for _, e := range g.events {
+			if len(e.Message) > maxMessage {
+				t.Errorf("a message of %d bytes", len(e.Message))
+			}
 		}
 		g.stop()
 

@@ -113,7 +113,9 @@ func (a *apiServer) answer(r *http.Request, body []byte) (any, error) {
 		}
 		var n corev1.Node
 		err := yaml.UnmarshalStrict(body, &n)
-		a.conditions = n.Status.Conditions
+		if a.conditions = n.Status.Conditions; err == nil && (len(a.conditions) != 1 || a.conditions[0].Type != conditionType) {
+			err = fmt.Errorf("patch of other conditions: %s", body)
+		}
 		return n, err
 	case r.Method == "GET" && path[2] == "pods":
 		if pod, ok := a.pods[path[1]+"/"+path[3]]; ok {

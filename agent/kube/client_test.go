@@ -17,6 +17,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // writeKubeconfig writes a kubeconfig file with contexts, the first of which is current, and returns its path.
@@ -135,6 +137,51 @@ func TestConnector(t *testing.T) {
 	for range 90 { // the claims of many pods that start do not wait for each other
 		if n, err := c.CoreV1().Nodes().Get(ctx, "node1", metav1.GetOptions{}); err != nil || n.Name != "node1" {
 			t.Fatalf("%+v, %v", n, err)
+		}
+	}
+}
+
+// Each component connects by the file that is configured.
+func TestComponentsConnect(t *testing.T) {
+	outsidePod(t)
+	requests := make(chan string, 100)
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		requests <- r.UserAgent() + " " + r.Method + " " + r.URL.Path
+		http.NotFound(w, r)
+	}))
+	defer s.Close()
+	file := writeKubeconfig(t, s.URL, "a")
+	var desired, written health.Latest[NodeState]
+	desired.Store(&NodeState{Labels: map[string]string{"a": "1"}})
+	writer := NewNodeWriter(NodeOptions{
+		Desired: &desired, Written: &written, Kubeconfig: func() string { return file }, Node: "writer", Log: zap.NewNop(),
+	})
+	var runtime health.Latest[RuntimeConfig]
+	runtime.Store(&RuntimeConfig{Needed: true, Kubeconfig: file})
+	follower := NewRuntimeFollower(RuntimeOptions{Config: &runtime, Node: "follower", Answered: func(Runtime, error, bool) {}, Log: zap.NewNop()})
+	config := health.DefaultConfig()
+	config.Kubernetes = health.KubernetesConfig{Enabled: true, Kubeconfig: file}
+	var configs health.Latest[health.Config]
+	configs.Store(&config)
+	var snapshots health.Latest[health.Snapshot]
+	snapshots.Store(snapshotOf(gpu(0, nil)))
+	reporter := New(Options{
+		Config: &configs, Snapshots: &snapshots, Node: "reporter", Log: zap.NewNop(),
+		Holders: func(health.DeviceID) []Pod { return nil }, Unschedulable: func() ([]string, bool) { return nil, true },
+	})
+	for node, run := range map[string]func(context.Context) error{"writer": writer.Run, "follower": follower.Run, "reporter": reporter.Run} {
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- run(ctx) }()
+		if got, want := <-requests, "gpu-node-agent GET /a/api/v1/nodes/"+node; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		for len(requests) > 0 {
+			<-requests
 		}
 	}
 }

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -110,6 +111,7 @@ func TestConditionOrder(t *testing.T) {
 }
 
 func TestConditionMessageIsTruncated(t *testing.T) {
+	const maxMessage = 1024 // of the note of an Event in events.k8s.io/v1
 	// The worst case: 16 GPUs with seven MIG devices each, all with findings of their own.
 	var devices []health.DeviceState
 	for i := range 16 {
@@ -130,6 +132,11 @@ func TestConditionMessageIsTruncated(t *testing.T) {
 	var many []health.DeviceState
 	for i := range 200 {
 		many = append(many, gpu(i, nil, finding("xid-79", health.Unhealthy)))
+	}
+	for n, want := range map[int]string{16: "GPU 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15: xid", 17: "14, 15 and 1 more: xid"} {
+		if c, _ := conditionOf(snapshotOf(append(slices.Clone(many[:n]), gpu(200, nil))...)); !strings.Contains(c.message, want) {
+			t.Errorf("%d GPUs: %s", n, c.message)
+		}
 	}
 	most, _ := conditionOf(snapshotOf(append(many, gpu(200, nil))...))
 	if len(most.message) > maxMessage/3 || !strings.Contains(most.message, " and 184 more: xid-79 (") {

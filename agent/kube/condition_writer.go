@@ -40,7 +40,7 @@ func (r *Reporter) runConditionWriter(ctx context.Context, api *client) {
 	for ctx.Err() == nil {
 		desired, changed := r.desired.Watch()
 		if desired == nil {
-			Wait(ctx, changed, -1)
+			Wait(ctx, changed, never)
 			continue
 		}
 		if d := w.dueIn(desired); d > 0 {

@@ -3,6 +3,7 @@ package kube
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -128,6 +129,38 @@ func TestRestartKeepsCondition(t *testing.T) {
 	})
 }
 
+// The condition of the earlier process is read before it is written, also if that fails at first.
+func TestRestartReadsCondition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newRig(newAPI())
+		g.start(t)
+		sick := gpu(0, nil, finding("xid-79", health.Unhealthy))
+		g.setDevices(sick)
+		g.advance(time.Minute)
+		before := g.condition(t)
+		g.stop()
+
+		g.fail = func(r *http.Request) error {
+			if r.Method == "GET" {
+				return apiError(503, metav1.StatusReasonServiceUnavailable)
+			}
+			return nil
+		}
+		next := newRig(g.apiServer, sick)
+		next.start(t)
+		next.setDevices(sick)
+		next.advance(time.Minute)
+		if s := next.reporter.Status(); len(next.writes) != 1 || s.ConditionErr == "" {
+			t.Errorf("%d writes, %+v", len(next.writes), s)
+		}
+		next.failWith(nil)
+		next.advance(heartbeatInterval)
+		if c := next.condition(t); len(next.writes) != 2 || !c.LastTransitionTime.Equal(&before.LastTransitionTime) {
+			t.Errorf("%d writes, transition %v, want %v", len(next.writes), c.LastTransitionTime, before.LastTransitionTime)
+		}
+	})
+}
+
 // A restarted agent does not know the holders at first. It neither removes the pods from the message, nor waits for ever.
 func TestRestartKeepsPodsInCondition(t *testing.T) {
 	for known, writes := range map[bool]int{true: 1, false: 2} {
@@ -186,8 +219,8 @@ func testOutage(t *testing.T, g *rig, failure error) {
 	if n := g.logged.FilterLevelExact(zapcore.WarnLevel).Len(); n != 2 { // the condition, the events
 		t.Errorf("%d warnings: %v", n, g.logged.All())
 	}
-	if s := g.reporter.Status(); s.ConditionErr == "" || s.EventErr == "" || s.Errors == 0 || s.Writes != 1 {
-		t.Errorf("status %+v", s)
+	if s := g.reporter.Status(); s.ConditionErr == "" || s.EventErr == "" || s.Errors != uint64(g.requests-before) || s.Writes != 1 { // each request is made once
+		t.Errorf("status %+v after %d requests", s, g.requests-before)
 	}
 	g.failWith(nil)
 	g.advance(maxBackoff + settleDelay)

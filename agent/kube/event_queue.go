@@ -56,7 +56,7 @@ func (q *eventQueue) take(now time.Time, notBefore func(eventKey) time.Time) (e 
 	fresh := slices.DeleteFunc(q.pending, func(p event) bool { return now.Sub(p.last) > eventTTL })
 	q.dropped += uint64(len(q.pending) - len(fresh))
 	q.pending = fresh
-	in = -1
+	in = never
 	for i, p := range q.pending {
 		d := notBefore(p.key).Sub(now)
 		if d <= 0 {

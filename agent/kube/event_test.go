@@ -115,18 +115,43 @@ func TestEventMessages(t *testing.T) {
 	holders := func(health.DeviceID) []Pod { return nil }
 	before := []health.DeviceState{gpu(3, nil)}
 	broken := []health.DeviceState{gpu(3, map[int]uint64{79: 1}, finding("xid-79", health.Unhealthy))}
-	var got []string
-	for _, e := range append(eventsBetween(before, broken, "n", holders, time.Now()), eventsBetween(broken, before, "n", holders, time.Now())...) {
-		got = append(got, e.message)
+	hot := []health.DeviceState{gpu(3, nil, finding("temperature", health.Degraded))}
+	var got, keys []string
+	for _, e := range slices.Concat(eventsBetween(before, broken, "n", holders, time.Now()), eventsBetween(broken, before, "n", holders, time.Now()),
+		eventsBetween(before, hot, "n", holders, time.Now())) {
+		got, keys = append(got, e.message), append(keys, e.key.reason+" "+string(e.key.device)+" "+e.key.cause)
 	}
 	x := health.LookupXID(79)
 	want := []string{
 		"XID 79 of GPU 3 (GPU-3): " + x.Name + "; " + x.Advice(),
 		"GPU 3 (GPU-3) is unhealthy (xid-79): it is xid-79; drain the node and reset the GPU",
 		"GPU 3 (GPU-3) is healthy again; cleared: xid-79",
+		"GPU 3 (GPU-3) is degraded (temperature): it is temperature; drain the node and reset the GPU",
+	}
+	if want := []string{"XID GPU-3 79", "GPUUnhealthy GPU-3 xid-79", "GPURecovered GPU-3 xid-79", "GPUDegraded GPU-3 temperature"}; !slices.Equal(keys, want) {
+		t.Errorf("%q, want %q: events of different causes are no repetitions", keys, want)
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// The node's event of several MIG devices names one and says how many more, also if the text is cut.
+func TestEventOfSeveralMIGDevices(t *testing.T) {
+	for n, want := range map[int]string{1: "reset the GPU", 2: " (and 1 more MIG devices of GPU 0)", 3: " (and 2 more MIG devices of GPU 0)"} {
+		for _, length := range []int{10, 2 * maxMessage} {
+			f := finding("xid-79", health.Unhealthy)
+			f.Reason = strings.Repeat("r", length)
+			var before, after []health.DeviceState
+			for i := range n {
+				before, after = append(before, mig(0, i+1, nil)), append(after, mig(0, i+1, nil, f))
+			}
+			for _, e := range eventsBetween(before, after, "n", func(health.DeviceID) []Pod { return nil }, time.Now()) {
+				if cut := length > maxMessage; len(e.message) > maxMessage || !strings.HasSuffix(e.message, want) && (n > 1 || !cut) || strings.Contains(e.message, "…") != cut {
+					t.Errorf("%d devices: %d bytes: %s", n, len(e.message), e.message)
+				}
+			}
+		}
 	}
 }
 

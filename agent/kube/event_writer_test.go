@@ -3,6 +3,7 @@ package kube
 import (
 	"fmt"
 	"net/http"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -22,6 +23,7 @@ func TestEventReferences(t *testing.T) {
 		pod("train", "node1")
 		pod("moved", "node2")
 		g.holders["GPU-0"] = []Pod{{"team", "train"}, {"team", "gone"}, {"team", "moved"}}
+		began := time.Now()
 		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
 		g.advance(time.Second)
 		g.wantEvents(t, "node/node1 GPUUnhealthy ×1", "pod/train GPUUnhealthy ×1")
@@ -30,12 +32,30 @@ func TestEventReferences(t *testing.T) {
 			if e.InvolvedObject.Kind == "Node" {
 				want, ns = "node1", "default"
 			}
-			if string(e.InvolvedObject.UID) != want || e.Namespace != ns || e.Type != corev1.EventTypeWarning ||
-				e.Source.Component != component || e.Source.Host != "node1" || !strings.HasPrefix(e.Name, e.InvolvedObject.Name+".") {
+			if string(e.InvolvedObject.UID) != want || e.Namespace != ns || !strings.HasPrefix(e.Name, e.InvolvedObject.Name+".") {
 				t.Errorf("%+v", e)
 			}
+			wantWarning(t, e, eventUnhealthy, began)
 		}
 	})
+}
+
+// wantWarning checks what kubectl and routers of events show of a warning that was written once.
+func wantWarning(t *testing.T, e *corev1.Event, reason string, at time.Time) {
+	t.Helper()
+	want := corev1.Event{
+		TypeMeta: metav1.TypeMeta{Kind: "Event", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name},
+		InvolvedObject: e.InvolvedObject, Reason: reason, Message: e.Message, Source: corev1.EventSource{Component: "gpu-node-agent", Host: "node1"},
+		FirstTimestamp: e.FirstTimestamp, LastTimestamp: e.LastTimestamp, Count: 1, Type: "Warning",
+		ReportingController: "gpu-node-agent", ReportingInstance: "node1",
+	}
+	o := e.InvolvedObject
+	if !reflect.DeepEqual(*e, want) || e.Message == "" || o.APIVersion != "v1" || o.Name == "" || (o.Kind == "Pod") != (o.Namespace == e.Namespace) {
+		t.Errorf("got  %+v\nwant %+v", *e, want)
+	}
+	if e.FirstTimestamp.Sub(at).Abs() > time.Second || e.LastTimestamp.Sub(at).Abs() > time.Second {
+		t.Errorf("from %v to %v, want %v", e.FirstTimestamp, e.LastTimestamp, at)
+	}
 }
 
 func TestEventReferenceWithoutPodAccess(t *testing.T) {
@@ -117,6 +137,11 @@ func TestEventRepetitionsRaiseCount(t *testing.T) {
 		}
 		g.advance(repeatInterval)
 		g.wantEvents(t, "node/node1 XID ×6000")
+		for _, e := range g.events {
+			if lasted := e.LastTimestamp.Sub(e.FirstTimestamp.Time); lasted < 590*time.Second || lasted > 600*time.Second {
+				t.Errorf("from %v to %v, want ten minutes", e.FirstTimestamp, e.LastTimestamp)
+			}
+		}
 		if g.posts != 1 || g.patches > 11 {
 			t.Errorf("%d and %d requests", g.posts, g.patches)
 		}
@@ -173,6 +198,32 @@ func TestReloadKeepsEvents(t *testing.T) {
 	})
 }
 
+// A reload while an event is being written does not drop the event.
+func TestReloadKeepsEventInFlight(t *testing.T) {
+	withRig(t, func(g *rig) {
+		g.fail = func(r *http.Request) error {
+			if r.Method != http.MethodPost {
+				return nil
+			}
+			g.mu.Unlock()
+			defer g.mu.Lock()
+			<-r.Context().Done()
+			return r.Context().Err()
+		}
+		g.setDevices(gpu(0, map[int]uint64{31: 1}), gpu(1, nil))
+		g.advance(time.Second)
+		g.failWith(nil)
+		c := health.DefaultConfig()
+		c.Kubernetes = health.KubernetesConfig{Enabled: true, Kubeconfig: "/another"}
+		g.config.Store(&c)
+		g.advance(time.Second)
+		g.wantEvents(t, "node/node1 XID ×1")
+		if s := g.reporter.Status(); s.Errors != 0 || s.Dropped != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 func TestOutageDropsOldestEvents(t *testing.T) {
 	withRig(t, func(g *rig) {
 		g.failWith(errRefused)
@@ -209,7 +260,7 @@ func TestPermanentErrorDropsEvent(t *testing.T) {
 			g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
 			g.advance(time.Second)
 			g.wantEvents(t, "node/node1 GPUUnhealthy ×1", "pod/two GPUUnhealthy ×1")
-			if s := g.reporter.Status(); s.Dropped != 1 {
+			if s := g.reporter.Status(); s.Dropped != 1 || s.Errors != 1 || s.Events != 2 {
 				t.Errorf("%v: %+v", err, s)
 			}
 		})

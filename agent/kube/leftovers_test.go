@@ -104,6 +104,12 @@ func newTestCleaner(t *testing.T, server http.RoundTripper) *Cleaner {
 	return c
 }
 
+func TestNewCleanerFails(t *testing.T) {
+	if c, err := NewCleaner(&rest.Config{Host: "https://server", TLSClientConfig: rest.TLSClientConfig{CAData: []byte("no certificate")}}); err == nil {
+		t.Errorf("%+v", c)
+	}
+}
+
 // A cleaner removes what agents have written, each kind by itself, and nothing of others.
 func TestCleaner(t *testing.T) {
 	withNode(t, func(g *nodeRig) {

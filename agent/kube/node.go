@@ -131,7 +131,7 @@ const removeTimeout = 2 * time.Second
 func (w *NodeWriter) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		desired, changed := w.Desired.Watch()
-		next := time.Duration(-1)
+		next := never
 		if desired != nil {
 			next = w.step(ctx, desired, false)
 		}
@@ -156,7 +156,7 @@ func (w *NodeWriter) Run(ctx context.Context) error {
 
 // step writes what is due, and returns after which time something is due again, negative for never. The last step only removes.
 func (w *NodeWriter) step(ctx context.Context, desired *NodeState, last bool) (next time.Duration) {
-	next, enabled, complete := time.Duration(-1), desired.StartupTaint != nil, true
+	next, enabled, complete := never, desired.StartupTaint != nil, true
 	for _, p := range w.parts {
 		want := p.of(desired)
 		enabled = enabled || !want.stays()
@@ -261,14 +261,14 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 	if want.stays() {
 		p.desired, p.written, p.retry, p.warning = nil, nil, backoff{}, ""
 		p.setError("")
-		return -1, true
+		return never, true
 	}
 	if !reflect.DeepEqual(want.value, p.desired) {
 		p.desired, p.since = want.value, time.Now()
 	}
 	changed := !reflect.DeepEqual(want.value, p.written)
 	if !changed && p.checkAt.IsZero() {
-		return -1, true
+		return never, true
 	}
 	due := p.checkAt
 	if changed || due.Before(p.earliest) {
@@ -295,7 +295,7 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 		if want.removes {
 			if p.checkAt = p.lateEnd; !now.Before(p.lateEnd) {
 				p.checkAt = time.Time{} // others do not add what is the agent's
-				return -1, true
+				return never, true
 			}
 		}
 		return p.checkAt.Sub(now), !want.removes

@@ -89,7 +89,7 @@ func NewRuntimeFollower(o RuntimeOptions) *RuntimeFollower {
 func (f *RuntimeFollower) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		cfg, changed := f.Config.Watch()
-		pause := time.Duration(-1)
+		pause := never
 		if cfg != nil && cfg.Needed {
 			pause = f.ask(ctx, cfg.Kubeconfig)
 		}

@@ -55,7 +55,6 @@ func (w *labelsWriter) write(ctx context.Context, api *client, s *NodeState, cha
 		if len(found) == 0 || attempt == len(s.Labels) {
 			break
 		}
-		w.conflicts = maps.Clone(w.conflicts)
 		if w.conflicts == nil {
 			w.conflicts = make(map[string]string)
 		}

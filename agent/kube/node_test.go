@@ -427,16 +427,83 @@ func TestNodeLabels(t *testing.T) {
 		g.wantRequests("")
 		g.wantWritten(unknown, true)
 
+		g.setLabel("kubectl", "nvidia.com/gpu.count", "")
+		g.heartbeat()
+		g.wantLabels(map[string]string{})
+		again := g.set(*next)
+		g.wantLabels(next.Labels)
+		g.wantWritten(again, true)
+		g.took()
+
 		none := g.set(NodeState{Labels: map[string]string{}})
 		g.wantLabels(map[string]string{})
 		g.wantWritten(none, true)
-		if s := g.writer.Status(); s != (NodeStatus{Enabled: true, Writes: 3}) {
+		if s := g.writer.Status(); s != (NodeStatus{Enabled: true, Writes: 4}) {
 			t.Errorf("%+v", s)
 		}
 		g.took()
 		g.advance(time.Hour)
 		g.wantRequests("")
 	})
+}
+
+// Changes that follow each other are one write.
+func TestNodeChangesAreOneWrite(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		g.set(NodeState{Labels: map[string]string{"a": "0"}})
+		g.took()
+		for i := range 3 {
+			g.desired.Store(&NodeState{Labels: map[string]string{"a": fmt.Sprint(i)}})
+			g.advance(settleDelay / 5)
+		}
+		g.advance(minInterval)
+		g.wantRequests("GET nodes, PATCH nodes")
+		g.wantLabels(map[string]string{"a": "2"})
+	})
+}
+
+// The checks of thousands of nodes are answered from the API server's cache.
+func TestNodeChecksReadFromCache(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		reads := 0
+		g.before = func(r *http.Request) error {
+			if r.Method == "GET" {
+				if reads++; r.URL.Query().Get("resourceVersion") != "0" {
+					t.Errorf("reads %s from the storage", r.URL)
+				}
+			}
+			return nil
+		}
+		g.set(NodeState{Labels: map[string]string{"a": "1"}, Taints: taintsOf("gpu/unhealthy:NoSchedule")})
+		g.heartbeat()
+		if reads < 4 {
+			t.Errorf("%d reads", reads)
+		}
+	})
+}
+
+// A request is made once for each attempt: client-go would repeat one that the API server refuses for a second.
+func TestNodeRequestsAreMadeOnce(t *testing.T) {
+	one, none := map[string]string{"a": "1"}, map[string]string{}
+	for request, s := range map[string]NodeState{
+		"GET nodes": {Labels: one}, "PATCH nodes": {Labels: one}, "GET nodes ": {Taints: taintsOf("a:NoSchedule")},
+		"GET nodefeatures": {Feature: one}, "POST nodefeatures": {Feature: one}, "DELETE nodefeatures": {Feature: none},
+	} {
+		withNode(t, func(g *nodeRig) {
+			method, resource, _ := strings.Cut(strings.TrimSpace(request), " ")
+			g.before = func(r *http.Request) error {
+				if r.Method == method && strings.Contains(r.URL.Path, "/"+resource) {
+					return apiError(503, metav1.StatusReasonServiceUnavailable)
+				}
+				return nil
+			}
+			g.set(s)
+			g.advance(5 * time.Minute)
+			if n, errs := strings.Count(g.took(), method+" "+resource), g.writer.Status().Errors; errs == 0 || uint64(n) != errs {
+				t.Errorf("%s: %d requests, %d errors", request, n, errs)
+			}
+		})
+	}
 }
 
 // A process that starts removes what an earlier one applied and does not apply itself.
@@ -627,6 +694,14 @@ func TestNodeWriterOutage(t *testing.T) {
 				g.wantWritten(s, true)
 				g.wantStatus(labelsErr, "")
 				g.wantStatus(taintsErr, "")
+				// The next outage is logged again, and starts with short pauses.
+				g.failWith(errRefused)
+				s = g.set(NodeState{Labels: map[string]string{"a": "after"}, Taints: taintsOf()})
+				g.wantWarnings(4)
+				g.failWith(nil)
+				g.advance(9 * minBackoff)
+				g.wantLabels(s.Labels)
+				g.wantTaints()
 			})
 		})
 	}
@@ -701,13 +776,47 @@ func TestNodeWriterStop(t *testing.T) {
 	}
 }
 
+// A request that is in flight at the end is not known to be done.
+func TestNodeWriterStopsWhileRequestHangs(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		g.mu.Lock()
+		g.before = func(r *http.Request) error {
+			g.mu.Unlock()
+			defer g.mu.Lock()
+			<-r.Context().Done()
+			return r.Context().Err()
+		}
+		g.mu.Unlock()
+		s := NodeState{Labels: map[string]string{"a": "1"}}
+		g.desired.Store(&s)
+		g.advance(2 * settleDelay)
+		began := time.Now()
+		if g.stop(); time.Since(began) != 0 {
+			t.Errorf("stopped after %v", time.Since(began))
+		}
+		g.wantWritten(&s, false)
+		if status := g.writer.Status(); status.Errors != 0 {
+			t.Errorf("%+v", status)
+		}
+	})
+}
+
 func TestNodeFeature(t *testing.T) {
 	const name = "gpu-node-agent-node1"
 	withNode(t, func(g *nodeRig) {
 		s := g.set(NodeState{Feature: map[string]string{"a": "1", "b": "2"}})
 		f := g.features[name]
-		if f == nil || !maps.Equal(f.Spec.Labels, s.Feature) || f.Metadata.Labels["nfd.node.kubernetes.io/node-name"] != "node1" || f.Kind != "NodeFeature" ||
-			len(f.Metadata.OwnerReferences) != 1 || f.Metadata.OwnerReferences[0].UID != g.node.UID {
+		var want nodeFeature
+		want.TypeMeta = metav1.TypeMeta{APIVersion: "nfd.k8s-sigs.io/v1alpha1", Kind: "NodeFeature"}
+		want.Metadata = metav1.ObjectMeta{
+			Name: name, Namespace: "gpu", Labels: map[string]string{"nfd.node.kubernetes.io/node-name": "node1"},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node1", UID: g.node.UID}},
+		}
+		want.Spec.Labels = s.Feature
+		if f == nil {
+			t.Fatal("no NodeFeature")
+		}
+		if want.Metadata.ResourceVersion = f.Metadata.ResourceVersion; !reflect.DeepEqual(*f, want) {
 			t.Fatalf("%+v", f)
 		}
 		g.wantWritten(s, true)
@@ -756,8 +865,12 @@ func TestNodeFeatureWithoutAPI(t *testing.T) {
 		g.wantStatus(featureErr, "")
 		g.wantWritten(s, true)
 		g.absent = true
+		writes := g.writer.Status().Writes
 		none := g.set(NodeState{Feature: map[string]string{}})
 		g.wantWritten(none, true)
+		if n := g.writer.Status().Writes; n != writes {
+			t.Errorf("%d writes, want %d: there was nothing to delete", n, writes)
+		}
 	})
 }
 
@@ -839,7 +952,7 @@ func TestNodeFeatureNodeName(t *testing.T) {
 
 // The status lists some of many labels that another manager has set.
 func TestNodeLabelsManyConflicts(t *testing.T) {
-	for n, want := range map[int]string{5: `"nfd" set a0, a1, a2, a3, a4 to other`, 8: `"nfd" set a0, a1, a2, a3, a4 and 3 more to other`} {
+	for n, want := range map[int]string{5: `"nfd" set a0, a1, a2, a3, a4 to other`, 6: `"nfd" set a0, a1, a2, a3, a4 and 1 more to other`} {
 		withNode(t, func(g *nodeRig) {
 			labels := map[string]string{"mine": "1"}
 			for i := range n {

@@ -11,6 +11,9 @@ const (
 	maxBackoff = time.Minute
 )
 
+// never is a wait without an end.
+const never time.Duration = -1
+
 // backoff is a growing pause between attempts.
 type backoff struct{ last time.Duration }
 

@@ -427,18 +427,20 @@ func TestNodeLabels(t *testing.T) {
 		g.wantRequests("")
 		g.wantWritten(unknown, true)
 
-		g.setLabel("kubectl", "nvidia.com/gpu.count", "")
-		g.heartbeat()
-		g.wantLabels(map[string]string{})
-		again := g.set(*next)
-		g.wantLabels(next.Labels)
-		g.wantWritten(again, true)
+		for range 2 { // nobody has looked since: what is desired again is written at once
+			g.setLabel("kubectl", "nvidia.com/gpu.count", "")
+			again := g.set(*next)
+			g.wantLabels(next.Labels)
+			g.wantWritten(again, true)
+			g.heartbeat() // the next check is minutes away
+			g.set(NodeState{})
+		}
 		g.took()
 
 		none := g.set(NodeState{Labels: map[string]string{}})
 		g.wantLabels(map[string]string{})
 		g.wantWritten(none, true)
-		if s := g.writer.Status(); s != (NodeStatus{Enabled: true, Writes: 4}) {
+		if s := g.writer.Status(); s != (NodeStatus{Enabled: true, Writes: 5}) {
 			t.Errorf("%+v", s)
 		}
 		g.took()

@@ -164,6 +164,12 @@ func TestFileFollowsLabelsAndPath(t *testing.T) {
 		h.want.Store(&fileWant{path: h.path, labels: map[string]string{}})
 		synctest.Wait()
 		h.wantOnly() // without a GPU
+		h.want.Store(want)
+		synctest.Wait()
+		h.wantFile(others)
+		if log := h.logs.FilterMessageSnippet("another process"); log.Len() > 0 {
+			t.Errorf("log: %v", log.All())
+		}
 	})
 }
 
@@ -278,6 +284,10 @@ func TestFileWhereItCannotBe(t *testing.T) {
 				synctest.Wait()
 				if absent := h.result.Load().absent; (h.Err() == "") != (len(absent) == 2) || !slices.Contains(absent, old) || count() != before {
 					t.Errorf("absent %q; %d files, had %d; error %q", absent, count(), before, h.Err())
+				}
+				h.want.Store(new(fileWant)) // nothing is configured or left
+				if synctest.Wait(); h.Err() != "" {
+					t.Error(h.Err())
 				}
 			})
 		})

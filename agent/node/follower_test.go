@@ -121,15 +121,15 @@ func TestFollowerKeepsLabels(t *testing.T) {
 				t.Fatal(text(labels))
 			}
 			first := h.Desired().Load()
-			made := 0
+			made, saved := 0, h.Saved().Load()
 			h.Serving = func(s *health.Snapshot) plugin.Serving { made++; return serving()(s) }
 			for i := range 10 {
 				devices := gpus(8, h100)
 				devices[3].Sample.Values[health.FieldGPUTemp] = float64(i)
 				h.poll(devices)
 			}
-			if h.Desired().Load() != first || made != 0 {
-				t.Errorf("stored again, or made again %d times, although nothing has changed", made)
+			if h.Desired().Load() != first || h.Saved().Load() != saved || made != 0 {
+				t.Errorf("stored or saved again, or made again %d times, although nothing has changed", made)
 			}
 			down := snapshotOf(gpus(8, h100))
 			down.Source.Status, down.Source.Versions = health.SourceDown, health.Versions{}
@@ -406,7 +406,10 @@ func TestFollowerRemovesLabelsOnExit(t *testing.T) {
 				stop := healthtest.Run(t, h.Run)
 				h.poll(gpus(1, l4))
 				healthtest.Advance(time.Second)
-				stop()
+				began := time.Now()
+				if stop(); time.Since(began) != 0 {
+					t.Errorf("%s: ended after %v", output, time.Since(began))
+				}
 				var left bool
 				switch s := h.Desired().Load(); output {
 				case LabelsFile:
@@ -786,6 +789,9 @@ func TestFollowerAddsEarlierPlaces(t *testing.T) {
 func TestFollowerFollowsPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newFollowerHarness(t, LabelsAPI)
+		options := h.Options
+		options.Cleaned = nil // as without an annotation
+		h.Follower = NewFollower(options)
 		defer healthtest.Run(t, h.Run)()
 		h.poll(gpus(2, h100))
 		config := plugin.DefaultConfig()

@@ -44,7 +44,8 @@ const (
 func (f *Follower) examineHost(ctx context.Context) {
 	var examined []health.DeviceID
 	var again <-chan time.Time // nil if nothing is to be read again
-	due, delay := false, examineAgain
+	var due bool
+	delay := examineAgain
 	for {
 		config, configChanged := f.Config.Watch()
 		asked, askedChanged := f.asked.Watch()

@@ -33,7 +33,7 @@ func IdlePods(c IdleConfig, s *health.Snapshot, holders podresources.Holders, ti
 	if c.Evidence == EvidenceNoWork {
 		all.Evidence = "work"
 	}
-	if c.After == 0 || s == nil {
+	if s == nil {
 		return all
 	}
 	pods := make(map[kube.Pod]*kube.IdlePod)

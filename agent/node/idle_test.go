@@ -14,6 +14,8 @@ func TestIdlePods(t *testing.T) {
 	const long, short = time.Hour, 10 * time.Minute
 	snapshot := &health.Snapshot{Devices: []health.DeviceState{
 		{Device: health.Device{ID: "GPU-0", Index: 0}},
+		{Device: health.Device{ID: "MIG-0-0", Kind: health.KindMIG, Parent: "GPU-0", Index: 0, MIGIndex: 0}},
+		{Device: health.Device{ID: "MIG-unknown", Kind: health.KindMIG, Index: -1, MIGIndex: 0}},
 		{Device: health.Device{ID: "GPU-1", Index: 1}},
 		{Device: health.Device{ID: "GPU-2", Index: 2, MIGMode: true}},
 		{Device: health.Device{ID: "MIG-2-1", Kind: health.KindMIG, Parent: "GPU-2", Index: 2, MIGIndex: 1}},
@@ -68,6 +70,10 @@ func TestIdlePods(t *testing.T) {
 			[]entry{{"GPU-0", "b", "c", noProcess(long)}, {"GPU-0", "a", "c", noProcess(0)}},
 			"n/b: GPU 0 (1h0m0s) of 1 GPU\n", "n/b: GPU 0 (1h0m0s) of 1 GPU\n",
 		},
+		"first MIG device, and one of an unknown GPU": {
+			[]entry{{"MIG-0-0", "a", "c", noProcess(long)}, {"MIG-unknown", "a", "c", noProcess(long)}},
+			"n/a: MIG 0:0 (1h0m0s), MIG MIG-unknown (1h0m0s) of 2 MIG device\n", "n/a: MIG 0:0 (1h0m0s), MIG MIG-unknown (1h0m0s) of 2 MIG device\n",
+		},
 		"MIG devices": {
 			[]entry{{"MIG-2-1", "b", "c", noProcess(long)}, {"MIG-2-9", "b", "c", noProcess(long)}, {"GPU-1", "a", "c", noProcess(long)}},
 			"n/a: GPU 1 (1h0m0s) of 1 GPU\nn/b: MIG 2:1 (1h0m0s), MIG MIG-2-9 (1h0m0s) of 2 MIG device\n",
@@ -91,6 +97,19 @@ func TestIdlePods(t *testing.T) {
 				t.Errorf("%s, idle times unknown: got\n%s", name, got)
 			}
 		}
+	}
+	holders, times := podresources.Holders{By: make(map[health.DeviceID][]podresources.Holder)}, make(metrics.IdleTimes)
+	want := ""
+	for _, namespace := range []string{"a", "b", "c"} { // in order, whatever order the map has
+		for _, pod := range []string{"x", "y", "z"} {
+			h := podresources.Holder{Namespace: namespace, Pod: pod, Container: "c"}
+			holders.By["GPU-0"] = append(holders.By["GPU-0"], h)
+			times[metrics.Held{Device: "GPU-0", Namespace: namespace, Pod: pod, Container: "c"}] = noProcess(long)
+			want += namespace + "/" + pod + ": GPU 0 (1h0m0s) of 1 GPU\n"
+		}
+	}
+	if got := idleSummary(IdleConfig{30 * time.Minute, EvidenceNoWork}, snapshot, holders, times); got != want {
+		t.Errorf("many pods: got\n%swant\n%s", got, want)
 	}
 	for evidence, want := range map[string]string{EvidenceNoProcess: "process", EvidenceNoWork: "work"} { // for the events' texts
 		if all := IdlePods(IdleConfig{time.Hour, evidence}, snapshot, podresources.Holders{}, nil); all.After != time.Hour || all.Evidence != want {

@@ -79,8 +79,8 @@ func TestLabelsChange(t *testing.T) {
 	before := (&inventory{}).update(first, serve(first), hostOf(devices))
 	saved := *before
 	saved.OtherBoot = true
-	simulated := snapshotOf(nil)
-	simulated.Source.Kind = "sim"
+	simulated, another := snapshotOf(nil), snapshotOf(nil)
+	simulated.Source.Kind, another.Source.Inventory = "sim", "another host"
 	for name, c := range map[string]struct {
 		before *inventory
 		snap   *health.Snapshot
@@ -88,6 +88,7 @@ func TestLabelsChange(t *testing.T) {
 	}{
 		"removed GPU":                 {before, snapshotOf(gpus(3, h100)), "3"},
 		"no GPU of another source":    {before, simulated, ""},
+		"no GPU of another host":      {before, another, ""},
 		"no GPU since a reboot":       {&saved, snapshotOf(nil), ""},
 		"removed GPU since a reboot":  {&saved, snapshotOf(gpus(2, h100)), "2"},
 		"other models since a reboot": {&saved, snapshotOf(gpus(1, l4)), "1"},
@@ -124,6 +125,10 @@ func TestLabelsOfWhatIsServed(t *testing.T) {
 	}
 	if l := labelsOf(unlike, migStrategy(plugin.MIGSingle)); l[count] != "0" || l[product] != "NVIDIA-A100-SXM4-40GB-MIG-INVALID" {
 		t.Errorf("after a restart: %s", text(l))
+	}
+	exclude := func(c *plugin.Config) { c.Exclude = []string{"0"} }
+	if l := labelsOf(gpu(0, a100, "1g.5gb"), migStrategy(plugin.MIGSingle), exclude); l[count] != "1" || l[product] != "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb" {
+		t.Errorf("the only MIG device, excluded: %s", text(l))
 	}
 	if l := follow(gpus(2, a100)); l[count] != "2" || l[product] != "NVIDIA-A100-SXM4-40GB" {
 		t.Errorf("without MIG: %s", text(l))
@@ -234,7 +239,7 @@ func TestModeAndClique(t *testing.T) {
 
 func TestFamily(t *testing.T) {
 	for c, want := range map[health.ComputeCapability]string{
-		{Major: 5, Minor: 2}: "maxwell", {Major: 6}: "pascal", {Major: 7}: "volta", {Major: 7, Minor: 2}: "volta", {Major: 7, Minor: 5}: "turing",
+		{Major: 1, Minor: 3}: "tesla", {Major: 2, Minor: 1}: "fermi", {Major: 3, Minor: 7}: "kepler", {Major: 4}: "undefined", {Major: 5, Minor: 2}: "maxwell", {Major: 6}: "pascal", {Major: 7}: "volta", {Major: 7, Minor: 2}: "volta", {Major: 7, Minor: 5}: "turing",
 		{Major: 8, Minor: 6}: "ampere", {Major: 8, Minor: 9}: "ada-lovelace", {Major: 9}: "hopper", {Major: 10, Minor: 3}: "blackwell",
 		{Major: 11}: "undefined", {Major: 12}: "blackwell", {Major: 13}: "rubin", {Major: 99}: "undefined",
 	} {

@@ -260,7 +260,7 @@ func removeFile(path string) error {
 // replaceFile replaces a file atomically. A temporary file beside it could be read half written, so that is in the directory above, and a
 // hidden one in the same directory if the one above is read-only or another file system: Node Feature Discovery skips hidden files.
 func replaceFile(path string, text []byte) (err error) {
-	if info, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) || err == nil && !info.IsDir() {
+	if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: no such directory; is Node Feature Discovery installed, and the directory mounted?", filepath.Dir(path))
 	}
 	for _, dir := range temporaryDirs(path) {

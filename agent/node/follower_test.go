@@ -514,6 +514,7 @@ func TestFollowerWhileNVMLHangs(t *testing.T) {
 			return all
 		}
 		stop := healthtest.Run(t, h.Run)
+		healthtest.Advance(2 * hostWait) // before the first poll
 		h.poll(gpus(1, l4))
 		h.wantDesired(nil, nodeLabels)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -587,12 +588,14 @@ func TestFollowerReadsNVMLOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newFollowerHarness(t, LabelsAPI)
 		var reads atomic.Int32
-		h.read = func(context.Context, []health.Device) map[health.DeviceID]*health.Properties {
-			reads.Add(1)
+		h.read = func(_ context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
+			if reads.Add(1); len(devices) != 1 || devices[0].ID != "GPU-0" {
+				t.Errorf("reads %+v: the source has the properties of the MIG device", devices)
+			}
 			return map[health.DeviceID]*health.Properties{"GPU-0": {}}
 		}
 		defer healthtest.Run(t, h.Run)()
-		h.poll(gpus(1, l4))
+		h.poll(gpu(0, a100, "1g.5gb"))
 		healthtest.Advance(time.Hour)
 		if reads.Load() != 1 {
 			t.Errorf("%d reads", reads.Load())

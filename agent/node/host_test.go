@@ -62,6 +62,7 @@ func TestParseVGPU(t *testing.T) {
 		"first capability":      {edited(func(c []byte) { c[0x34] = 0xd0 }), &vgpu{"580.95", "r580"}},
 		"at the end":            {atEnd, &vgpu{}},
 		"beyond the end":        {edited(func(c []byte) { c[0x61], c[0xfc] = 0xfc, 0x09 }), nil},
+		"at the last byte":      {edited(func(c []byte) { c[0x61], c[0xff] = 0xff, 0x05 }), nil},
 		"end of the list":       {edited(func(c []byte) { c[0x61], c[0x00], c[0x01] = 0, 0xde, 0x10; copy(c[0x10:], "\x09\x00\x05VF") }), nil}, // then the BARs are no list
 		"without a signature":   {edited(func(c []byte) { c[0xd2] = 4 }), nil},
 		"shorter than a record": {edited(func(c []byte) { c[0xd2]-- }), &vgpu{}},

@@ -130,6 +130,13 @@ func TestLabelsOfWhatIsServed(t *testing.T) {
 	if l := labelsOf(gpu(0, a100, "1g.5gb"), migStrategy(plugin.MIGSingle), exclude); l[count] != "1" || l[product] != "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb" {
 		t.Errorf("the only MIG device, excluded: %s", text(l))
 	}
+	exclude = func(c *plugin.Config) { c.Exclude = []string{"0", "1"} }
+	if l := labelsOf(gpus(2, a100), migStrategy(plugin.MIGSingle), exclude); l[count] != "2" || l[product] != "NVIDIA-A100-SXM4-40GB" {
+		t.Errorf("without MIG, excluded: %s", text(l))
+	}
+	if l := labelsOf(append(gpu(0, h100), gpu(1, a100, []string{}...)...), migStrategy(plugin.MIGSingle), exclude); l[product] != "NVIDIA-A100-SXM4-40GB-MIG-INVALID" {
+		t.Errorf("the second one in MIG mode: %s", text(l))
+	}
 	if l := follow(gpus(2, a100)); l[count] != "2" || l[product] != "NVIDIA-A100-SXM4-40GB" {
 		t.Errorf("without MIG: %s", text(l))
 	}

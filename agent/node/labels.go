@@ -246,13 +246,8 @@ func (l labelSet) addResource(resource, model, suffix string, count int, s shari
 
 // addSingle adds the labels of the strategy single: MIG devices that are all alike count as GPUs.
 func (l labelSet) addSingle(n *inventory, gpus []*device) {
-	var inMIGMode *device
-	for _, d := range gpus {
-		if d.MIGMode && inMIGMode == nil {
-			inMIGMode = d
-		}
-	}
-	if inMIGMode == nil {
+	first := slices.IndexFunc(gpus, func(d *device) bool { return d.MIGMode })
+	if first < 0 {
 		return
 	}
 	var offered, all []*device
@@ -275,7 +270,7 @@ func (l labelSet) addSingle(n *inventory, gpus []*device) {
 		l.addMIG("gpu", offered)
 		return
 	}
-	l.addResource("gpu", inMIGMode.Model, "-MIG-INVALID", 0, sharing{strategy: l[gfdPrefix+"gpu.sharing-strategy"]})
+	l.addResource("gpu", gpus[first].Model, "-MIG-INVALID", 0, sharing{strategy: l[gfdPrefix+"gpu.sharing-strategy"]})
 	l.addMiB("gpu.memory", 0)
 }
 

@@ -172,10 +172,18 @@ func TestConditionMessageKeepsTexts(t *testing.T) {
 func TestCamelCase(t *testing.T) {
 	for cause, want := range map[string]string{
 		"xid-79": "Xid79", "lost": "Lost", "recovery-action": "RecoveryAction", "double-bit-ecc": "DoubleBitEcc",
-		"dcgm-DCGM_FR_NVLINK_DOWN": "DcgmDCGMFRNVLINKDOWN",
+		"dcgm-DCGM_FR_NVLINK_DOWN": "DcgmDCGMFRNVLINKDOWN", "azAZ09-zZ-9[`{@:/0": "AzAZ09ZZ90",
 	} {
 		if got := camelCase(cause); got != want {
 			t.Errorf("%s: %s, want %s", cause, got, want)
+		}
+	}
+}
+
+func TestTruncate(t *testing.T) {
+	for text, want := range map[string]string{"": "", "12345678": "12345678", "123456789": "12345…", "1234é6789": "1234…", "ééééé": "éé…"} {
+		if got := truncate(text, 8); got != want {
+			t.Errorf("%q: %q, want %q", text, got, want)
 		}
 	}
 }

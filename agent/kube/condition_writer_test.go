@@ -129,6 +129,39 @@ func TestRestartKeepsCondition(t *testing.T) {
 	})
 }
 
+// What has changed since the earlier process is written at once, also if the status is the same.
+func TestRestartWritesChange(t *testing.T) {
+	xid79 := finding("xid-79", health.Unhealthy)
+	for name, devices := range map[string][]health.DeviceState{
+		"status":  {gpu(0, nil), gpu(1, nil)},
+		"reason":  {gpu(0, nil, finding("lost", health.Unhealthy), xid79), gpu(1, nil)},
+		"message": {gpu(0, nil), gpu(1, nil, xid79)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := newRig(newAPI())
+				g.start(t)
+				g.setDevices(gpu(0, nil, xid79), gpu(1, nil))
+				g.advance(time.Minute)
+				before := g.condition(t)
+				g.stop()
+
+				next := newRig(g.apiServer)
+				next.start(t)
+				next.setDevices(devices...)
+				next.advance(2 * settleDelay)
+				after := next.condition(t)
+				if want, _ := conditionOf(snapshotOf(devices...)); len(next.writes) != 2 || after.Reason != want.reason || after.Message != want.message {
+					t.Errorf("%d writes: %+v", len(next.writes), after)
+				}
+				if moved := !after.LastTransitionTime.Equal(&before.LastTransitionTime); moved != (name == "status") {
+					t.Errorf("transition at %v, was at %v", after.LastTransitionTime, before.LastTransitionTime)
+				}
+			})
+		})
+	}
+}
+
 // The condition of the earlier process is read before it is written, also if that fails at first.
 func TestRestartReadsCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

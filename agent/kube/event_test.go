@@ -15,6 +15,8 @@ func TestEventsBetween(t *testing.T) {
 	pods := map[health.DeviceID][]Pod{
 		"GPU-0": {{"team", "train"}, {"team", "train"}, {"other", "infer"}}, "MIG-0-1": {{"team", "slice"}},
 	}
+	unmeasured := gpu(1, nil)
+	unmeasured.Verdict.State = health.Unknown
 	type list = []health.DeviceState
 	for _, c := range []struct {
 		name          string
@@ -23,6 +25,8 @@ func TestEventsBetween(t *testing.T) {
 	}{
 		{"no change", list{gpu(0, nil)}, list{gpu(0, nil)}, nil},
 		{"healthy device added", nil, list{gpu(0, nil)}, nil},
+		{"measured for the first time", list{unmeasured}, list{gpu(1, nil)}, nil},
+		{"not measured any more", list{gpu(1, nil)}, list{unmeasured}, nil},
 		{"device removed", list{gpu(0, nil)}, nil, nil},
 		{
 			"unhealthy",

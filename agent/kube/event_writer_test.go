@@ -245,7 +245,7 @@ func TestOutageDropsOldestEvents(t *testing.T) {
 
 func TestPermanentErrorDropsEvent(t *testing.T) {
 	for _, err := range []error{
-		apiError(403, "Forbidden", "NamespaceTerminating"), apiError(422, "Invalid"), apiError(404, "NotFound"), apiError(400, "BadRequest"),
+		apiError(403, "Forbidden", "NamespaceTerminating"), apiError(422, "Invalid"), apiError(404, "NotFound"), apiError(400, "BadRequest"), apiError(413, "RequestEntityTooLarge"),
 	} {
 		withRig(t, func(g *rig) {
 			g.pods["ending/one"] = corev1.Pod{Spec: corev1.PodSpec{NodeName: "node1"}}
@@ -285,6 +285,20 @@ func TestLostResponseCreatesOneEvent(t *testing.T) {
 		g.advance(time.Minute)
 		if tries != 2 || len(g.events) != 1 {
 			t.Errorf("%d attempts, %d events", tries, len(g.events))
+		}
+	})
+}
+
+// The API server deletes an event after an hour, so a later repetition is a new one.
+func TestEventAfterAnHourIsNew(t *testing.T) {
+	withRig(t, func(g *rig) {
+		g.setDevices(gpu(0, map[int]uint64{31: 1}), gpu(1, nil))
+		g.advance(eventTTL + repeatInterval)
+		g.setDevices(gpu(0, map[int]uint64{31: 3}), gpu(1, nil))
+		g.advance(repeatInterval)
+		g.wantEvents(t, "node/node1 XID ×1", "node/node1 XID ×2")
+		if g.patches != 0 {
+			t.Errorf("%d patches of an event that may be gone", g.patches)
 		}
 	})
 }

@@ -214,6 +214,24 @@ func TestIdleEventsAfterOutage(t *testing.T) {
 	})
 }
 
+// Without an answer, the other pods wait too.
+func TestIdleEventsOfManyPodsInOutage(t *testing.T) {
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		g.pods["team/infer"] = readyPod("infer", time.Hour)
+		g.failWith(errRefused)
+		idle := idlePods(time.Hour)
+		idle.Pods = append(idle.Pods, IdlePod{Pod: Pod{"team", "infer"}, Held: 1, Kind: "GPU", Idle: []IdleDevice{{"GPU 0", time.Hour}}})
+		g.idle.Store(idle)
+		g.advance(10 * time.Minute)
+		if s := g.reporter.Status(); s.Errors == 0 || s.Errors != uint64(g.requests) {
+			t.Errorf("%d requests, %+v", g.requests, s)
+		}
+		g.failWith(nil)
+		g.advance(2 * maxBackoff)
+		g.wantEvents(t, "pod/infer GPUIdle ×1", "pod/train GPUIdle ×1")
+	})
+}
+
 // The refusal for one pod does not keep others from being reported.
 func TestIdleEventsInEndingNamespace(t *testing.T) {
 	withIdleRig(t, func(t *testing.T, g *rig) {
@@ -359,6 +377,16 @@ func TestIdleEventFromTheFuture(t *testing.T) {
 			g.advance(time.Hour)
 			g.wantEvents(t, strings.NewReplacer("×2", "×3", "×1", "×2").Replace(want))
 		})
+	}
+}
+
+func TestDurationText(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "0s", time.Minute - 1: "59s", time.Minute: "1m", 90 * time.Second: "1m", time.Hour: "1h0m", 26*time.Hour + 30*time.Minute + time.Second: "26h30m",
+	} {
+		if got := durationText(d); got != want {
+			t.Errorf("%v: %q, want %q", d, got, want)
+		}
 	}
 }
 

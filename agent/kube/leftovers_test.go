@@ -126,6 +126,24 @@ func TestCleaner(t *testing.T) {
 				g.t.Error(err)
 			}
 		}
+		remove := map[string]func() error{
+			"taints": func() error { return c.RemoveTaints(ctx, "node1", nil) }, "labels": func() error { return c.RemoveLabels(ctx, "node1") },
+			"condition": func() error { return c.RemoveCondition(ctx, "node1") }, "feature": func() error { return c.RemoveFeature(ctx, "gpu", "node1") },
+		}
+		for _, mayRead := range []bool{false, true} {
+			g.before = func(r *http.Request) error {
+				if mayRead && r.Method == "GET" {
+					return nil
+				}
+				return apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "node1", errors.New("no rights"))
+			}
+			for kind, f := range remove {
+				if err := f(); !apierrors.IsForbidden(err) {
+					g.t.Errorf("%s without the right, may read: %v: %v", kind, mayRead, err)
+				}
+			}
+		}
+		g.before = nil
 		g.took()
 		check(c.RemoveTaints(ctx, "node1", []string{"gpu/kept:NoExecute", "gpu/unhealthy:NoSchedule"}))
 		g.wantTaints("theirs:NoSchedule", "gpu/unhealthy:NoSchedule", "gpu/kept:NoExecute")
@@ -144,18 +162,6 @@ func TestCleaner(t *testing.T) {
 		if len(g.node.Status.Conditions) != 0 || len(g.features) != 0 {
 			g.t.Errorf("conditions %v, features %v", g.node.Status.Conditions, g.features)
 		}
-
-		remove := map[string]func() error{
-			"taints": func() error { return c.RemoveTaints(ctx, "node1", nil) }, "labels": func() error { return c.RemoveLabels(ctx, "node1") },
-			"condition": func() error { return c.RemoveCondition(ctx, "node1") }, "feature": func() error { return c.RemoveFeature(ctx, "gpu", "node1") },
-		}
-		g.failWith(apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "node1", errors.New("no rights")))
-		for kind, f := range remove {
-			if err := f(); !apierrors.IsForbidden(err) {
-				g.t.Errorf("%s without the right: %v", kind, err)
-			}
-		}
-		g.failWith(nil)
 		g.node, g.absent = nil, true
 		for kind, f := range remove {
 			if err := f(); err != nil {

@@ -561,6 +561,13 @@ func TestNodeLabelsForeignEdits(t *testing.T) {
 		g.createNode()
 		g.heartbeat()
 		g.wantLabels(want)
+		g.setLabel("kubectl", "a", "theirs")
+		g.heartbeat()
+		g.wantLabels(map[string]string{"a": "theirs", "b": "2"})
+		g.wantStatus(labelsErr, `"kubectl" set a`)
+		g.setLabel("", "a", "")
+		g.heartbeat()
+		g.wantStatus(labelsErr, "")
 		g.node = nil
 		g.heartbeat()
 		g.wantStatus(labelsErr, "not found")
@@ -950,6 +957,26 @@ func TestNodeFeatureNodeName(t *testing.T) {
 			t.Errorf("%+v", f)
 		}
 	})
+}
+
+// Only a conflict about a label leaves out a label.
+func TestConflictsOfOtherErrors(t *testing.T) {
+	cause := func(kind metav1.CauseType, field, message string) metav1.StatusCause {
+		return metav1.StatusCause{Type: kind, Field: field, Message: message}
+	}
+	const conflict, byOther = metav1.CauseTypeFieldManagerConflict, `conflict with "other" using v1`
+	err := apierrors.NewApplyConflict([]metav1.StatusCause{
+		cause(conflict, ".metadata.labels.a", byOther), cause(conflict, ".metadata.labels.b/c.d", "conflict with other"),
+		cause(conflict, ".spec.taints", byOther), cause(metav1.CauseTypeFieldValueInvalid, ".metadata.labels.x", byOther),
+	}, "Apply failed")
+	if got, want := conflictsOf(err), map[string]string{"a": "other", "b/c.d": "other"}; !maps.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	for _, err := range []error{nil, errRefused, &apierrors.StatusError{}} {
+		if got := conflictsOf(err); len(got) > 0 {
+			t.Errorf("%v: %v", err, got)
+		}
+	}
 }
 
 // The status lists some of many labels that another manager has set.

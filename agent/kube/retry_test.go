@@ -48,8 +48,13 @@ func TestWait(t *testing.T) {
 			want time.Duration
 			ok   bool
 		}{
-			{nil, 0, 0, true}, {nil, time.Second, time.Second, true}, {ready, 10 * time.Second, 10 * time.Second, true},
-			{ready, -1, 49 * time.Second, true}, {ready, time.Hour, 0, true}, {nil, -1, 40 * time.Second, false}, {ended, time.Hour, 0, false},
+			{nil, 0, 0, true},
+			{nil, time.Second, time.Second, true},
+			{ready, 10 * time.Second, 10 * time.Second, true},
+			{ready, never, 49 * time.Second, true},
+			{ready, time.Hour, 0, true},
+			{nil, never, 40 * time.Second, false},
+			{ended, time.Hour, 0, false},
 		} {
 			ctx, cancel := context.WithCancel(t.Context())
 			if !c.ok {

@@ -116,6 +116,10 @@ type Reading struct {
 	Entities []Entity // those with requested fields; not modified once returned
 	Versions Versions
 
+	// Measured changes whenever the source has measured. It is the newest time of a measurement by the source's clock, which may step;
+	// zero if the source has none, or measures in Poll.
+	Measured time.Time
+
 	Checks    Checks
 	Incidents []Incident // current incidents of DCGM's health checks that name no device, such as those of IMEX
 
@@ -157,9 +161,9 @@ type Detacher interface {
 // XIDWatcher is a Session that can detect new XIDs cheaply. The Monitor asks it between polls, and polls at once when there
 // is one.
 type XIDWatcher interface {
-	// XIDsChanged reports whether Poll may deliver an XID now. It must not report the same XID again after that Poll. An
-	// error means that the session is unusable.
-	XIDsChanged(ctx context.Context) (bool, error)
+	// XIDsChanged reports whether Poll may deliver an XID now, and returns Reading.Measured as of now. It must not report the same
+	// XID again after that Poll. An error means that the session is unusable.
+	XIDsChanged(ctx context.Context) (changed bool, measured time.Time, err error)
 }
 
 // Opener opens a session. Operators see its error, so it names what is missing.

@@ -69,7 +69,7 @@ func BenchmarkXIDsChanged(b *testing.B) {
 			n.poll()
 			b.ReportAllocs()
 			for b.Loop() {
-				if changed, err := n.XIDsChanged(context.Background()); err != nil || changed {
+				if changed, _, err := n.XIDsChanged(context.Background()); err != nil || changed {
 					b.Fatal(changed, err)
 				}
 			}

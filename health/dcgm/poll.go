@@ -17,6 +17,10 @@ const (
 	confirmDelay  = 2 * time.Second // how long a changed hierarchy must last before it is used
 	retryInterval = time.Minute     // between attempts to find a missing driver or a GPU's UUID
 	statusTimeout = 5 * time.Second // for the statuses of all GPUs; those of the rest stay unknown
+
+	// pollShift is how much earlier than expected a poll may come, as the monitor follows DCGM's measurements: what is read in each
+	// nth poll is then not read one poll later.
+	pollShift = 250 * time.Millisecond
 )
 
 // Poll measures every device. It reads DCGM's cache and does not call the driver, but blocks for as long as DCGM does;
@@ -41,7 +45,7 @@ func (s *session) Poll(ctx context.Context) (*health.Reading, error) {
 // last a minute.
 func (s *session) poll() (*health.Reading, error) {
 	now := s.now()
-	full := elapsed(s.fullAt, now, s.cfg.Interval)
+	full := elapsed(s.fullAt, now, s.cfg.Interval-pollShift)
 	if full || s.inventoryDirty || !s.candidateSince.IsZero() || s.inventoryPending {
 		rebuilt, err := s.refreshInventory(now)
 		if err != nil {
@@ -113,7 +117,10 @@ func (s *session) updatePresence(gpus []uint) (changed bool) {
 // reading returns the result of a successful poll. Nothing after it can fail: it marks XIDs as delivered. checked means
 // that the incidents are of this poll; they are not for a GPU that DCGM cannot measure (OBSERVED.md#blind-engine).
 func (s *session) reading(now time.Time, checked bool) *health.Reading {
-	r := &health.Reading{Devices: s.devices, Samples: make([]health.Sample, len(s.state)), Versions: s.versions, Checks: s.checks.state(), Incidents: s.nodeIncidents}
+	r := &health.Reading{
+		Devices: s.devices, Samples: make([]health.Sample, len(s.state)), Versions: s.versions, Measured: s.measured,
+		Checks: s.checks.state(), Incidents: s.nodeIncidents,
+	}
 	s.history.updateClock(s.allGPUs.allCount.newest)
 	kernelLog := !elapsed(s.openedAt, now, kernelLogWindow)
 	for i := range s.state {

@@ -51,11 +51,13 @@ type session struct {
 	state            []deviceState
 	devices          []health.Device // shared with readings: immutable
 
-	fullAt        time.Time         // of the last full poll
-	xidsAt        time.Time         // of the last read of the XID stream
-	xidsDue       bool              // the stream has new rows
-	xidStreamRead bool              // the stream was read in this poll
-	latestXID     map[entity]xidRow // as of the last poll
+	fullAt        time.Time              // of the last full poll
+	xidsAt        time.Time              // of the last read of the XID stream
+	xidsDue       bool                   // the stream has new rows
+	xidStreamRead bool                   // the stream was read in this poll
+	latestXID     map[entity]xidRow      // as of the last poll
+	paceGPU       []dcgm.GroupEntityPair // whose paceField tells when DCGM has measured; empty if none is reachable
+	measured      time.Time              // of that field, in this poll
 
 	rewatchedAt  time.Time           // when the watches were last recreated because DCGM took no new samples
 	allGPUs      staleness           // of all watched GPUs

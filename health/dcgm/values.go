@@ -72,7 +72,8 @@ func (s *session) readValues(now time.Time, full bool) error {
 	for _, g := range s.gpuStaleness {
 		g.healthCount, g.allCount = readCount{}, readCount{}
 	}
-	s.xidStreamRead = false
+	s.xidStreamRead, s.measured = false, time.Time{}
+	s.choosePaceGPU()
 	xidField := w.computeFields[:min(1, len(w.computeFields))]
 	gpuFields, computeFields := w.lightFields, xidField
 	if full {
@@ -119,6 +120,9 @@ func (s *session) addValue(v *dcgm.FieldValue_v2) {
 		return
 	}
 	if e.kind == dcgm.FE_GPU {
+		if v.FieldID == paceField && len(s.paceGPU) == 1 && e.id == s.paceGPU[0].EntityId {
+			s.measured = measuredAt(v)
+		}
 		s.countValue(e.id, v, ok)
 	}
 	for _, i := range s.devicesOf[e] {

@@ -16,7 +16,7 @@ import (
 const (
 	// xidStreamInterval is how often the stream is read while an XID may arrive without changing a latest value: see
 	// latestMayHideXIDs.
-	xidStreamInterval = time.Second
+	xidStreamInterval = time.Second - pollShift
 	// maxSampleAge is the maximum age of the newest sample of the health fields, which are sampled once a second.
 	maxSampleAge = 1500 * time.Millisecond
 	// kernelLogWindow is how long after connecting rows of the old kernel log may arrive: a starting engine reads /dev/kmsg

@@ -17,10 +17,6 @@ const (
 
 	// steadyAfter is how long a session must give readings before the pause after it starts at minBackoff again.
 	steadyAfter = 10 * time.Second
-
-	// maxXIDGap is the longest time between two checks for XIDs; a poll is one. One check per second costs about a tenth of
-	// a percent of a core, mostly for the wake-up.
-	maxXIDGap = 500 * time.Millisecond
 )
 
 // keepSession keeps a session open until ctx ends.
@@ -68,6 +64,7 @@ func (m *Monitor) runSession(ctx context.Context, w watchdog, open health.Opener
 		}
 	}()
 	m.sessions++
+	var reads reads
 	for {
 		started := time.Now()
 		r, err := call(ctx, w, "reading the GPUs", s.Poll)
@@ -75,12 +72,15 @@ func (m *Monitor) runSession(ctx context.Context, w watchdog, open health.Opener
 			return err
 		}
 		m.pollDuration = time.Since(started)
+		reads.add(started, time.Now(), r.Measured)
+		reads.learnXIDs(r.Samples)
 		if err := m.checkBack(r); err != nil {
 			return err
 		}
 		apply(r)
 		config, changed := m.config.Watch()
-		if err := awaitPoll(ctx, w, s, config.Interval, changed); err != nil {
+		reads.polled(time.Now(), config.Interval)
+		if err := awaitPoll(ctx, w, s, &reads, changed); err != nil {
 			return err
 		}
 		if ctx.Err() != nil {
@@ -99,17 +99,17 @@ func (m *Monitor) setSession(s health.Session) {
 // awaitPoll returns nil when the next poll is due or ctx ends. A poll is due after the interval, after a change of the
 // configuration, when the session or an event source reports an event, and after a call that stalled, so that the source shows
 // as up again. An error ends the session.
-func awaitPoll(ctx context.Context, w watchdog, s health.Session, interval time.Duration, changed <-chan struct{}) error {
+func awaitPoll(ctx context.Context, w watchdog, s health.Session, reads *reads, changed <-chan struct{}) error {
 	polls := &w.m.eventPolls
-	dueAt := polls.next(time.Now(), interval)
+	planned := reads.pollDue()
+	dueAt := polls.next(time.Now(), planned)
 	due := time.NewTimer(time.Until(dueAt))
 	defer due.Stop()
 	watcher, _ := s.(health.XIDWatcher)
-	gaps := (interval + maxXIDGap - 1) / maxXIDGap
-	for checks := time.Duration(1); ; checks++ {
+	for {
 		var check <-chan time.Time
-		if watcher != nil && checks < gaps { // the poll is the last check
-			check = time.After(interval / gaps)
+		if at := reads.checkDue(dueAt); watcher != nil && at.Before(dueAt) { // the poll is the last check
+			check = time.After(time.Until(at))
 		}
 		select {
 		case <-ctx.Done():
@@ -122,14 +122,23 @@ func awaitPoll(ctx context.Context, w watchdog, s health.Session, interval time.
 			return nil
 		case <-w.m.eventPoll:
 			dueAt = polls.event(time.Now(), dueAt)
-			due.Reset(time.Until(dueAt))
 		case <-check:
 			started := time.Now()
-			reported, err := call(ctx, w, "checking for XIDs", watcher.XIDsChanged)
+			var measured time.Time
+			reported, err := call(ctx, w, "checking for XIDs", func(ctx context.Context) (reported bool, err error) {
+				reported, measured, err = watcher.XIDsChanged(ctx)
+				return reported, err
+			})
 			if err != nil || reported || time.Since(started) >= w.stallAfter {
 				return err
 			}
+			reads.add(started, time.Now(), measured)
+			if dueAt.Equal(planned) { // not sooner because of an event
+				planned = reads.pollDue()
+				dueAt = polls.next(time.Now(), planned)
+			}
 		}
+		due.Reset(time.Until(dueAt))
 	}
 }
 
@@ -150,9 +159,9 @@ type eventPolls struct {
 	again time.Time // the second poll because of the latest event
 }
 
-// next returns when the next poll is due without another event.
-func (p *eventPolls) next(now time.Time, interval time.Duration) time.Time {
-	if due := now.Add(interval); !p.again.After(now) || due.Before(p.again) {
+// next returns when the next poll is due without another event, if it is due at due without events.
+func (p *eventPolls) next(now, due time.Time) time.Time {
+	if !p.again.After(now) || due.Before(p.again) {
 		return due
 	}
 	return p.again

@@ -20,7 +20,7 @@ type fakeWatcher struct {
 	hang     atomic.Pointer[chan struct{}]
 }
 
-func (w *fakeWatcher) XIDsChanged(context.Context) (bool, error) {
+func (w *fakeWatcher) XIDsChanged(context.Context) (bool, time.Time, error) {
 	w.checks.Add(1)
 	w.set(func(s *fakeSource) { s.calls++; s.mostCalls = max(s.mostCalls, s.calls) })
 	defer w.set(func(s *fakeSource) { s.calls-- })
@@ -28,9 +28,9 @@ func (w *fakeWatcher) XIDsChanged(context.Context) (bool, error) {
 		<-*hang
 	}
 	if err := w.err.Load(); err != nil {
-		return false, *err
+		return false, time.Time{}, *err
 	}
-	return w.reported.Swap(false), nil
+	return w.reported.Swap(false), time.Time{}, nil
 }
 
 // hangChecks makes checks block until the function that it returns is called.

@@ -1,0 +1,139 @@
+package monitor
+
+import (
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
+
+const (
+	// maxXIDGap is the longest time between two checks for XIDs; a poll is one. One check per second costs about a tenth of
+	// a percent of a core, mostly for the wake-up.
+	maxXIDGap = 500 * time.Millisecond
+
+	// maxReads limits the reads in a second, apart from those that a shorter interval or events cause.
+	maxReads = 3
+
+	// xidPhaseLasts is how long XIDs are expected at the phase of the latest one. DCGM records them in a thread whose phase is not that
+	// of the measurements (health/dcgm/OBSERVED.md#xid-thread): only XIDs tell it, and it drifts.
+	xidPhaseLasts = 5 * time.Minute
+
+	// minReadGap is the least time from a read to a check.
+	minReadGap = 50 * time.Millisecond
+
+	// guardEvery is how often a check makes sure that the engine does not measure earlier than it did. A later measurement shows by
+	// itself: the poll sees none.
+	guardEvery = 8 * time.Second
+)
+
+// reads are the polls and checks of a session. They determine when the next ones are due: a poll once per interval, right after the
+// engine has measured, and checks between them.
+type reads struct {
+	phase    phase
+	guarded  time.Time // when a read last saw that the engine had not measured yet
+	interval time.Duration
+	polledAt time.Time // the end of the latest poll
+	nominal  time.Time // when the next poll is due if the phase is unknown
+
+	xidDelay time.Duration // from a measurement to the record of an XID
+	xidAt    time.Time     // when it was learned; zero if it is unknown
+
+	began, ended time.Time           // the latest read
+	measured     time.Time           // the engine's time of its latest measurement, as of that read; zero if unknown
+	changed      time.Time           // the latest read that saw a new measurement
+	recent       [maxReads]time.Time // when the latest reads began, oldest first
+}
+
+// add records a read, which saw that the engine has measured at a time of its own.
+func (r *reads) add(began, ended, measured time.Time) {
+	switch {
+	case measured.IsZero() || r.measured.IsZero():
+	case measured.Equal(r.measured):
+		r.phase.observe(r.ended, began, false)
+		if r.phase.narrow() && r.phase.untilAfter(began) <= measureJitter+2*readMargin {
+			r.guarded = began
+		}
+	default:
+		r.phase.observe(r.began, ended, true)
+		r.changed = ended
+	}
+	r.began, r.ended, r.measured = began, ended, measured
+	copy(r.recent[:], r.recent[1:])
+	r.recent[maxReads-1] = began
+}
+
+// learnXIDs learns when the engine records XIDs, from those of the latest read, which was a poll: only the difference of two times of
+// the engine's clock, which are at most seconds apart, counts.
+func (r *reads) learnXIDs(samples []health.Sample) {
+	for i := range samples {
+		for _, x := range samples[i].XIDs {
+			if !r.measured.IsZero() && !health.InKernelLog(x.Code) { // the time of one in the kernel log is the driver's
+				r.xidDelay, r.xidAt = (x.At.Sub(r.measured)%measurePeriod+measurePeriod)%measurePeriod, r.ended
+			}
+		}
+	}
+}
+
+// polled records that a reading was judged; the latest read was its poll. The next poll is due after the interval.
+func (r *reads) polled(now time.Time, interval time.Duration) {
+	from := now
+	// An interval that does not fit the engine's period is kept on average.
+	if fits := interval%measurePeriod == 0 || measurePeriod%interval == 0; r.phase.known() && !fits && now.Sub(r.nominal).Abs() <= min(interval, measurePeriod) {
+		from = r.nominal
+	}
+	r.polledAt, r.nominal, r.interval = now, from.Add(interval), interval
+}
+
+// pollDue returns when the next poll is due: after the measurement that is closest to the interval's end, or rather a bit later.
+func (r *reads) pollDue() time.Time {
+	at := r.nominal
+	if !r.phase.known() {
+		return at
+	}
+	reach := min(r.interval, measurePeriod)
+	if measured := r.phase.next(at.Add(-reach / 4)); measured.Sub(at) < reach*3/4 {
+		at = measured
+	}
+	if r.interval >= time.Second/maxReads {
+		at = latest(at, r.recent[0].Add(time.Second))
+	}
+	return latest(at, r.polledAt.Add(r.interval/2)) // what counts polls expects them apart
+}
+
+// checkDue returns when the next check is due if the next poll is due at poll. The poll is the check if that is not earlier.
+func (r *reads) checkDue(poll time.Time) time.Time {
+	at := r.xidDue(poll)
+	if left := poll.Sub(r.ended); left > maxXIDGap+minReadGap { // a gap that is a bit longer is no reason for another check
+		gaps := (left - minReadGap + maxXIDGap - 1) / maxXIDGap
+		at = earliest(at, r.ended.Add(left/gaps))
+	}
+	allowed := r.recent[0].Add(time.Second)
+	if probe := r.probeDue(poll); !probe.Before(allowed) && probe.Before(poll.Add(-minReadGap)) && (!r.phase.narrow() || probe.Before(at)) {
+		return probe
+	}
+	return latest(at, allowed)
+}
+
+// xidDue returns when the engine has just recorded an XID, if it has one; poll if that is not known, or the poll shows it.
+func (r *reads) xidDue(poll time.Time) time.Time {
+	if !r.phase.known() || !r.phase.narrow() || r.xidAt.IsZero() || r.ended.Sub(r.xidAt) > xidPhaseLasts {
+		return poll
+	}
+	at := latest(r.phase.next(r.ended.Add(-r.xidDelay)).Add(r.xidDelay), r.ended.Add(minReadGap))
+	if r.xidDelay < minReadGap || !at.Before(poll.Add(-minReadGap)) {
+		return poll
+	}
+	return at
+}
+
+// probeDue returns when a check is due that tells something about the phase; the poll if none does.
+func (r *reads) probeDue(poll time.Time) time.Time {
+	switch from := r.ended.Add(minReadGap); {
+	case !r.phase.known() || from.Sub(r.changed) > 2*measurePeriod: // a stalled engine is not read more often
+	case !r.phase.narrow():
+		return r.phase.middle(from)
+	case r.ended.Sub(r.guarded) >= guardEvery:
+		return r.phase.before(latest(from, poll.Add(-measurePeriod)))
+	}
+	return poll
+}

@@ -19,6 +19,8 @@ type options struct {
 	pid           int
 	onlyFloods    bool
 	onlyEngine    bool
+	onlyAlone     bool
+	old           string
 	quick, json   bool
 }
 
@@ -31,6 +33,8 @@ func main() {
 	flag.IntVar(&o.pid, "pid", 0, "process of the running agent, if it is on this machine; 0 uses its metrics")
 	flag.BoolVar(&o.onlyFloods, "floods", false, "measure only probes, scrapes and memory while thousands of clients keep connections open")
 	flag.BoolVar(&o.onlyEngine, "engine", false, "measure only what needs the scripted DCGM and NVML")
+	flag.BoolVar(&o.onlyAlone, "dcgm-alone", false, "measure only XIDs that DCGM alone reports")
+	flag.StringVar(&o.old, "old", "", "another version of the agent's binary, to measure XIDs that DCGM alone reports beside the first")
 	flag.BoolVar(&o.quick, "quick", false, "a tenth of everything: checks that it works, not how fast")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
 	flag.Parse()

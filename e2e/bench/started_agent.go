@@ -18,8 +18,12 @@ func (b *bench) measureStarted(ctx context.Context) error {
 		return b.measureFloods(ctx)
 	case b.onlyEngine:
 		return b.measureEngine(ctx)
+	case b.onlyAlone:
+		return b.measureDCGMAlone(ctx)
 	}
-	for _, part := range []func(context.Context) error{b.measureStart, b.measureEightGPUs, b.measureSixteenGPUs, b.measureMIG, b.measureEngine, b.measureFloods} {
+	for _, part := range []func(context.Context) error{
+		b.measureStart, b.measureEightGPUs, b.measureSixteenGPUs, b.measureMIG, b.measureEngine, b.measureDCGMAlone, b.measureFloods,
+	} {
 		if err := part(ctx); err != nil {
 			return err
 		}

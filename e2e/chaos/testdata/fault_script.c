@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/time.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "libdcgm.h"
@@ -15,6 +16,15 @@ enum { GPU = 1, GPUS = 8, XID = 230, ALWAYS = -1 }; // dcgm_fields.h: DCGM_FI_DE
 
 extern script_table_t script_table;
 static const char *trap = "none"; // whether a detach hangs or fails
+
+// The pace of an engine that measures by itself, once DCGM_PACE has set it. Times are of the monotonic clock in microseconds.
+static const long long SECOND = 1000000, JITTER = 50000, LATE = 200; // LATE: by which each period begins later, as threads that sleep do
+static unsigned short dice[3]; // seed of erand48
+static int paced, apart;       // whether the thread that reads events has a phase of its own
+static long long measure_phase, event_phase, measure_at, event_at; // the latest phases, and when each is due next
+static struct { unsigned gpu; int xid; } event[64];                 // that the driver has and the engine has not read
+static int events;
+static FILE *record; // of rows and reads
 
 static long long ahead; // offset of the engine's clock in microseconds
 static int empty;       // the list has no GPU
@@ -103,13 +113,77 @@ static void xid(unsigned gpu, int n) {
     script_table.value(GPU, gpu, XID, 'i', 0, at, n, 0, "");
 }
 
+static long long time_of(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return t.tv_sec * SECOND + t.tv_nsec / 1000;
+}
+static long long monotonic(void) { return time_of(CLOCK_MONOTONIC); }
+
+static long long jitter(void) { return (long long)(erand48(dice) * JITTER); }
+
+// move changes the phases, as new watches and a step of the clock do.
+static void move(void) {
+    measure_phase = event_phase = monotonic() + (long long)(erand48(dice) * SECOND);
+    if (apart) event_phase += (long long)(erand48(dice) * SECOND);
+    measure_at = measure_phase + jitter();
+    event_at = apart ? event_phase + jitter() : measure_at;
+}
+
+// read_event reads one event of all GPUs, as the engine's thread does (OBSERVED.md#xid-rate). The record has when the row was there, by
+// the machine's clock.
+static void read_event(void) {
+    if (events == 0) return;
+    xid(event[0].gpu, event[0].xid);
+    fprintf(record, "row %u %lld\n", event[0].gpu, time_of(CLOCK_REALTIME));
+    events--;
+    memmove(&event[0], &event[1], (size_t)events * sizeof(event[0]));
+}
+
+// keep_pace measures and reads an event when they are due. It returns how long until the next is due.
+static long long keep_pace(void) {
+    long long now = monotonic();
+    if (now >= measure_at) {
+        measure();
+        measure_phase += SECOND + LATE;
+        measure_at = measure_phase + jitter();
+    }
+    if (now >= event_at) {
+        read_event();
+        event_phase += SECOND + 2 * LATE;
+        event_at = apart ? event_phase + jitter() : measure_at;
+    }
+    static int calls;
+    int n = script_table.calls("dcgmEntitiesGetLatestValues");
+    if (n != calls) fprintf(record, "read 0 %lld\n", now);
+    calls = n;
+    fflush(record);
+    long long due = measure_at < event_at ? measure_at : event_at;
+    return due > now ? due - now : 0;
+}
+
+// set_pace starts the pace: "SEED together" or "SEED apart".
+static void set_pace(const char *pace) {
+    char path[300];
+    int seed = atoi(pace);
+    apart = strstr(pace, "apart") != NULL;
+    dice[0] = (unsigned short)seed, dice[1] = (unsigned short)(seed >> 16), dice[2] = 0x330e;
+    snprintf(path, sizeof(path), "%s.record", getenv("CHAOS_DCGM"));
+    record = fopen(path, "we");
+    if (record == NULL) perror(path), abort();
+    paced = 1;
+    move();
+}
+
 static void apply_line(const char *line) {
     unsigned gpu;
     int n;
     long long seconds;
     lines++;
     if (sscanf(line, "status %u %d", &gpu, &n) == 2) script_table.entity(GPU, gpu, n);
-    else if (sscanf(line, "xid %u %d", &gpu, &n) == 2 && gpu < GPUS) xid(gpu, n);
+    else if (sscanf(line, "xid %u %d", &gpu, &n) == 2 && gpu < GPUS && !paced) xid(gpu, n);
+    else if (sscanf(line, "xid %u %d", &gpu, &n) == 2 && gpu < GPUS && events < 64) event[events].gpu = gpu, event[events++].xid = n;
+    else if (strcmp(line, "move\n") == 0) move();
     else if (sscanf(line, "clock %lld", &seconds) == 1) ahead = seconds * 1000000;
     else if (strcmp(line, "empty\n") == 0) unlist();
     else if (strcmp(line, "listed\n") == 0) list();
@@ -145,6 +219,11 @@ static void *follow(void *script) {
         while (fgets(line, sizeof(line), script) != NULL) apply_line(line);
         clearerr(script);
         write_state();
+        if (paced) {
+            long long left = keep_pace();
+            usleep((useconds_t)(left < 5000 ? left : 5000));
+            continue;
+        }
         if (i % 30 == 0) measure();
         usleep(10000);
     }
@@ -158,6 +237,7 @@ __attribute__((constructor)) static void begin(void) {
     const char *path = getenv("CHAOS_DCGM");
     FILE *script = path ? fopen(path, "re") : NULL;
     if (script == NULL) perror("CHAOS_DCGM"), abort();
+    if (getenv("DCGM_PACE")) set_pace(getenv("DCGM_PACE"));
     list();
     while (fgets(line, sizeof(line), script) != NULL && strcmp(line, "ready\n") != 0) apply_line(line);
     if (pthread_create(&thread, NULL, follow, script) == 0) pthread_setname_np(thread, "script"); // e2e/bench excludes it

@@ -164,6 +164,16 @@ func (e *engine) most() (most int) {
 	return most
 }
 
+// widest returns the longest time between two reads.
+func (e *engine) widest() (gap time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for i, at := range e.reads[1:] {
+		gap = max(gap, at.Sub(e.reads[i]))
+	}
+	return gap
+}
+
 // closest returns the least time between two polls.
 func (e *engine) closest() time.Duration {
 	e.mu.Lock()
@@ -230,6 +240,9 @@ func TestPollsFollowMeasurements(t *testing.T) {
 			t.Run(fmt.Sprintf("%v/%d", tt.interval, seed), func(t *testing.T) {
 				runTestWithEngine(t, seed, tt.interval, func(t *testing.T, _ *harness, e *engine) {
 					advance(learning + tt.interval)
+					if gap := e.widest(); gap > maxXIDGap+minReadGap && tt.interval >= time.Second {
+						t.Errorf("at first: no read for %v", gap)
+					}
 					if n := e.most(); n > tt.most {
 						t.Errorf("at first: %d reads in a second, want at most %d", n, tt.most)
 					}
@@ -238,6 +251,9 @@ func TestPollsFollowMeasurements(t *testing.T) {
 					polls, want := e.count(&e.polls), int(1000*time.Second/tt.interval)
 					if polls < want*98/100-1 || polls > want*101/100+1 {
 						t.Errorf("%d polls, want about %d", polls, want)
+					}
+					if gap := e.widest(); gap > maxXIDGap+minReadGap && tt.interval >= time.Second {
+						t.Errorf("no read for %v", gap)
 					}
 					if gap := e.closest(); gap < tt.interval/2 {
 						t.Errorf("polls %v apart", gap)

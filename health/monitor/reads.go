@@ -108,7 +108,9 @@ func (r *reads) checkDue(poll time.Time) time.Time {
 		at = earliest(at, r.ended.Add(left/gaps))
 	}
 	allowed := r.recent[0].Add(time.Second)
-	if probe := r.probeDue(poll); !probe.Before(allowed) && probe.Before(poll.Add(-minReadGap)) && (!r.phase.narrow() || probe.Before(at)) {
+	probe := r.probeDue(poll)
+	instead := !r.phase.narrow() && probe.Sub(r.ended) <= maxXIDGap+minReadGap // of another check, which can come later
+	if !probe.Before(allowed) && probe.Before(poll.Add(-minReadGap)) && (instead || probe.Before(at)) {
 		return probe
 	}
 	return latest(at, allowed)

@@ -19,7 +19,9 @@ import (
 func openChild(t *testing.T, dir, address string, env ...string) (out string, code int) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	inherited := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "__DCGM_DBG_") })
+	inherited := slices.DeleteFunc(os.Environ(), func(v string) bool {
+		return strings.HasPrefix(v, "__DCGM_DBG_") || strings.HasPrefix(v, "MALLOC_ARENA_MAX=") || strings.HasPrefix(v, "GLIBC_TUNABLES=")
+	})
 	cmd.Env = slices.Concat(inherited, []string{childAddress + "=-" + address, "LD_LIBRARY_PATH=" + dir}, env)
 	b, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
@@ -104,6 +106,27 @@ func TestEngineLogDefaults(t *testing.T) {
 	} {
 		if out, code := openChild(t, libraryDir(t), tt.address, tt.env...); code != 0 || !strings.Contains(out, tt.want) {
 			t.Errorf("address %q, environment %q: exit code %d and %q, want %q", tt.address, tt.env, code, out, tt.want)
+		}
+	}
+}
+
+// TestOneArena checks that all threads share one arena of glibc, in which small allocations do not follow a message, unless the
+// environment says otherwise.
+func TestOneArena(t *testing.T) {
+	if b := newFixture(t, 0); b.lib.Arenas() == 0 {
+		t.Skip("not glibc")
+	}
+	for _, tt := range []struct {
+		env  string
+		want string
+	}{
+		{"", "arenas: 1, gap: true\n"},
+		{"MALLOC_ARENA_MAX=3", "arenas: 3, "},
+		{"GLIBC_TUNABLES=glibc.malloc.arena_max=3", "arenas: 3, "},
+		{"GLIBC_TUNABLES=glibc.malloc.tcache_count=0", "arenas: 1, gap: true\n"},
+	} {
+		if out, code := openChild(t, libraryDir(t), "", tt.env); code != 0 || !strings.Contains(out, tt.want) {
+			t.Errorf("environment %q: exit code %d and %q, want %q", tt.env, code, out, tt.want)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -25,6 +26,9 @@ import (
 // stands for an embedded engine.
 const childAddress = "GNA_TEST_OPEN"
 
+// childThreads is the number of threads in which a child polls.
+const childThreads = 8
+
 // childFailed is the exit code of a child whose Open returned an error.
 const childFailed = 3
 
@@ -39,18 +43,38 @@ func child(address string) int {
 	s, err := Open(context.Background(), Config{Address: address, Attach: true}, zap.NewNop())
 	if lib, found := script.Find(); found == nil {
 		fmt.Println("log:", lib.Log())
+		defer func() { fmt.Printf("arenas: %d, gap: %v\n", lib.Arenas(), lib.Gap()) }()
 	}
 	if err != nil {
 		fmt.Println(err)
 		return childFailed
 	}
 	fmt.Println("opened")
+	pollInThreads(s)
 	fmt.Println("detach:", s.(health.Detacher).Detach(context.Background()))
 	if err := s.Close(); err != nil {
 		fmt.Println("close:", err)
 		return 1
 	}
 	return 0
+}
+
+// pollInThreads polls in childThreads threads that exist at the same time.
+func pollInThreads(s health.Session) {
+	var polled, wg sync.WaitGroup
+	polled.Add(childThreads)
+	for range childThreads {
+		wg.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			if _, err := s.Poll(context.Background()); err != nil {
+				fmt.Println("poll:", err)
+			}
+			polled.Done()
+			polled.Wait()
+		})
+	}
+	wg.Wait()
 }
 
 func run(m *testing.M) int {
@@ -83,7 +107,7 @@ func compile(dir string, flags ...string) (string, error) {
 	args := append([]string{
 		"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
 		"-Wl,-soname," + soname, "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
-		"-o", path, "testdata/libdcgm.c", "testdata/groups.c", "testdata/checks.c", "testdata/entities.c", "testdata/script.c", "-lpthread",
+		"-o", path, "testdata/libdcgm.c", "testdata/groups.c", "testdata/checks.c", "testdata/entities.c", "testdata/messages.c", "testdata/script.c", "-lpthread",
 	}, flags...)
 	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("compile: %w\n%s", err, out)

@@ -179,6 +179,7 @@ static void apply_line(const char *line) {
     unsigned gpu;
     int n;
     long long seconds;
+    int every;
     lines++;
     if (sscanf(line, "status %u %d", &gpu, &n) == 2) script_table.entity(GPU, gpu, n);
     else if (sscanf(line, "xid %u %d", &gpu, &n) == 2 && gpu < GPUS && !paced) xid(gpu, n);
@@ -195,6 +196,8 @@ static void apply_line(const char *line) {
     else if (strcmp(line, "refuse\n") == 0) script_table.fail("dcgmDetachDriver", -11, 1), trap = "refuse"; // DCGM_ST_TIMEOUT
     else if (strcmp(line, "trap\n") == 0) script_table.hang("dcgmDetachDriver"), trap = "hang";
     else if (strcmp(line, "up\n") == 0) script_table.blind(0), script_table.fail("", 0, 0), script_table.release(), trap = "none";
+    else if (sscanf(line, "message %d", &n) == 1) script_table.message(n);
+    else if (sscanf(line, "callers %d %d", &n, &every) == 2) script_table.callers(n, every);
     else fprintf(stderr, "libdcgm: unknown line: %s", line), abort();
 }
 

@@ -196,6 +196,7 @@ EXPORT dcgmReturn_t dcgmEntitiesGetLatestValues(dcgmHandle_t handle, dcgmGroupEn
                                                 unsigned short fields[], unsigned int fieldCount, unsigned int flags,
                                                 dcgmFieldValue_v2 values[]) {
     ENTER
+    allocate_message();
     if (fieldCount > MAX_FIELDS) return leave(DCGM_ST_BADPARAM);
     if (!has_fields(engine_version(), fields, fieldCount)) return leave(DCGM_ST_UNKNOWN_FIELD);
     for (unsigned j = 0; j < fieldCount; j++)
@@ -233,6 +234,7 @@ EXPORT dcgmReturn_t dcgmEntitiesGetLatestValues(dcgmHandle_t handle, dcgmGroupEn
 EXPORT dcgmReturn_t dcgmGetValuesSince_v2(dcgmHandle_t handle, dcgmGpuGrp_t group, dcgmFieldGrp_t fields, long long since,
                                           long long *next, dcgmFieldValueEntityEnumeration_f callback, void *user) {
     ENTER
+    allocate_message();
     group_t *g = group_of(group);
     if (g == NULL || fields_of(fields) == NULL) return leave(DCGM_ST_BADPARAM);
     *next = since;

@@ -214,6 +214,7 @@ EXPORT dcgmReturn_t dcgmGetGpuStatus(dcgmHandle_t handle, unsigned int gpu, Dcgm
 
 EXPORT dcgmReturn_t dcgmGetDeviceAttributes(dcgmHandle_t handle, unsigned int gpu, dcgmDeviceAttributes_t *attributes) {
     ENTER
+    allocate_message();
     entity_t *e = find(DCGM_FE_GPU, gpu);
     if (e == NULL) return leave(DCGM_ST_OK); // without a UUID (OBSERVED.md#missing-gpu-attributes)
     snprintf(attributes->identifiers.uuid, sizeof(attributes->identifiers.uuid), "%s", e->gpu);

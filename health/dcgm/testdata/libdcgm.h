@@ -92,6 +92,7 @@ typedef struct {
     int fail_code, fail_times;
     char hang[64];
     int hanging;
+    int message;    // bytes; see allocate_message
     int names;
     char name[96][48];
     int called[96];
@@ -103,6 +104,15 @@ extern state_t state HIDDEN;
 // lock; leave releases it.
 int enter(const char *function, int needs_connection) HIDDEN;
 dcgmReturn_t leave(int result) HIDDEN;
+
+// allocate_message allocates, clears and frees a message in the calling thread, as libdcgm does in each read of values
+// (OBSERVED.md#messages). It does nothing until a test sets the size. The caller holds the lock.
+void allocate_message(void) HIDDEN;
+// The functions of messages.c in the table (script.h).
+void message(int bytes) HIDDEN;
+void callers(int n, int every) HIDDEN;
+int arenas(void) HIDDEN;
+int gap(void) HIDDEN;
 
 // ENTER starts a function that needs a connection.
 #define ENTER                                        \

@@ -295,6 +295,6 @@ EXPORT script_table_t script_table = {
     .reset = reset, .refuse = refuse, .entity = entity, .drop = drop, .instance = instance, .profile = profile, .value = value, .row = row, .xid = xid,
     .clock = clock_, .hold = hold, .empty = empty,
     .link = link_, .incident = incident, .profiling = profiling,
-    .blind = blind, .engine = engine, .library = library, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
+    .blind = blind, .engine = engine, .library = library, .message = message, .callers = callers, .arenas = arenas, .gap = gap, .fail = fail, .hang = hang, .wait_hanging = wait_hanging, .release = release,
     .calls = calls, .watch = watch, .handlers = handlers, .stats = &state.stats,
 };

@@ -39,6 +39,9 @@ typedef struct {
     void (*blind)(int is);                                  // make all values blank; the start of an embedded engine ends it
     void (*engine)(const char *version);                    // of the host engine
     void (*library)(const char *version);                   // of the library, and so of an embedded engine
+    void (*message)(int bytes);                             // what each read of values allocates in its thread; 0 at first
+    int (*arenas)(void);                                    // of glibc in this process; 0 with another C library
+    int (*gap)(void);                                       // whether a block allocated beside a message precedes it in the heap
     void (*fail)(const char *function, int code, int times); // "*": every call that needs a connection; times < 0: always
     void (*hang)(const char *function);                     // make its next call block
     void (*wait_hanging)(void);                             // return when it does
@@ -47,6 +50,7 @@ typedef struct {
     // How a field is watched; returns 0 if it is not.
     int (*watch)(int kind, unsigned id, unsigned field, long long *every, double *age, int *samples);
     int (*handlers)(unsigned long long *handler, int n);    // of this process's signals, from 1
+    void (*callers)(int n, int every);                      // threads that read values every 3.2 s; one more begins each so many ms
 } script_table_t;
 
 #endif

@@ -39,6 +39,8 @@ static void profiling(script_table_t *t, unsigned gpu, unsigned field) { t->prof
 static void blind(script_table_t *t) { t->blind(1); }
 static void engine(script_table_t *t, char *version) { t->engine(version); }
 static void set_library(script_table_t *t, char *version) { t->library(version); }
+static int arenas(script_table_t *t) { return t->arenas(); }
+static int gap(script_table_t *t) { return t->gap(); }
 static void fail(script_table_t *t, char *function, int code, int times) { t->fail(function, code, times); }
 static void hang(script_table_t *t, char *function) { t->hang(function); }
 static void wait_hanging(script_table_t *t) { t->wait_hanging(); }
@@ -225,6 +227,12 @@ func (l *Library) Initialized() bool { return l.table.stats.initialized != 0 }
 func (l *Library) Address() (address string, isSocket bool) {
 	return C.GoString(&l.table.stats.address[0]), l.table.stats.is_socket != 0
 }
+
+// Arenas returns the number of arenas of glibc's malloc in this process; 0 with another C library.
+func (l *Library) Arenas() int { return int(C.arenas(l.table)) }
+
+// Gap reports whether a block that is allocated beside a message of libdcgm precedes it in the heap.
+func (l *Library) Gap() bool { return C.gap(l.table) != 0 }
 
 // Widest returns the maximum number of values requested in one call.
 func (l *Library) Widest() int { return int(l.table.stats.widest) }

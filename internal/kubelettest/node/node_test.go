@@ -51,7 +51,7 @@ func TestUsageOf(t *testing.T) {
 	for start := time.Now(); err == nil && u.CPU == 0 && time.Since(start) < time.Minute; { // reading /proc uses CPU time
 		u, err = UsageOf(os.Getpid())
 	}
-	if err != nil || u.CPU == 0 || u.RSS < 1<<20 || u.Threads < 2 || u.Files < 4 {
+	if err != nil || u.CPU == 0 || u.RSS < 1<<20 || u.Anon < 1<<20 || u.Anon >= u.RSS || u.Threads < 2 || u.Files < 4 {
 		t.Errorf("UsageOf = %+v, %v", u, err)
 	}
 	if _, err := UsageOf(1 << 30); err == nil {

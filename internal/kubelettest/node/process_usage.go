@@ -13,6 +13,7 @@ import (
 type Usage struct {
 	CPU     time.Duration // since its start, user and system
 	RSS     uint64        // bytes
+	Anon    uint64        // bytes of RSS that belong to no file and are not shared
 	Threads int
 	Files   int // open descriptors
 }
@@ -40,7 +41,25 @@ func UsageOf(pid int) (u Usage, err error) {
 	u = Usage{
 		CPU: time.Duration(n[utime]+n[stime]) * tick, RSS: n[rss] * uint64(os.Getpagesize()), Threads: int(n[threads]),
 	}
+	if u.Anon, err = anonymous(dir); err != nil {
+		return u, err
+	}
 	files, err := os.ReadDir(filepath.Join(dir, "fd"))
 	u.Files = len(files)
 	return u, err
+}
+
+// anonymous returns the RssAnon of proc_pid_status(5) in bytes. dir is the process's in /proc.
+func anonymous(dir string) (uint64, error) {
+	status, err := os.ReadFile(filepath.Join(dir, "status"))
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		var kib uint64
+		if n, _ := fmt.Sscanf(line, "RssAnon: %d kB", &kib); n == 1 {
+			return kib << 10, nil
+		}
+	}
+	return 0, fmt.Errorf("%s/status: no RssAnon", dir)
 }

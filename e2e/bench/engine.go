@@ -17,6 +17,8 @@ import (
 const (
 	engineGPUs   = 8
 	xidNumber    = 48
+	dcgmScript   = "script"
+	nvmlSocket   = "nvml.sock"
 	scriptThread = "script" // name of the threads of e2e/chaos/testdata/fault_script.c and of health/nvml/testdata/script.c
 )
 
@@ -32,21 +34,10 @@ func (b *bench) measureEngine(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	for _, script := range []string{"e2e/chaos/testdata/build-libdcgm", "health/nvml/testdata/build-libnvidia-ml"} {
-		if out, err := exec.CommandContext(ctx, filepath.Join(b.repo, script), dir).CombinedOutput(); err != nil { //nolint:gosec // of the repository
-			return fmt.Errorf("%s: %w\n%s", script, err, out)
-		}
-	}
-	script := filepath.Join(dir, "script")
-	lines := []byte("up\n")
-	for gpu := range engineGPUs {
-		lines = fmt.Appendf(lines, "status %d 1\n", gpu) // dcgm_structs.h: DcgmEntityStatusOk
-	}
-	if err := os.WriteFile(script, append(lines, "ready\n"...), 0o600); err != nil {
+	if err := b.buildScripted(ctx, dir); err != nil {
 		return err
 	}
-	nvml := filepath.Join(dir, "nvml.sock")
-	r, err := startSource(ctx, b.agent, "mode: embedded", engineGPUs, "LD_LIBRARY_PATH="+dir, "CHAOS_DCGM="+script, "NVML_SCRIPT="+nvml)
+	r, err := b.startScripted(ctx, dir, dir, "mode: embedded", "")
 	if err != nil {
 		return err
 	}
@@ -54,16 +45,41 @@ func (b *bench) measureEngine(ctx context.Context) (err error) {
 	if err := b.measureEngineIdle(ctx, r.Pid()); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(script, os.O_APPEND|os.O_WRONLY, 0)
+	f, err := os.OpenFile(filepath.Join(dir, dcgmScript), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = f.Close() }()
 	dcgm := &engineScript{f}
-	if err := b.measureDriverEvents(ctx, r, nvml, dcgm); err != nil {
+	if err := b.measureDriverEvents(ctx, r, filepath.Join(dir, nvmlSocket), dcgm); err != nil {
 		return err
 	}
 	return b.measureXIDs(ctx, r, dcgm)
+}
+
+// buildScripted builds the scripted DCGM and NVML in a directory.
+func (b *bench) buildScripted(ctx context.Context, dir string) error {
+	for _, script := range []string{"e2e/chaos/testdata/build-libdcgm", "health/nvml/testdata/build-libnvidia-ml"} {
+		if out, err := exec.CommandContext(ctx, filepath.Join(b.repo, script), dir).CombinedOutput(); err != nil { //nolint:gosec // of the repository
+			return fmt.Errorf("%s: %w\n%s", script, err, out)
+		}
+	}
+	return nil
+}
+
+// startScripted starts an agent with the scripted libraries of a directory, which the files in another one control. lines are
+// those of DCGM's script that apply from the start, beside the GPUs.
+func (b *bench) startScripted(ctx context.Context, libraries, control, source, lines string, env ...string) (*testNode, error) {
+	script := []byte("up\n" + lines)
+	for gpu := range engineGPUs {
+		script = fmt.Appendf(script, "status %d 1\n", gpu) // dcgm_structs.h: DcgmEntityStatusOk
+	}
+	path := filepath.Join(control, dcgmScript)
+	if err := os.WriteFile(path, append(script, "ready\n"...), 0o600); err != nil {
+		return nil, err
+	}
+	return startSource(ctx, b.agent, source, engineGPUs,
+		append(env, "LD_LIBRARY_PATH="+libraries, "CHAOS_DCGM="+path, "NVML_SCRIPT="+filepath.Join(control, nvmlSocket))...)
 }
 
 // engineScript controls the scripted DCGM in the agent.

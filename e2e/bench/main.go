@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 )
 
 type options struct {
@@ -22,6 +23,7 @@ type options struct {
 	onlyAlone     bool
 	old           string
 	quick, json   bool
+	onlySoak      time.Duration
 }
 
 func main() {
@@ -37,6 +39,7 @@ func main() {
 	flag.StringVar(&o.old, "old", "", "another version of the agent's binary, to measure XIDs that DCGM alone reports beside the first")
 	flag.BoolVar(&o.quick, "quick", false, "a tenth of everything: checks that it works, not how fast")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
+	flag.DurationVar(&o.onlySoak, "soak", 0, "measure only what one arena of glibc changes: memory over this time, then latencies")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()

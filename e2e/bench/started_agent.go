@@ -20,15 +20,39 @@ func (b *bench) measureStarted(ctx context.Context) error {
 		return b.measureEngine(ctx)
 	case b.onlyAlone:
 		return b.measureDCGMAlone(ctx)
+	case b.onlySoak != 0:
+		return errors.Join(b.measureSoak(ctx, b.onlySoak), b.measureArenaLatency(ctx))
 	}
-	for _, part := range []func(context.Context) error{
+	parts := []func(context.Context) error{
 		b.measureStart, b.measureEightGPUs, b.measureSixteenGPUs, b.measureMIG, b.measureEngine, b.measureDCGMAlone, b.measureFloods,
-	} {
+		b.measureBindings,
+	}
+	if !b.quick {
+		return inOrder(ctx, append(parts, b.soakBriefly))
+	}
+	// Beside the others, whose figures are too few to rely on anyway.
+	soak := &bench{options: b.options}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	soaked := make(chan error, 1)
+	go func() { soaked <- soak.soakBriefly(ctx) }()
+	err := inOrder(ctx, parts)
+	if err != nil {
+		cancel()
+	}
+	err = errors.Join(err, <-soaked)
+	b.table.Rows, b.table.Left = append(b.table.Rows, soak.table.Rows...), append(b.table.Left, soak.table.Left...)
+	return err
+}
+
+// inOrder measures one part after the other.
+func inOrder(ctx context.Context, parts []func(context.Context) error) error {
+	for _, part := range parts {
 		if err := part(ctx); err != nil {
 			return err
 		}
 	}
-	return b.measureBindings(ctx)
+	return nil
 }
 
 // measureStart measures the time until the kubelet has the devices.

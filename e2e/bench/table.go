@@ -48,13 +48,20 @@ func (t *table) addDurations(what string, took []time.Duration, aim float64) {
 		t.notMeasured("%s: no measurements", what)
 		return
 	}
-	took = slices.Clone(took)
-	slices.Sort(took)
-	at := func(p int) *float64 { // the smallest value that p percent do not exceed
-		ms := float64(took[max(0, (len(took)*p+99)/100-1)]) / float64(time.Millisecond)
-		return &ms
-	}
-	t.Rows = append(t.Rows, row{What: what, N: len(took), P50: at(50), P99: at(99), Unit: "ms", Aim: aimed(aim)})
+	p50, p99 := percentile(took, 50), percentile(took, 99)
+	t.Rows = append(t.Rows, row{What: what, N: len(took), P50: &p50, P99: &p99, Unit: "ms", Aim: aimed(aim)})
+}
+
+// addRatio adds a row with the percentiles of durations divided by those of others. There must be some of both.
+func (t *table) addRatio(what string, took, others []time.Duration) {
+	p50, p99 := percentile(took, 50)/percentile(others, 50), percentile(took, 99)/percentile(others, 99)
+	t.Rows = append(t.Rows, row{What: what, N: len(took), P50: &p50, P99: &p99, Unit: "times"})
+}
+
+// percentile returns the smallest duration in milliseconds that p percent do not exceed.
+func percentile(took []time.Duration, p int) float64 {
+	took = slices.Sorted(slices.Values(took))
+	return float64(took[max(0, (len(took)*p+99)/100-1)]) / float64(time.Millisecond)
 }
 
 // addMedian adds a row like spread, whose aim is for p50.

@@ -230,7 +230,9 @@ func FuzzControlLog(f *testing.F) {
 func FuzzDesiredFile(f *testing.F) {
 	f.Add(`{"version":1,"control":"c","stopped":true,"daemons":[{"device":"GPU-a","gpu":"GPU-a","index":0,"mig":false,"threadPercentage":25,"pinnedMemory":1,"leaving":true}]}`)
 	f.Add(`{"version":2}`)
-	f.Add(`{"version":1,"control":"c","daemons":[{"device":"../a","gpu":"GPU-a"}]}`)
+	f.Add(`{"version":1,"daemons":[{"device":"../a","gpu":"GPU-a"}]}`)
+	f.Add(`{"version":1,"daemons":[{"device":"..","gpu":"GPU-a"}]}`)
+	f.Add(`{"version":1,"daemons":[{"device":"GPU-a","gpu":".."}]}`)
 	f.Fuzz(func(t *testing.T, text string) {
 		d, err := parseDesired([]byte(text))
 		if err != nil {
@@ -240,6 +242,9 @@ func FuzzDesiredFile(f *testing.F) {
 		for _, daemon := range d.Daemons {
 			if dir := root.PipeDir(daemon.Device); !strings.HasPrefix(dir, "/run/mps/") || filepath.Dir(filepath.Dir(dir)) != "/run/mps" {
 				t.Errorf("%q: %s", daemon.Device, dir)
+			}
+			if file := root.computeModeFile(daemon.GPU); filepath.Dir(filepath.Dir(file)) != "/run/mps" {
+				t.Errorf("%q: %s", daemon.GPU, file)
 			}
 			if s := newDesiredDaemon(daemon.spec(), daemon.Leaving); s != daemon {
 				t.Errorf("%+v, want %+v", s, daemon)

@@ -608,7 +608,17 @@ func TestSupervisorKeepsDaemonsWithoutAGoodFile(t *testing.T) {
 	n.want(gpuA)
 	n.reload()
 	before := n.awaitServing(gpuA)[gpuA]
-	for name, text := range map[string]string{"torn": `{"version":1,"dae`, "newer": `{"version":1000}`} {
+	daemon := func(device, gpu string) string {
+		return fmt.Sprintf(`{"version":1,"daemons":[{"device":%q,"gpu":%q}]}`, device, gpu)
+	}
+	const a = string(gpuA)
+	for name, text := range map[string]string{
+		"torn": `{"version":1,"dae`, "newer": `{"version":1000}`, "older": `{"version":0}`, "large": `{"version":1}` + strings.Repeat(" ", maxDesiredFile),
+		"no device": daemon("", a), "device above": daemon("..", a), "device below": daemon("GPU-a/b", a), "device elsewhere": daemon("../GPU-a", a),
+		"device with a space": daemon("GPU-a b", a), "long device": daemon("GPU-"+strings.Repeat("a", 97), a),
+		"no GPU": daemon(a, ""), "GPU above": daemon(a, ".."), "GPU elsewhere": daemon(a, "/etc"),
+		"twice": fmt.Sprintf(`{"version":1,"daemons":[{"device":%q,"gpu":%[1]q},{"device":%[1]q,"gpu":%[1]q}]}`, a),
+	} {
 		if err := os.WriteFile(n.root.DesiredFile(), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}

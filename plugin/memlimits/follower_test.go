@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -595,6 +596,28 @@ func TestFollowerRepeatsExamination(t *testing.T) {
 	})
 }
 
+// A device that has returned is not examined as seldom as one that fails for long.
+func TestFollowerExaminesReturnedDevice(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.driver.unsupported["GPU-a"] = errDriver
+		n.start()
+		defer n.stop()
+		n.wait(time.Hour)
+		setPresence := func(p health.Presence) {
+			s := *n.snapshots.Load()
+			s.Devices = slices.Clone(s.Devices)
+			s.Devices[0].Sample.Presence = p
+			n.snapshots.Store(&s)
+			n.wait(refresh)
+		}
+		setPresence(health.Lost)
+		setPresence(health.Present)
+		n.driver.change(func() { n.driver.unsupported = nil }) // it was not ready for a moment
+		n.wait(refresh)
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+	})
+}
+
 // After a detach the driver can be an older one.
 func TestFollowerAfterDetach(t *testing.T) {
 	onNode(t, func(n *node) {
@@ -703,6 +726,24 @@ func TestFollowerWithoutMemorySharing(t *testing.T) {
 		if n.Capabilities().Load() != nil || n.driver.opened != 0 {
 			t.Errorf("%+v", n.Capabilities().Load())
 		}
+	})
+}
+
+// A container that starts again while its last start still ends uses the memory of both.
+func TestFollowerAddsGroupsOfContainer(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 4)
+		n.run("one", 1)
+		last := n.run("one", 2)
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a one 4/4Gi driver used 6")
+		n.driver.change(func() { // one without a limit is enough
+			n.driver.ignoreSet = true
+			delete(n.driver.limits, target{"GPU-a", last})
+		})
+		n.wait(refresh)
+		n.expect("GPU-a one 4/4Gi none used 3 reason")
 	})
 }
 

@@ -144,6 +144,23 @@ func TestHandover(t *testing.T) {
 	})
 }
 
+// What the plugin allocated just before it stopped is in no answer of the kubelet that was asked earlier.
+func TestHandoverAsksAgainAfterStop(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, snapshot(1))
+	h.p.timing.settle = 500 * time.Millisecond
+	h.register()
+	h.setConfig(func(c *Config) { c.API = APIDRA })
+	h.waitPlugin(func(s Status) bool { return s.Off && s.Err == "" })
+	stopped, released := h.logs.FilterMessage("resource no longer served").All(), h.logs.FilterMessage(msgReleased).All()
+	if len(stopped) != 1 || len(released) != 1 {
+		t.Fatalf("stopped %v, released %v", stopped, released)
+	}
+	if d := released[0].Time.Sub(stopped[0].Time); d < h.p.timing.settle {
+		t.Errorf("released %v after the stop, want at least %v", d, h.p.timing.settle)
+	}
+}
+
 // While dynamic resource allocation has the devices, it orders the MPS daemons of its claims, whatever the configuration says.
 func TestHandoverMPS(t *testing.T) {
 	t.Parallel()

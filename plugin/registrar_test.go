@@ -274,6 +274,45 @@ func TestRegistrarSettlesAfterDroppedStream(t *testing.T) {
 	})
 }
 
+// A kubelet that drops the plugin again and again gets registrations less and less often, up to a limit.
+func TestRegistrarSlowsRetries(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, snapshot(1))
+	h.p.timing.streamTimeout = time.Hour // no registration lasts so long that the delay starts again
+	h.p.timing.retryMin, h.p.timing.retryMax = 20*time.Millisecond, 160*time.Millisecond
+	k := h.register()
+	delay := h.p.timing.retryMin
+	for n := 1; n <= 13; n++ { // without the limit, the last delay would be longer than the test may take
+		h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return listed(1, 1)(res) && res.Registrations == n })
+		h.waitStatus(isRegistered)
+		start := time.Now()
+		k.Drop(gpu)
+		h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return res.Registrations == n+1 })
+		if d := time.Since(start); d < delay {
+			t.Errorf("registered again %v after the end of registration %d, want at least %v", d, n, delay)
+		}
+		delay = min(2*delay, h.p.timing.retryMax)
+	}
+}
+
+// The end of a registration that has lasted delays the next one by no more than the settle time.
+func TestRegistrarRetriesAtOnceAfterLastingRegistration(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, snapshot(1))
+	h.p.timing.retryMin, h.p.timing.retryMax = time.Hour, time.Hour
+	k := h.register()
+	<-time.After(h.p.timing.streamTimeout + h.p.timing.poll)
+	k.Drop(gpu)
+	h.waitResource(k, gpu, func(res kubelettest.Resource) bool { return listed(1, 1)(res) && res.Registrations == 2 })
+	h.waitStatus(isRegistered)
+	k.Drop(gpu)
+	ctx, cancel := context.WithTimeout(h.ctx, 10*h.p.timing.settle)
+	defer cancel()
+	if s, err := k.WaitFor(ctx, func(s kubelettest.State) bool { return s.Resources[gpu].Registrations > 2 }); err == nil {
+		t.Errorf("registered again after a registration that has not lasted: %+v", s)
+	}
+}
+
 // With two streams open, the end of the older one makes the kubelet close the newer one.
 func TestRegistrarRegistersAfterNewerStreamEnds(t *testing.T) {
 	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {

@@ -44,7 +44,6 @@ func (r *retry) failed(now time.Time) {
 func (d *driver) close() {
 	if d.limiter != nil {
 		d.release()
-		d.limiter, d.release = nil, nil
 	}
 }
 
@@ -55,10 +54,7 @@ func (d *driver) examine(ctx context.Context, snap *health.Snapshot, now time.Ti
 	}
 	if d.limiter == nil && !now.Before(d.retry.at) {
 		if d.limiter, d.release, d.openErr = d.open(); d.openErr != nil {
-			d.limiter = nil
 			d.retry.failed(now)
-		} else {
-			d.retry = retry{}
 		}
 	}
 	if d.limiter == nil {

@@ -284,9 +284,6 @@ func (e *enforcer) update(t target, l limit, bytes uint64, now time.Time) limit 
 
 // readAndSet reads the limits of a target. If the hard limit is too high, it sets the limits and reads them again.
 func (e *enforcer) readAndSet(t target, bytes uint64) (found health.MemoryLimits, setErr, err error) {
-	if e.driver.limiter == nil {
-		return found, nil, e.driver.openErr
-	}
 	found, err = e.readLimits(t)
 	if err != nil || found.Hard <= bytes {
 		return found, nil, err

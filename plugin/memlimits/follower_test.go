@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -37,6 +38,7 @@ type fakeDriver struct {
 	openErr     error
 	err         error         // of Limits and SetLimits
 	setErr      error         // of SetLimits
+	errAfterSet error         // err from the next SetLimits on
 	ignoreSet   bool          // SetLimits has no effect
 	hang        chan struct{} // not nil: Limits and Supported hang until it is closed
 
@@ -105,6 +107,7 @@ func (d *fakeDriver) SetLimits(id health.DeviceID, cgroup string, soft, hard uin
 	if err := cmpErr(d.err, d.setErr); err != nil {
 		return err
 	}
+	d.err = d.errAfterSet
 	if !d.ignoreSet {
 		d.limits[target{id, cgroup}] = health.MemoryLimits{Soft: soft, Hard: hard, Used: 3 * gib}
 	}
@@ -275,7 +278,7 @@ func (n *node) expect(want ...string) {
 	if s := n.Latest().Load(); s != nil {
 		for _, c := range s.Containers {
 			text := fmt.Sprintf("%s %s %d/%dGi %s", c.Device, c.Pod, c.Units, c.Limit/gib, c.Enforcement)
-			if c.HasUsed {
+			if c.HasUsed || c.Used > 0 {
 				text += fmt.Sprintf(" used %d", c.Used/gib)
 			}
 			if c.Reason != "" {
@@ -415,18 +418,31 @@ func TestFollowerJudgesFoundLimits(t *testing.T) {
 		change func(n *node, t target)
 		want   string
 		sets   int
+		reason string
 	}{
-		"set by the hook":                          {func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 10 * gib, Used: gib} }, "driver used 1", 0},
-		"tighter, by the container's environment":  {func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 4 * gib} }, "driver used 0", 0},
-		"too high, by the container's environment": {func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 80 * gib} }, "driver used 3", 1},
-		"none":               {func(*node, target) {}, "driver used 3", 1},
-		"set refused":        {func(n *node, _ target) { n.driver.setErr = errDriver }, "none reason", 1},
-		"set without effect": {func(n *node, _ target) { n.driver.ignoreSet = true }, "none reason", 1},
-		"set without effect, was too high": {func(n *node, t target) {
+		"set by the hook": {change: func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 10 * gib, Used: gib} }, want: "driver used 1"},
+		"tighter, by the container's environment": {
+			change: func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 4 * gib} }, want: "driver used 0",
+		},
+		"too high, by the container's environment": {
+			change: func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 80 * gib} }, want: "driver used 3", sets: 1,
+		},
+		"none": {change: func(*node, target) {}, want: "driver used 3", sets: 1},
+		"set refused": {
+			change: func(n *node, _ target) { n.driver.setErr = errDriver }, want: "none reason", sets: 1,
+			reason: "expected a limit of 10240 MiB, found none: driver error",
+		},
+		"set without effect": {
+			change: func(n *node, _ target) { n.driver.ignoreSet = true }, want: "none reason", sets: 1, reason: "expected a limit of 10240 MiB, found none",
+		},
+		"set without effect, was too high": {change: func(n *node, t target) {
 			n.driver.ignoreSet = true
 			n.driver.limits[t] = health.MemoryLimits{Hard: 80 * gib, Used: gib}
-		}, "none used 1 reason", 1},
-		"read fails": {func(n *node, _ target) { n.driver.err = errDriver }, "none reason", 0},
+		}, want: "none used 1 reason", sets: 1, reason: "expected a limit of 10240 MiB, found 81920 MiB"},
+		"read fails": {change: func(n *node, _ target) { n.driver.err = errDriver }, want: "none reason", reason: "its limits cannot be read: driver error"},
+		"read back fails": {
+			change: func(n *node, _ target) { n.driver.errAfterSet = errDriver }, want: "none reason", sets: 1, reason: "its limits cannot be read: driver error",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onNode(t, func(n *node) {
@@ -436,6 +452,9 @@ func TestFollowerJudgesFoundLimits(t *testing.T) {
 				n.start()
 				defer n.stop()
 				n.expect("GPU-a one 10/10Gi " + test.want)
+				if c := n.Latest().Load().Containers[0]; c.Reason != test.reason {
+					t.Errorf("reason %q", c.Reason)
+				}
 				if sets := n.takeSets(); len(sets) != test.sets {
 					n.Errorf("%q", sets)
 				}
@@ -492,31 +511,38 @@ func TestFollowerLosesLimits(t *testing.T) {
 
 func TestFollowerExaminesNode(t *testing.T) {
 	both := func(a, b bool) map[health.DeviceID]bool { return map[health.DeviceID]bool{"GPU-a": a, "GPU-b": b} }
+	hooked := func(change func(n *node)) func(n *node) {
+		return func(n *node) { n.hooks = both(true, true); change(n) }
+	}
+	unknown := func(n *node) { n.holders.Store(&podresources.Holders{Err: "error"}) }
+	withoutLogs := func(n *node) { n.remove("log/pods") }
 	for name, test := range map[string]struct {
 		change func(n *node)
 		hook   bool
 		want   map[health.DeviceID]bool
+		reason string // a part, of the devices without limits, else of the containers
 	}{
-		"agent":                  {func(*node) {}, false, both(true, true)},
-		"hooks":                  {func(n *node) { n.hooks = both(true, true) }, true, both(true, true)},
-		"hooks only":             {func(n *node) { n.hooks = both(true, true); n.withoutAdmin() }, true, both(true, true)},
-		"one hook":               {func(n *node) { n.hooks = both(true, false); n.withoutAdmin() }, true, both(true, false)},
-		"nobody":                 {(*node).withoutAdmin, false, both(false, false)},
-		"old driver":             {func(n *node) { n.driver.unsupported["GPU-b"] = errDriver }, false, both(true, false)},
-		"no driver":              {func(n *node) { n.driver.openErr = errDriver }, false, both(false, false)},
-		"cgroup v1":              {func(n *node) { n.hooks = both(true, true); n.remove("cgroup/cgroup.controllers") }, false, both(false, false)},
-		"own cgroups":            {func(n *node) { n.remove("cgroup/kubepods") }, false, both(false, false)},
-		"no pod logs":            {func(n *node) { n.remove("log/pods") }, false, both(false, false)},
-		"no log links":           {func(n *node) { n.remove("log/containers") }, false, both(false, false)},
-		"MIG":                    {func(n *node) { n.setDevices("615.10", "MIG-1") }, false, map[health.DeviceID]bool{"MIG-1": false}},
-		"holders unknown":        {func(n *node) { n.holders.Store(&podresources.Holders{Err: "error"}) }, false, both(false, false)},
-		"holders unknown, hooks": {func(n *node) { n.hooks = both(true, true); n.holders.Store(&podresources.Holders{Err: "error"}) }, true, both(true, true)},
-		"holders not asked for":  {func(n *node) { n.holders.Store(&podresources.Holders{Err: "error", Pending: true}) }, false, both(true, true)},
+		"agent":                  {func(*node) {}, false, both(true, true), ""},
+		"hooks":                  {hooked(func(*node) {}), true, both(true, true), ""},
+		"hooks only":             {hooked((*node).withoutAdmin), true, both(true, true), ""},
+		"one hook":               {func(n *node) { n.hooks = both(true, false); n.withoutAdmin() }, true, both(true, false), "CAP_SYS_ADMIN"},
+		"nobody":                 {(*node).withoutAdmin, false, both(false, false), "the agent cannot set them: it lacks CAP_SYS_ADMIN"},
+		"old driver":             {func(n *node) { n.driver.unsupported["GPU-b"] = errDriver }, false, both(true, false), "driver error"},
+		"no driver":              {func(n *node) { n.driver.openErr = errDriver }, false, both(false, false), "driver error"},
+		"cgroup v1":              {hooked(func(n *node) { n.remove("cgroup/cgroup.controllers") }), false, both(false, false), "no control groups at"},
+		"own cgroups":            {func(n *node) { n.remove("cgroup/kubepods") }, false, both(false, false), "no control groups of pods"},
+		"no pod logs":            {withoutLogs, false, both(false, false), "metrics.processes.podLogs: "},
+		"no pod logs, hooks":     {hooked(withoutLogs), true, both(true, true), "its limits cannot be read: metrics.processes.podLogs: "},
+		"no log links":           {func(n *node) { n.remove("log/containers") }, false, both(false, false), "metrics.processes.podLogs: "},
+		"MIG":                    {func(n *node) { n.setDevices("615.10", "MIG-1") }, false, map[health.DeviceID]bool{"MIG-1": false}, "MIG devices"},
+		"holders unknown":        {unknown, false, both(false, false), "unknown: error"},
+		"holders unknown, hooks": {hooked(unknown), true, both(true, true), ""},
+		"holders not asked for":  {func(n *node) { n.holders.Store(&podresources.Holders{Err: "error", Pending: true}) }, false, both(true, true), ""},
 		"podLogs off": {func(n *node) {
 			c := *n.configs.Load()
 			c.PodLogs = ""
 			n.configs.Store(&c)
-		}, false, both(false, false)},
+		}, false, both(false, false), "metrics.processes.podLogs: empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onNode(t, func(n *node) {
@@ -527,18 +553,72 @@ func TestFollowerExaminesNode(t *testing.T) {
 				defer n.stop()
 				n.expectDriver(test.hook, test.want)
 				s := n.Latest().Load()
-				if hidden := name == "holders unknown, hooks"; (s.Err != "") != hidden {
+				hidden := strings.HasSuffix(name, ", hooks") // nobody sees whether the hook works
+				if (s.Err != "") != hidden {
 					t.Errorf("error %q", s.Err)
 				}
-				able := test.want["GPU-a"] && n.Admin
+				able := test.want["GPU-a"] && n.Admin && !hidden
+				driver := n.Capabilities().Load().Driver
 				for _, c := range s.Containers {
-					if (c.Enforcement == Driver) != able || (c.Reason == "") != able {
+					if (c.Enforcement == Driver) != able || (c.Reason == "") != able || driver[c.Device] != "" && c.Reason != driver[c.Device] ||
+						hidden && !strings.Contains(c.Reason, test.reason) {
 						t.Errorf("%+v", c)
 					}
+				}
+				for id, reason := range driver {
+					if !strings.Contains(reason, test.reason) && reason != "" || strings.HasPrefix(reason, string(id)) {
+						t.Errorf("%s: %q", id, reason)
+					}
+				}
+				if name == "cgroup v1" && n.driver.opened != 0 {
+					t.Error("the driver was examined in vain")
 				}
 			})
 		})
 	}
+}
+
+// A container is found as soon as the control groups of pods are visible.
+func TestFollowerLooksForControlGroups(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hold("GPU-a", "one", 1)
+		n.remove("cgroup/kubepods")
+		n.start()
+		defer n.stop()
+		n.run("one", 1)
+		n.hold("GPU-a", "one", 1)
+		n.expect("GPU-a one 1/1Gi none reason") // it was just looked for
+		n.wait(refresh)
+		n.expect("GPU-a one 1/1Gi driver used 3")
+		n.remove("cgroup/kubepods")
+		n.wait(refresh)
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": false, "GPU-b": false})
+	})
+}
+
+// The node is examined at the first poll.
+func TestFollowerAwaitsFirstPoll(t *testing.T) {
+	onNode(t, func(n *node) {
+		polled := n.snapshots.Load()
+		n.snapshots.Store(&health.Snapshot{})
+		n.start()
+		defer n.stop()
+		if c := n.Capabilities().Load(); c != nil {
+			t.Errorf("%+v", c)
+		}
+		n.snapshots.Store(polled)
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+		_, capabilities := n.Capabilities().Watch()
+		_, latest := n.Latest().Watch()
+		n.wait(3 * refresh)
+		select {
+		case <-capabilities:
+			t.Error("the same capabilities were stored again")
+		case <-latest:
+			t.Error("the same containers were stored again")
+		default:
+		}
+	})
 }
 
 // withoutAdmin takes the privilege for which the driver sets limits.
@@ -611,6 +691,13 @@ func TestFollowerExaminesReturnedDevice(t *testing.T) {
 			n.wait(refresh)
 		}
 		setPresence(health.Lost)
+		n.driver.change(func() { n.driver.supported = 0 })
+		n.wait(time.Hour)
+		n.driver.change(func() {
+			if n.driver.supported < 10 || n.driver.supported > 20 {
+				t.Errorf("%d examinations in an hour without the device", n.driver.supported)
+			}
+		})
 		setPresence(health.Present)
 		n.driver.change(func() { n.driver.unsupported = nil }) // it was not ready for a moment
 		n.wait(refresh)
@@ -685,6 +772,122 @@ func TestFollowerWithHangingDriver(t *testing.T) {
 	})
 }
 
+// The end waits for one call only.
+func TestFollowerEndsDuringExamination(t *testing.T) {
+	onNode(t, func(n *node) {
+		hang := make(chan struct{})
+		n.driver.hang = hang
+		n.start()
+		n.cancel()
+		synctest.Wait()
+		n.driver.change(func() { n.driver.hang = nil })
+		close(hang)
+		n.stop()
+		if n.driver.supported != 1 {
+			t.Errorf("%d devices were examined after the end", n.driver.supported-1)
+		}
+	})
+}
+
+// While the driver hangs, what does not depend on it stays as it is.
+func TestFollowerHangLeavesOthers(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.hooks = map[health.DeviceID]bool{"GPU-a": true}
+		n.serveMPS("GPU-b", &health.MPSDaemon{Ready: true})
+		n.start()
+		defer n.stop()
+		n.expect("GPU-b mps 1/1Gi mps")
+		n.expectDriver(true, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+		hang := make(chan struct{})
+		n.driver.change(func() { n.driver.hang = hang })
+		n.hold("GPU-a", "one", 1)
+		n.run("one", 1)
+		n.setDevices("616.1", "GPU-a", "GPU-b") // so that the devices are examined again
+		n.serveMPS("GPU-b", &health.MPSDaemon{Ready: true})
+		n.wait(refresh + callLimit)
+		n.expect("GPU-a one 1/1Gi none reason", "GPU-b mps 1/1Gi mps")
+		n.expectDriver(true, map[health.DeviceID]bool{"GPU-a": true, "GPU-b": true})
+		n.driver.change(func() { n.driver.hang = nil })
+		close(hang)
+	})
+}
+
+// serveMPS has MPS serve a device that a container holds.
+func (n *node) serveMPS(id health.DeviceID, d *health.MPSDaemon) {
+	s := *n.snapshots.Load()
+	s.Devices = slices.Clone(s.Devices)
+	i := slices.IndexFunc(s.Devices, func(s health.DeviceState) bool { return s.Device.ID == id })
+	s.Devices[i].MPS = d
+	n.snapshots.Store(&s)
+	next := *n.holders.Load()
+	next.By = maps.Clone(next.By)
+	next.By[id] = []podresources.Holder{{Namespace: "team", Pod: "mps", Container: "main", Resource: resource, DeviceID: string(id) + "::1024Mi-mps::0"}}
+	n.holders.Store(&next)
+}
+
+func TestFollowerJudgesMPS(t *testing.T) {
+	for reason, d := range map[string]*health.MPSDaemon{
+		"": {Ready: true}, "not been examined": nil, "not ready: it does not start": {Reason: "it does not start"},
+	} {
+		onNode(t, func(n *node) {
+			n.serveMPS("GPU-a", d)
+			n.start()
+			defer n.stop()
+			c := n.Latest().Load().Containers[0]
+			if (c.Enforcement == MPS) != (reason == "") || !strings.Contains(c.Reason, reason) || (c.Reason == "") != (reason == "") {
+				t.Errorf("%+v: %+v", d, c)
+			}
+		})
+	}
+}
+
+// A limit that is not in force is logged once for each reason. That a container has ended, or that the driver has no limits, is none.
+func TestFollowerLogsLimitsNotInForce(t *testing.T) {
+	onNode(t, func(n *node) {
+		const message = "the memory limit of a container is not in force"
+		n.driver.ignoreSet = true
+		n.driver.unsupported["GPU-b"] = errDriver
+		n.hold("GPU-a", "one", 1)
+		n.hold("GPU-b", "two", 1)
+		n.hold("GPU-a", "three", 1)
+		dir := n.run("one", 1)
+		n.run("two", 2)
+		n.end(n.run("three", 3))
+		n.start()
+		defer n.stop()
+		n.wait(3 * refresh)
+		n.driver.change(func() { n.driver.limits[target{"GPU-a", dir}] = health.MemoryLimits{Hard: 2 * gib} })
+		n.wait(3 * refresh)
+		entries := n.logs.FilterMessage(message).All()
+		if len(entries) != 2 || entries[0].ContextMap()["container"] != "team/one/main" || entries[0].ContextMap()["device"] != "GPU-a" {
+			t.Errorf("%v", entries)
+		}
+	})
+}
+
+// The limit of a claim can change while its container runs.
+func TestFollowerChangesLimit(t *testing.T) {
+	onNode(t, func(n *node) {
+		claim := podresources.ClaimRef{Name: "share", Driver: "gpu.nvidia.com", ShareID: "1"}
+		hold := func(bytes uint64) {
+			n.claims = map[podresources.ClaimRef]uint64{claim: bytes}
+			n.holders.Store(&podresources.Holders{At: time.Now(), By: map[health.DeviceID][]podresources.Holder{
+				"GPU-a": {{Namespace: "team", Pod: "one", Container: "main", DeviceID: "gpu-0", Claim: claim}},
+			}})
+		}
+		hold(30 * gib)
+		n.run("one", 1)
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a one 0/30Gi driver used 3")
+		hold(20 * gib)
+		n.expect("GPU-a one 0/20Gi driver used 3")
+		n.driver.change(func() { n.driver.err = errDriver })
+		hold(10 * gib)
+		n.expect("GPU-a one 0/10Gi none reason") // what was read is of another limit
+	})
+}
+
 func TestFollowerWithoutDriver(t *testing.T) {
 	onNode(t, func(n *node) {
 		holder := func(resource, pod, id string) podresources.Holder {
@@ -733,10 +936,17 @@ func TestFollowerWithoutMemorySharing(t *testing.T) {
 func TestFollowerAddsGroupsOfContainer(t *testing.T) {
 	onNode(t, func(n *node) {
 		n.hold("GPU-a", "one", 4)
-		n.run("one", 1)
-		last := n.run("one", 2)
+		n.end(n.run("one", 1)) // it only has a log yet
 		n.start()
 		defer n.stop()
+		n.expect("GPU-a one 4/4Gi none reason")
+		n.run("one", 1)
+		n.wait(refresh)
+		n.expect("GPU-a one 4/4Gi driver used 3")
+		last := n.run("one", 2)
+		n.hold("GPU-a", "one", 4)
+		n.expect("GPU-a one 4/4Gi driver used 6")
+		n.wait(3 * refresh)
 		n.expect("GPU-a one 4/4Gi driver used 6")
 		n.driver.change(func() { // one without a limit is enough
 			n.driver.ignoreSet = true
@@ -839,6 +1049,16 @@ func TestFollowerRepeatsOpen(t *testing.T) {
 		})
 		n.wait(maxRetry + refresh)
 		n.expect("GPU-a one 1/1Gi driver used 3")
+	})
+	onNode(t, func(n *node) { // another driver is tried at once
+		n.driver.openErr = errDriver
+		n.start()
+		defer n.stop()
+		n.wait(time.Hour)
+		n.driver.change(func() { n.driver.openErr = nil })
+		n.setDevices("616.1", "GPU-a")
+		n.wait(refresh)
+		n.expectDriver(false, map[health.DeviceID]bool{"GPU-a": true})
 	})
 }
 

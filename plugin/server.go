@@ -99,6 +99,7 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 		case <-changed.holders:
 		case <-changed.capabilities:
 		case <-changed.turn:
+		case <-changed.runtime:
 		case <-changed.claims:
 		}
 	}

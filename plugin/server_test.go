@@ -15,6 +15,9 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
 // fakeStream is a ListAndWatch stream without a network, so that synctest.Wait shows all messages.
@@ -109,6 +112,55 @@ func TestListAndWatchSendsOnlyChanges(t *testing.T) {
 		if err := <-w.ended; status.Code(err) != codes.Canceled {
 			t.Errorf("the stream ended with %v", err)
 		}
+	})
+}
+
+// A stream sends the devices again when any input of the layout changes, whatever the kubelet answers about holders.
+func TestListAndWatchFollowsInputs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cfg := configured(memoryShared("40Gi"), func(c *Config) { // one unit for each GPU
+			c.Sharing.Memory.Enforcement, c.Sharing.Memory.RequireEnforcement = EnforceAuto, true
+			c.DeviceList = []string{ListCDICRI}
+		})
+		s := newServerOf(memoryResource, &cfg, withReserved(2))
+		capabilities, runtime := &health.Latest[memlimits.Capabilities]{}, &health.Latest[cdi.Runtime]{}
+		turns, claims := &health.Latest[turn]{}, &health.Latest[offer.Claims]{}
+		s.layouts.capabilities, s.layouts.runtime, s.layouts.turn, s.layouts.claims = capabilities, runtime, turns, claims
+		examined := func(reason string) func() {
+			return func() {
+				capabilities.Store(&memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": reason, "GPU-1": reason}})
+			}
+		}
+		run := func(version string) func() { return func() { runtime.Store(&cdi.Runtime{Version: version, Kubelet: "v1.37.0"}) } }
+		both, none := []string{"GPU-0::40960Mi::0", "GPU-1::40960Mi::0"}, []string{}
+		w := watch(t, s, 10)
+		for _, c := range []struct {
+			name   string
+			change func()
+			want   []string // unhealthy; nil: no message
+		}{
+			{"at first", func() {}, both},
+			{"enforced", examined(""), nil},
+			{"CDI", run("containerd://2.1.4"), none},
+			{"not enforced", examined("too old"), both},
+			{"enforced again", examined(""), none},
+			{"the other API's turn", func() { turns.Store(&turn{releasing: "plugin.api has changed"}) }, both},
+			{"our turn", func() { turns.Store(&turn{}) }, none},
+			{"claim", func() {
+				claims.Store(&offer.Claims{List: []offer.Claim{{UID: "c", Parts: []offer.Part{{Name: "gpu-1", Device: "GPU-1"}}}}})
+			}, both[1:]},
+			{"no claim", func() { claims.Store(&offer.Claims{}) }, none},
+			{"no CDI", run("containerd://1.6.36"), both},
+		} {
+			c.change()
+			synctest.Wait()
+			got := w.received()
+			if len(got) > 1 || (len(got) == 1) != (c.want != nil) || len(got) == 1 && !slices.Equal(unhealthy(got[0]), c.want) {
+				t.Errorf("%s: %v, want %q unhealthy", c.name, got, c.want)
+			}
+		}
+		w.cancel()
+		<-w.ended
 	})
 }
 

@@ -88,7 +88,7 @@ func (f *Follower) Run(ctx context.Context, open Open) {
 func (f *Follower) follow(ctx context.Context, c Config, open Open) {
 	e := &enforcer{
 		Options: &f.Options, config: c, driver: driver{open: open}, cgroups: containers.Cgroups{Root: f.CgroupRoot},
-		limits: make(map[target]limit), absent: make(map[string]time.Time),
+		absent: make(map[string]time.Time),
 	}
 	defer e.driver.close()
 	defer f.latest.Store(nil) // before close, which may hang

@@ -378,11 +378,15 @@ func TestFollowerSetsLimits(t *testing.T) {
 // Devices with the same reason are logged together.
 func TestFollowerLogsReasonOnce(t *testing.T) {
 	onNode(t, func(n *node) {
-		n.driver.unsupported = map[health.DeviceID]error{"GPU-a": errDriver, "GPU-b": errDriver}
+		ids := []health.DeviceID{"GPU-f", "GPU-b", "GPU-d", "GPU-a", "GPU-e", "GPU-c"}
+		for _, id := range ids {
+			n.driver.unsupported[id] = errDriver
+		}
+		n.setDevices("615.10", ids...)
 		n.start()
 		defer n.stop()
 		n.wait(time.Hour)
-		if entries := n.logs.All(); len(entries) != 1 || !reflect.DeepEqual(entries[0].ContextMap()["devices"], []any{"GPU-a", "GPU-b"}) {
+		if entries := n.logs.All(); len(entries) != 1 || !reflect.DeepEqual(entries[0].ContextMap()["devices"], []any{"GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e", "GPU-f"}) {
 			t.Errorf("%v", entries)
 		}
 	})

@@ -131,7 +131,9 @@ func TestListAndWatchFollowsInputs(t *testing.T) {
 				capabilities.Store(&memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": reason, "GPU-1": reason}})
 			}
 		}
-		run := func(version string) func() { return func() { runtime.Store(&cdi.Runtime{Version: version, Kubelet: "v1.37.0"}) } }
+		run := func(version string) func() {
+			return func() { runtime.Store(&cdi.Runtime{Version: version, Kubelet: "v1.37.0"}) }
+		}
 		both, none := []string{"GPU-0::40960Mi::0", "GPU-1::40960Mi::0"}, []string{}
 		w := watch(t, s, 10)
 		for _, c := range []struct {

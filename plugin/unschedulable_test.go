@@ -109,3 +109,26 @@ func TestUnschedulableNamesPods(t *testing.T) {
 		}
 	}
 }
+
+func TestPodNames(t *testing.T) {
+	pods := func(names string) (all []Pod) {
+		for _, name := range strings.Fields(names) {
+			namespace, name, _ := strings.Cut(name, "/")
+			all = append(all, Pod{namespace, name})
+		}
+		return all
+	}
+	for names, want := range map[string]string{
+		"":                            "pod ",
+		"a/x":                         "pod a/x",
+		"a/x a/x":                     "pod a/x",
+		"b/x a/y a/x":                 "pods a/x, a/y and b/x",
+		"a/y a/x":                     "pods a/x and a/y",
+		"a/1 a/2 a/3 a/4 a/5":         "pods a/1, a/2, a/3, a/4 and a/5",
+		"a/1 a/2 a/3 a/4 a/5 a/6 a/7": "pods a/1, a/2, a/3, a/4, a/5 and 2 more",
+	} {
+		if got := PodNames(pods(names)); got != want {
+			t.Errorf("%s: %q, want %q", names, got, want)
+		}
+	}
+}

@@ -23,6 +23,16 @@ func TestParsePIDs(t *testing.T) {
 			t.Errorf("%q: got %v, %v, want %v", answer, got, err, want)
 		}
 	}
+	var list strings.Builder
+	for i := range maxPIDs {
+		fmt.Fprintln(&list, 1+i)
+	}
+	if got, err := parsePIDs(list.String() + "1\n"); err != nil || len(got) != maxPIDs {
+		t.Errorf("as many as are allowed: %d, %v", len(got), err)
+	}
+	if _, err := parsePIDs(list.String() + strconv.Itoa(maxPIDs+1)); !errors.Is(err, errRefused) {
+		t.Errorf("one more: %v", err)
+	}
 }
 
 func TestParseServerStatus(t *testing.T) {
@@ -229,6 +239,7 @@ func FuzzControlLog(f *testing.F) {
 
 func FuzzDesiredFile(f *testing.F) {
 	f.Add(`{"version":1,"control":"c","stopped":true,"daemons":[{"device":"GPU-a","gpu":"GPU-a","index":0,"mig":false,"threadPercentage":25,"pinnedMemory":1,"leaving":true}]}`)
+	f.Add(`{"version":1,"daemons":[{"device":"MIG-a","gpu":"GPU-a","index":3,"mig":true,"threadPercentage":25,"pinnedMemory":1}]}`)
 	f.Add(`{"version":2}`)
 	f.Add(`{"version":1,"daemons":[{"device":"../a","gpu":"GPU-a"}]}`)
 	f.Add(`{"version":1,"daemons":[{"device":"..","gpu":"GPU-a"}]}`)

@@ -89,8 +89,7 @@ func (e *evidence) judge() health.MPSDaemon {
 		set(health.CauseMPSUsers, health.ActionAlignMPSUsers, "clients of %s wait until those of %s have exited", users(e.last.waiting), users(e.serving()))
 		d.Ready = true
 	default:
-		set("", health.ActionNone, "")
-		d.Ready, d.Action, d.Reason = true, "", ""
+		d.Ready, d.Cause, d.Action, d.Reason = true, "", "", ""
 	}
 	if d.Cause == "" {
 		d.Action = ""

@@ -389,6 +389,18 @@ func TestFollowerLogsReasonOnce(t *testing.T) {
 		if entries := n.logs.All(); len(entries) != 1 || !reflect.DeepEqual(entries[0].ContextMap()["devices"], []any{"GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e", "GPU-f"}) {
 			t.Errorf("%v", entries)
 		}
+		n.driver.change(func() { n.driver.unsupported = map[health.DeviceID]error{"GPU-a": errDriver} })
+		n.wait(time.Hour)
+		n.setDevices("616.1", "GPU-a", "GPU-b", "GPU-g")
+		n.wait(time.Hour)
+		var got []any
+		for _, e := range n.logs.All()[1:] {
+			got = append(got, e.Message, e.ContextMap()["devices"])
+		}
+		const limits = "the driver limits the memory of containers"
+		if want := []any{limits, []any{"GPU-b", "GPU-c", "GPU-d", "GPU-e", "GPU-f"}, limits, []any{"GPU-g"}}; !reflect.DeepEqual(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
 	})
 }
 

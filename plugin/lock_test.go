@@ -5,6 +5,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"go.uber.org/zap"
 
@@ -50,6 +51,7 @@ func TestPluginAwaitsLock(t *testing.T) {
 
 	second := newHarnessIn(t, first.root, snapshot(2))
 	second.setConfig(sharedBy(2))
+	second.p.timing.settle = 300 * time.Millisecond
 	next, _ := second.lock("second")
 	next.Request(first.root)
 	second.run()
@@ -88,14 +90,26 @@ func TestPluginAwaitsLock(t *testing.T) {
 	second.waitPlugin(func(s Status) bool {
 		return strings.Contains(s.Err, "about to acquire the lock") && len(s.Resources) == 0
 	})
+	start := time.Now()
 	next.Request(other.root)
 	other.waitResource(otherKubelet, gpu, listed(4, 4))
+	if d := time.Since(start); d < 2*second.p.timing.settle { // once for the other kubelet's answer about holders, once for the registration
+		t.Errorf("registered after %v, before the other kubelet has said who holds devices", d)
+	}
+}
+
+// withoutQueries has the kubelet asked only for a reason.
+func (h *harness) withoutQueries() {
+	h.p.timing.pods.Refresh, h.p.timing.pods.MaxAge = time.Minute, time.Hour
+	h.p.pods = h.p.newPodResources()
+	h.p.layouts.holders = &h.p.pods.Holders
 }
 
 // The device of a prepared claim is not offered, also before the kubelet lists the claim's container, and the holders have its container.
 func TestPluginFollowsClaims(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, snapshot(2))
+	h.withoutQueries()
 	prepared := &health.Latest[offer.Claims]{}
 	claim := offer.Claims{List: []offer.Claim{{UID: "c", Namespace: "ml", Name: "train", Parts: []offer.Part{{Name: "gpu-1", Device: "GPU-1"}}}}}
 	h.p.SetClaims(func(namespace, name string, c podresources.ClaimRef) (health.DeviceID, bool, bool) {
@@ -113,10 +127,12 @@ func TestPluginFollowsClaims(t *testing.T) {
 	}
 	pod := kubelettest.Container{Namespace: "ml", Pod: "one", Name: "main"}
 	k.HoldClaim(kubelettest.HeldClaim{Container: pod, Claim: "train", Driver: "gpu.nvidia.com", Pool: "node", Devices: []kubelettest.HeldDevice{{Name: "gpu-1"}}})
+	h.p.RefreshHolders()
 	h.waitHolders(heldBy("GPU-1", "one"))
 	prepared.Store(&offer.Claims{})
 	h.waitPlugin(func(s Status) bool { return len(s.Warnings) == 1 && strings.Contains(s.Warnings[0], "ml/one") })
 	k.FreeClaims(pod)
+	h.p.RefreshHolders()
 	h.waitResource(k, gpu, listed(2, 2))
 }
 
@@ -145,9 +161,7 @@ func TestPluginKnowsUnschedulable(t *testing.T) {
 func TestPluginAsksHolders(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, snapshot(1))
-	h.p.timing.pods.Refresh = h.p.timing.pods.MaxAge // nobody else asks
-	h.p.pods = h.p.newPodResources()
-	h.p.layouts.holders = &h.p.pods.Holders
+	h.withoutQueries()
 	k := h.register()
 	h.waitHolders(holdersKnown)
 	if _, err := k.AllocateIDs(h.ctx, gpu, "GPU-0"); err != nil {

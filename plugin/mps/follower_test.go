@@ -29,6 +29,8 @@ type fakeNode struct {
 	down        bool       // mps-daemon does not respond
 	stubborn    bool       // it does not stop daemons
 	shm         string
+	refusal     string // why mps-daemon does not follow the file
+	noProgram   bool   // the control program cannot be run
 	daemons     map[health.DeviceID]*fakeDaemon
 	nextPID     int
 	holders     map[health.DeviceID][]podresources.Holder
@@ -108,7 +110,7 @@ func (n *fakeNode) call(ctx context.Context, r Root, q Request) (Status, error) 
 		n.start(q.Restart.Device, n.daemons[q.Restart.Device])
 		return Status{}, nil
 	}
-	s := Status{Version: "test", Shm: n.shm}
+	s := Status{Version: "test", Shm: n.shm, Error: n.refusal}
 	for _, id := range []health.DeviceID{gpuA, gpuB} {
 		if d := n.daemons[id]; d != nil {
 			st := DaemonStatus{Device: id, PID: d.pid, Restarts: d.restarts, Foreign: d.foreign}
@@ -152,6 +154,9 @@ func (n *fakeNode) follow(r Root) {
 func (n *fakeNode) control(ctx context.Context, _ string, _ Root, id health.DeviceID, command string) (string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.noProgram {
+		return "", fmt.Errorf("%w: x", errProgram)
+	}
 	d := n.daemons[id]
 	if d == nil || d.pid == 0 || d.missing {
 		return "", errNoDaemon

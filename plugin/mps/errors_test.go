@@ -1,0 +1,247 @@
+package mps
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+)
+
+// Err says why the daemons cannot be followed, and nothing when they can.
+func TestFollowerErr(t *testing.T) {
+	for name, c := range map[string]struct {
+		fail, mend func(h *followerTest)
+		err        string // a part
+		ready      bool   // the daemon meanwhile
+	}{
+		"mps-daemon refuses the file": {
+			func(h *followerTest) { h.change(func() { h.refusal = "version" }) }, func(h *followerTest) { h.change(func() { h.refusal = "" }) },
+			"mps-daemon does not follow the agent: version", true,
+		},
+		"no control program": {
+			func(h *followerTest) { h.change(func() { h.noProgram = true }) }, func(h *followerTest) { h.change(func() { h.noProgram = false }) },
+			errProgram.Error(), true,
+		},
+		"file cannot be written": {
+			func(h *followerTest) {
+				if err := errors.Join(os.Remove(h.root.DesiredFile()), os.MkdirAll(filepath.Join(h.root.DesiredFile(), "x"), 0o700)); err != nil {
+					h.Fatal(err)
+				}
+			}, func(h *followerTest) {
+				if err := os.RemoveAll(h.root.DesiredFile()); err != nil {
+					h.Fatal(err)
+				}
+			}, "cannot tell mps-daemon which MPS daemons to run: ", true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runFollower(t, func(h *followerTest) {
+				h.ready(gpuA)
+				c.fail(h)
+				advance(20 * time.Second)
+				if err := h.f.Err(); !strings.Contains(err, c.err) {
+					t.Errorf("%q, want %q", err, c.err)
+				}
+				h.wantState(name, gpuA, c.ready, "")
+				c.mend(h)
+				advance(20 * time.Second)
+				if err := h.f.Err(); err != "" {
+					t.Errorf("mended: %q", err)
+				}
+				h.wantState("mended", gpuA, true, "")
+				if d, err := readDesired(h.root); err != nil || len(d.Daemons) != 1 {
+					t.Errorf("%+v, %v", d, err)
+				}
+			})
+		})
+	}
+}
+
+// A detach ends what runs, whatever the file was.
+func TestFollowerStopsWithoutGoodFile(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.change(func() { h.refusal = "version" })
+		advance(2 * time.Second)
+		h.stop()
+		if err := os.WriteFile(h.root.DesiredFile(), []byte("torn"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if h.f.Err() == "" {
+			t.Error("no error before")
+		}
+		h.f.Stop(h.Context())
+		if h.f.Err() != "" || h.daemon(gpuA).pid != 0 {
+			t.Errorf("%q, daemon %d", h.f.Err(), h.daemon(gpuA).pid)
+		}
+		if d, err := readDesired(h.root); err != nil || !d.Stopped {
+			t.Errorf("%+v, %v", d, err)
+		}
+		if s := h.state(gpuA); s.Ready || !strings.Contains(s.Reason, "while the driver is detached") || s.PID != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+	// A file that cannot be written stops nothing, and is not waited for.
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.stop()
+		if err := errors.Join(os.Remove(h.root.DesiredFile()), os.MkdirAll(filepath.Join(h.root.DesiredFile(), "x"), 0o700)); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		h.f.Stop(h.Context())
+		if h.daemon(gpuA).pid == 0 || time.Since(start) > time.Second {
+			t.Errorf("daemon %d, after %v", h.daemon(gpuA).pid, time.Since(start))
+		}
+	})
+	// What is stopped keeps what does not depend on the driver.
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.hold(gpuA, string(gpuA)+"::0")
+		h.want()
+		advance(2 * time.Second)
+		h.stop()
+		h.f.Stop(h.Context())
+		if s := h.state(gpuA); !s.Leaving || s.Ready {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
+func TestFollowerClients(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.serve(gpuA, 7, fakeServer{status: serverActive, clients: []int{8}})
+		h.serve(gpuA, 9, fakeServer{status: serverActive})
+		clients, err := h.f.Clients(h.Context(), gpuA)
+		if err != nil || len(clients) != 2 || len(clients[7]) != 1 || clients[7][0] != 8 || len(clients[9]) != 0 {
+			t.Errorf("%v, %v", clients, err)
+		}
+		for _, refuse := range []string{"get_server_list", "get_client_list", "terminate_client"} {
+			h.change(func() { h.daemons[gpuA].refuse = refuse })
+			err := h.f.TerminateClient(h.Context(), gpuA, 8)
+			if !errors.Is(err, errRefused) || !strings.HasPrefix(err.Error(), string(gpuA)+": ") {
+				t.Errorf("%s refused: %v", refuse, err)
+			}
+		}
+	})
+}
+
+// A directory that containers mount must be one.
+func TestFollowerFileInPlaceOfDirectory(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.hold(gpuA, string(gpuA)+"::0") // so that it is not restarted
+		for _, dir := range []string{h.root.LogDir(gpuA), h.root.ShmDir()} {
+			if err := errors.Join(os.RemoveAll(dir), os.WriteFile(dir, nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+			advance(6 * time.Second)
+			h.wantState("a file", gpuA, false, health.CauseMPSNotReady)
+			if s := h.state(gpuA); !strings.Contains(s.Reason, dir+": expected a directory") {
+				t.Errorf("%+v", s)
+			}
+			if err := errors.Join(os.Remove(dir), os.Mkdir(dir, 0o700)); err != nil {
+				t.Fatal(err)
+			}
+			advance(6 * time.Second)
+			h.wantState("a directory", gpuA, true, "")
+		}
+	})
+}
+
+// The daemon's socket is looked for often at first, then as often as anything else.
+func TestFollowerAwaitsSocket(t *testing.T) {
+	for wait, within := range map[time.Duration]time.Duration{5 * time.Second: 1100 * time.Millisecond, time.Minute: 5100 * time.Millisecond} {
+		runFollower(t, func(h *followerTest) {
+			h.change(func() {
+				d := &fakeDaemon{}
+				h.daemons[gpuA] = d
+				h.start(gpuA, d)
+				d.missing = true
+			})
+			h.hold(gpuA, string(gpuA)+"::0") // so that it is not restarted
+			h.want(gpuA)
+			advance(wait)
+			if h.state(gpuA).Ready {
+				t.Error("ready without a socket")
+			}
+			h.change(func() { h.daemons[gpuA].missing = false })
+			advance(within)
+			h.wantState(fmt.Sprintf("socket after %v", wait), gpuA, true, "")
+		})
+	}
+}
+
+// Requests that are none are refused, and the next one is answered.
+func TestSupervisorRefusesRequests(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.supervise()
+	n.await("socket", func(Status) bool { return true })
+	for name, c := range map[string]struct {
+		request any
+		err     string
+	}{
+		"none":    {struct{}{}, "found 0 requests"},
+		"two":     {Request{Status: &struct{}{}, Reload: &struct{}{}}, "found 2 requests"},
+		"unknown": {map[string]any{"stop": struct{}{}}, "unknown field"},
+		"restart": {Request{Restart: &Restart{Device: gpuA}}, `device "` + string(gpuA) + `": mps-daemon runs no daemon for it`},
+	} {
+		if _, err := unixsock.Call(t.Context(), n.root.Socket(), c.request); err == nil || !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %v, want %q", name, err, c.err)
+		}
+	}
+	s, err := QueryStatus(t.Context(), n.root)
+	if err != nil || s.Version != "" || s.Error != "" || len(s.Daemons) != 0 || !strings.Contains(s.Shm, "is not the file system at") {
+		t.Errorf("%+v, %v", s, err)
+	}
+}
+
+// The supervisor of a root that it cannot use ends with an error.
+func TestSupervisorWithoutRoot(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	locked := Root(t.TempDir())
+	if err := os.Mkdir(locked.lockFile(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, root := range []Root{Root(file), locked} {
+		s := &Supervisor{Root: root, Log: zap.NewNop()}
+		if err := s.Run(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "plugin.sharing.mps.root: ") {
+			t.Errorf("%s: %v", root, err)
+		}
+	}
+}
+
+// An answer that is no status is an error of the protocol.
+func TestQueryStatusOfAnotherServer(t *testing.T) {
+	root := Root(t.TempDir())
+	ctx, cancel := context.WithCancel(t.Context())
+	served := make(chan error, 1)
+	go func() {
+		served <- unixsock.Serve(ctx, root.Socket(), zap.NewNop(), func(context.Context, string) (any, error) { return "hello", nil })
+	}()
+	eventually(t, "socket", func() bool { _, err := os.Stat(root.Socket()); return err == nil }, func() string { return "" })
+	if _, err := QueryStatus(ctx, root); !errors.Is(err, unixsock.ErrProtocol) {
+		t.Error(err)
+	}
+	cancel()
+	if err := <-served; err != nil {
+		t.Error(err)
+	}
+	if _, err := QueryStatus(t.Context(), root); err == nil {
+		t.Error("no server")
+	}
+}

@@ -162,7 +162,9 @@ func TestListAndWatchFollowsInputs(t *testing.T) {
 			}
 		}
 		w.cancel()
-		<-w.ended
+		if err := <-w.ended; status.Code(err) != codes.Canceled {
+			t.Error(err)
+		}
 	})
 }
 

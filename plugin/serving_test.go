@@ -90,13 +90,14 @@ func TestCheckDevices(t *testing.T) {
 }
 
 func TestProfileSlices(t *testing.T) {
-	for profile, want := range map[string]string{
-		"1c.3g.40gb": "3 1 true", "3g.40gb": "3 3 true", "1g.10gb+me": "1 1 true", "7g.80gb": "7 7 true",
-		"xc.3g.40gb": "false", "3g": "false", "g.40gb": "false", "3g.xgb": "false", "": "false",
-	} {
-		gi, ci, ok := ProfileSlices(profile)
-		if got := fmt.Sprint(gi, ci, ok); got != want && !(want == "false" && !ok) {
-			t.Errorf("%q: %s, want %s", profile, got, want)
+	for profile, want := range map[string]string{"1c.3g.40gb": "3 1", "3g.40gb": "3 3", "1g.10gb+me": "1 1", "7g.80gb": "7 7"} {
+		if gi, ci, ok := ProfileSlices(profile); !ok || fmt.Sprint(gi, ci) != want {
+			t.Errorf("%q: %d %d %v, want %s", profile, gi, ci, ok, want)
+		}
+	}
+	for _, profile := range []string{"xc.3g.40gb", "3g", "g.40gb", "3g.xgb", ""} {
+		if _, _, ok := ProfileSlices(profile); ok {
+			t.Errorf("%q is a profile", profile)
 		}
 	}
 }

@@ -112,7 +112,7 @@ func TestUnschedulableNamesPods(t *testing.T) {
 
 func TestPodNames(t *testing.T) {
 	pods := func(names string) (all []Pod) {
-		for _, name := range strings.Fields(names) {
+		for name := range strings.FieldsSeq(names) {
 			namespace, name, _ := strings.Cut(name, "/")
 			all = append(all, Pod{namespace, name})
 		}

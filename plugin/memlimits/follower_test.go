@@ -1078,6 +1078,38 @@ func TestFollowerRepeatsOpen(t *testing.T) {
 	})
 }
 
+// The containers are listed by device, whatever the order of the snapshot is.
+func TestFollowerSortsContainers(t *testing.T) {
+	onNode(t, func(n *node) {
+		n.setDevices("615.10", "GPU-c", "GPU-a", "GPU-b")
+		for _, id := range []health.DeviceID{"GPU-a", "GPU-b", "GPU-c"} {
+			n.hold(id, "two", 1)
+			n.hold(id, "one", 1)
+		}
+		n.start()
+		defer n.stop()
+		n.expect("GPU-a two 1/1Gi none reason", "GPU-a one 1/1Gi none reason", "GPU-b two 1/1Gi none reason", "GPU-b one 1/1Gi none reason",
+			"GPU-c two 1/1Gi none reason", "GPU-c one 1/1Gi none reason")
+	})
+}
+
+// The node is examined at intervals, not at each poll of the devices.
+func TestFollowerIgnoresPolls(t *testing.T) {
+	onNode(t, func(n *node) {
+		passes := 0
+		n.Options.Hooks = func() map[health.DeviceID]bool { passes++; return nil }
+		n.start()
+		for range 60 {
+			n.setDevices("615.10", "GPU-a", "GPU-b")
+			n.wait(time.Second)
+		}
+		n.stop()
+		if passes < 5 || passes > 8 {
+			t.Errorf("%d passes in a minute", passes)
+		}
+	})
+}
+
 // Units of other resources, and whole GPUs that were held before the resource had units, are not limited.
 func TestFollowerLeavesOtherHolders(t *testing.T) {
 	onNode(t, func(n *node) {

@@ -144,6 +144,33 @@ func TestHandover(t *testing.T) {
 	})
 }
 
+// While the plugin does not release the devices, it says why.
+func TestReleasedReason(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, nil)
+	wait := func(reason string) {
+		t.Helper()
+		poll(h, reason, h.p.Released().Load, func(r *Handover) bool {
+			return r != nil && !r.Released && !r.Pods && strings.Contains(r.Reason, reason)
+		})
+	}
+	h.setConfig(func(c *Config) { c.API = APIDRA })
+	h.kubelet()
+	h.run()
+	wait("no poll of the GPUs has succeeded yet")
+	h.setConfig(func(c *Config) { c.Enabled = false })
+	wait("plugin.enabled is false")
+	h.setConfig(func(c *Config) { c.Enabled, c.API = true, APIDevicePlugin })
+	wait("plugin.api is devicePlugin")
+	h.setConfig(func(c *Config) { c.API = APIDRA })
+	wait("no poll of the GPUs has succeeded yet")
+	h.snaps.Store(snapshot(1))
+	h.waitPlugin(func(s Status) bool { return s.Off && s.Err == "" })
+	if r := h.p.Released().Load(); !r.Released || r.Reason != "" {
+		t.Errorf("%+v", r)
+	}
+}
+
 // What the plugin allocated just before it stopped is in no answer of the kubelet that was asked earlier.
 func TestHandoverAsksAgainAfterStop(t *testing.T) {
 	t.Parallel()

@@ -300,17 +300,14 @@ const controlSocket = "control"
 
 func (m *MPS) validate() error {
 	var errs []error
-	root := mps.Root(m.Root)
-	control := filepath.Join(root.PipeDir(health.DeviceID("MIG-"+strings.Repeat("0", 36))), controlSocket) // of the longest ID
-	tooLong, path := unixsock.PathLen(root.Socket())-unixsock.MaxPath, root.Socket()
-	if n := len(control) - unixsock.MaxPath; n > tooLong {
-		tooLong, path = n, control
-	}
+	// The longest path of a socket below the root: that of a daemon of the longest ID.
+	control := filepath.Join(mps.Root(m.Root).PipeDir(health.DeviceID("MIG-"+strings.Repeat("0", 36))), controlSocket)
 	switch {
 	case !filepath.IsAbs(m.Root):
 		errs = append(errs, fmt.Errorf("sharing.mps.root: expected an absolute path such as /run/nvidia/mps, got %q", m.Root))
-	case tooLong > 0:
-		errs = append(errs, fmt.Errorf("sharing.mps.root: the path of the socket %s is %d bytes too long for a unix socket; use a shorter directory", path, tooLong))
+	case len(control) > unixsock.MaxPath:
+		errs = append(errs, fmt.Errorf("sharing.mps.root: the path of the socket %s is %d bytes too long for a unix socket; use a shorter directory",
+			control, len(control)-unixsock.MaxPath))
 	}
 	// A relative path would name a file of the working directory, which runs as root.
 	if m.Control == "" || strings.Contains(m.Control, "/") && !filepath.IsAbs(m.Control) {

@@ -2,11 +2,13 @@ package plugin
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
@@ -61,4 +63,31 @@ func TestResourceWaitsForNVCDI(t *testing.T) {
 	h.waitPlugin(func(s Status) bool { return s.Err == "" && len(s.Resources) == 1 })
 	stop()
 	<-done
+}
+
+func TestCDIInput(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*Config)
+		source health.Source
+		want   string // NVML, detached, memory limits
+	}{
+		"DCGM":          {func(*Config) {}, health.Source{Kind: "dcgm"}, "true false false"},
+		"simulated":     {func(*Config) {}, health.Source{Kind: "sim"}, "false false false"},
+		"detached":      {func(*Config) {}, health.Source{Kind: "dcgm", Detachment: health.Detachment{Since: time.Unix(1, 0)}}, "true true false"},
+		"attached":      {func(*Config) {}, health.Source{Kind: "dcgm", Detachment: health.Detachment{Over: true}}, "true false false"},
+		"memory":        {memoryShared("1Gi"), health.Source{}, "false false false"},
+		"memory, limit": {both(memoryShared("1Gi"), func(c *Config) { c.Sharing.Memory.Enforcement = EnforceAuto }), health.Source{}, "false false true"},
+		"limit of none": {func(c *Config) { c.Sharing.Memory.Enforcement = EnforceDriver }, health.Source{}, "false false false"},
+		"memory by MPS": {both(memoryShared("1Gi"), func(c *Config) { c.Sharing.Memory.Enforcement = EnforceMPS }), health.Source{}, "false false false"},
+		"memory, driver": {
+			both(memoryShared("1Gi"), func(c *Config) { c.Sharing.Memory.Enforcement = EnforceDriver }), health.Source{}, "false false true",
+		},
+	} {
+		cfg := configured(c.change, func(c *Config) { c.DriverRoot, c.CDI.Kind = "/run/driver", "a.com/gpu" })
+		c.source.Versions.Driver = "580.1"
+		in := cfg.CDIInput(&health.Snapshot{Source: c.source}, os.DirFS("/"))
+		if got := fmt.Sprint(in.NVML, in.Detached, in.MemoryLimits); got != c.want || in.Driver != "580.1" || in.Host.DriverRoot != "/run/driver" || in.Config.Kind != "a.com/gpu" || in.Host.FS == nil {
+			t.Errorf("%s: %s, want %s: %+v", name, got, c.want, in)
+		}
+	}
 }

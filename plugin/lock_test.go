@@ -72,6 +72,7 @@ func TestPluginAwaitsLock(t *testing.T) {
 	first.allocate(k, "GPU-0::0")
 
 	first.stop()
+	first.waitResource(k, gpu, disconnected)
 	if !waits(second.p.Status()) { // the process still holds the lock
 		t.Errorf("%+v", second.p.Status())
 	}
@@ -119,6 +120,12 @@ func TestPluginFollowsClaims(t *testing.T) {
 	if f := h.p.Facts(h.p.Holders()); len(f.Claims.List) != 0 || f.NoPlugin {
 		t.Errorf("%+v", f)
 	}
+	for _, missing := range []bool{true, false} {
+		h.p.SetNote(Note{Missing: func() bool { return missing }})
+		if f := h.p.Facts(h.p.Holders()); f.NoPlugin != missing {
+			t.Errorf("note missing %v: %+v", missing, f)
+		}
+	}
 	h.waitStatus(func(s ResourceStatus) bool { return s.Audited }) // so that no more answers are to come
 	prepared.Store(&claim)
 	h.waitResource(k, gpu, listed(2, 1))
@@ -161,17 +168,19 @@ func TestPluginKnowsUnschedulable(t *testing.T) {
 // A caller can ask for an answer of the kubelet that is newer than its question.
 func TestPluginAsksHolders(t *testing.T) {
 	t.Parallel()
-	h := newHarness(t, snapshot(1))
+	h := newHarness(t, snapshot(2))
 	h.withoutQueries()
 	k := h.register()
-	h.waitHolders(holdersKnown)
+	h.waitStatus(func(s ResourceStatus) bool { return s.Audited })
+	h.allocate(k, "GPU-1") // is followed without a question
+	h.waitHolders(heldBy("GPU-1", "pod-1"))
 	if _, err := k.AllocateIDs(h.ctx, gpu, "GPU-0"); err != nil {
 		t.Fatal(err)
 	}
-	if holders := h.p.AskHolders(h.ctx, shortTimeout*10); !heldBy("GPU-0", "pod-1")(holders) {
+	if holders := h.p.AskHolders(h.ctx, shortTimeout*10); !heldBy("GPU-0", "pod-2")(holders) {
 		t.Errorf("%+v", holders)
 	}
-	if latest := h.p.LatestHolders().Load(); !heldBy("GPU-0", "pod-1")(*latest) {
+	if latest := h.p.LatestHolders().Load(); !heldBy("GPU-0", "pod-2")(*latest) {
 		t.Errorf("%+v", latest)
 	}
 }

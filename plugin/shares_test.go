@@ -252,6 +252,51 @@ func TestMPSReadiness(t *testing.T) {
 	}
 }
 
+// Each resource that waits says for which device, for how many more, and whether that is the start only.
+func TestLayoutWaiting(t *testing.T) {
+	down := &health.MPSDaemon{Cause: health.CauseMPSDown, Reason: "exit status 1"}
+	held := factsOf(map[health.DeviceID][]podresources.Holder{"GPU-0": {{Namespace: "ml", Pod: "train", Container: "c", Resource: gpu, DeviceID: "GPU-0"}}})
+	driver := func(c *Config) { c.Sharing.Memory.Enforcement = EnforceDriver }
+	two := both(mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0"}, Rename: "a.com/x"}), both(memoryShared("1Gi", "1"), driver))
+	for name, c := range map[string]struct {
+		change   func(*Config)
+		in       layoutInput
+		want     string
+		starting bool
+	}{
+		"one":     {mpsSharedBy(2), layoutInput{snap: withReserved(1)}, gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet", true},
+		"several": {mpsSharedBy(2), layoutInput{snap: withReserved(3)}, gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet (and 2 more)", true},
+		"two":     {mpsSharedBy(2), layoutInput{snap: withReserved(2)}, gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet (and 1 more)", true},
+		"one of two is faulty": {
+			mpsSharedBy(2), layoutInput{snap: withMPS(withReserved(2), nil, down)}, gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet (and 1 more)", false,
+		},
+		"held otherwise": {
+			mpsSharedBy(2), layoutInput{snap: withMPS(withReserved(1), down), facts: held},
+			gpu + ": waiting for GPU 0 (GPU-0): ml/train (c) holds it as GPU-0 of nvidia.com/gpu", true,
+		},
+		"one is ready": {mpsSharedBy(2), layoutInput{snap: withMPS(withReserved(2), down, readyDaemon())}, "", true},
+		"not shared":   {func(*Config) {}, layoutInput{snap: withReserved(1)}, "", true},
+		"not examined": {both(memoryShared("1Gi"), driver), layoutInput{snap: withReserved(1), examined: true}, memoryResource + ": GPU 0 (GPU-0): the driver's memory limits are not examined yet", true},
+		"two resources, one faulty": {
+			two, layoutInput{snap: withMPS(withReserved(2), down), examined: true},
+			"a.com/x: waiting for the MPS daemon of GPU 0 (GPU-0): exit status 1; " + memoryResource + ": GPU 1 (GPU-1): the driver's memory limits are not examined yet", false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cfg := configured(c.change)
+			c.in.cfg = &cfg
+			l := newLayout(c.in)
+			resources, reason, starting := l.waiting(func(string) bool { return false })
+			if reason != c.want || starting != c.starting || (len(resources) > 0) != (c.want != "") {
+				t.Errorf("%q: got  %s, starting %v\nwant %s, %v", resources, reason, starting, c.want, c.starting)
+			}
+			if resources, reason, starting := l.waiting(func(string) bool { return true }); len(resources) > 0 || reason != "" || !starting {
+				t.Errorf("running: %q, %s, %v", resources, reason, starting)
+			}
+		})
+	}
+}
+
 // A device of unknown size would give shares without a limit.
 func TestMPSNeedsMemorySize(t *testing.T) {
 	cfg := configured(mpsSharedBy(2))
@@ -431,7 +476,7 @@ func TestSmallestUnit(t *testing.T) {
 	}
 	fits, tooSmall := layoutOf(smallest), layoutOf(smallest-1)
 	size := proto.Size(&pluginapi.ListAndWatchResponse{Devices: fits.resources[0].message()})
-	if size > maxListBytes || tooSmall.err == "" {
+	if size > maxListBytes || !strings.Contains(tooSmall.err, "limit of 4 MiB") {
 		t.Errorf("%d MiB: %d bytes; one less: %q", smallest, size, tooSmall.err)
 	}
 }

@@ -1097,7 +1097,7 @@ func TestFollowerSortsContainers(t *testing.T) {
 func TestFollowerIgnoresPolls(t *testing.T) {
 	onNode(t, func(n *node) {
 		passes := 0
-		n.Options.Hooks = func() map[health.DeviceID]bool { passes++; return nil }
+		n.Hooks = func() map[health.DeviceID]bool { passes++; return nil }
 		n.start()
 		for range 60 {
 			n.setDevices("615.10", "GPU-a", "GPU-b")

@@ -224,6 +224,7 @@ func TestRegistrarReportsDeadEndpoint(t *testing.T) {
 	s.stop()
 	s.harness = s.successor()
 	s.p.timing.endTimeout = shortTimeout
+	s.p.timing.settle = shortTimeout // an end of a stream that takes longer would contradict the kubelet's restart
 	s.run()
 	first := s.waitStatus(isRegistered)
 	if !strings.Contains(first.Warning, s.socket()) || first.Err != "" {

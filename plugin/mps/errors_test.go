@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -243,5 +244,63 @@ func TestQueryStatusOfAnotherServer(t *testing.T) {
 	}
 	if _, err := QueryStatus(t.Context(), root); err == nil {
 		t.Error("no server")
+	}
+}
+
+// What an earlier daemon failed at does not count against its successor.
+func TestFollowerCountsFailuresByDaemon(t *testing.T) {
+	for name, c := range map[string]struct {
+		fail         func(d *fakeDaemon)
+		once, repeat time.Duration // until one examination has failed, and until several have
+		reason       string
+	}{
+		"no answer": {func(d *fakeDaemon) { d.hang = true }, 12 * time.Second, 30 * time.Second, "does not answer within"},
+		"no socket": {func(d *fakeDaemon) { d.missing = true }, 1100 * time.Millisecond, 5 * time.Second, errNoDaemon.Error()},
+		"refusal":   {func(d *fakeDaemon) { d.refuse = "get_server_list" }, 3 * time.Second, 12 * time.Second, errRefused.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runFollower(t, func(h *followerTest) {
+				h.ready(gpuA)
+				h.hold(gpuA, string(gpuA)+"::0") // so that it is not restarted
+				for range 2 {
+					h.change(func() {
+						d := h.daemons[gpuA]
+						h.start(gpuA, d)
+						d.refuse = ""
+						c.fail(d)
+					})
+					advance(c.once)
+					if s := h.state(gpuA); s.Ready || !strings.Contains(s.Reason, "was restarted") {
+						t.Errorf("after one failure: %+v", s)
+					}
+				}
+				advance(c.repeat)
+				if s := h.state(gpuA); s.Ready || !strings.Contains(s.Reason, c.reason) {
+					t.Errorf("after several: %+v", s)
+				}
+			})
+		})
+	}
+}
+
+// A reload waits for a limited time.
+func TestSupervisorReloadIsLimited(t *testing.T) {
+	for name, taken := range map[string]bool{"not read": false, "not answered": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &Supervisor{Root: "/run/mps", reloads: make(chan chan error), Log: zap.NewNop()}
+				if taken {
+					go func() { <-s.reloads }()
+				}
+				start := time.Now()
+				result, err := s.handle(t.Context(), `{"reload":{}}`)
+				if result != nil || err == nil || !strings.Contains(err.Error(), s.Root.DesiredFile()+": the disk does not answer") {
+					t.Errorf("%v, %v", result, err)
+				}
+				if took := time.Since(start); took < statusTimeout || took > time.Minute { // longer than the agent waits
+					t.Errorf("after %v", took)
+				}
+			})
+		})
 	}
 }

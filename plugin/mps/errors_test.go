@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -302,5 +303,41 @@ func TestSupervisorReloadIsLimited(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// Without the mount that was asked for, containers could not use a daemon, so none is started.
+func TestSupervisorWithoutMount(t *testing.T) {
+	t.Parallel()
+	if same, err := isSameFile("/proc/self/ns/mnt", "/proc/1/ns/mnt"); err != nil || !same {
+		t.Skip("it would be mounted here")
+	}
+	n := newNode(t)
+	n.want(gpuA)
+	n.startProcess(func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, testMount+"=1") })
+	s := n.await("reason", func(s Status) bool { return len(s.Daemons) == 1 && s.Daemons[0].Error != "" })
+	const refused = "--mount-shm: would hide the /dev/shm of the node"
+	if !strings.HasPrefix(s.Shm, refused) || !strings.HasPrefix(s.Daemons[0].Error, refused) || s.Daemons[0].PID != 0 || len(n.program.Processes()) > 0 {
+		t.Errorf("%+v", s)
+	}
+	if n.mode(gpuA) != health.ComputeModeDefault {
+		t.Errorf("compute mode %v", n.mode(gpuA))
+	}
+}
+
+func TestSupervisorOfNoProgram(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.program.Path = filepath.Join(t.TempDir(), "control")
+	if err := os.WriteFile(n.program.Path, []byte("\x7fELF"), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	n.want(gpuA)
+	n.supervise()
+	s := n.await("reason", func(s Status) bool {
+		return len(s.Daemons) == 1 && strings.HasPrefix(s.Daemons[0].Error, "cannot start the MPS control daemon: ")
+	})
+	if s.Daemons[0].PID != 0 || s.Daemons[0].Restarts != 0 {
+		t.Errorf("%+v", s)
 	}
 }

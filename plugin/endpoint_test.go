@@ -235,6 +235,7 @@ func TestRegistrarReportsDeadEndpoint(t *testing.T) {
 		t.Errorf("the kubelet has %+v", r)
 	}
 	s.waitLog(msgDeadEndpoint, s.socket(), 1)
+	s.waitLog(msgUnregistered, "", 0) // another path is tried at once
 	// It is the kubelet's: other disturbances change nothing.
 	disturbances["socket removed"](s)
 	if again := s.waitStatus(isRegistered); again.Warning != first.Warning {

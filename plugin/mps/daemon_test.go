@@ -91,6 +91,9 @@ func TestBoundLog(t *testing.T) {
 		if err != nil || len(kept) != keptLog || !bytes.HasSuffix(kept, []byte("x\nlast line\n")) {
 			t.Fatalf("kept %d bytes, %v", len(kept), err)
 		}
+		if info, err := os.Stat(path + ".1"); err != nil || info.Mode()&^0o044 != 0o600 {
+			t.Errorf("mode %v, %v", info.Mode(), err)
+		}
 	}
 	if _, err := f.WriteString("small\n"); err != nil { // behind a hole
 		t.Fatal(err)

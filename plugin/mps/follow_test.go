@@ -176,6 +176,12 @@ func TestFollowerDaemonHangs(t *testing.T) {
 			h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M", clients: []int{8}})
 			advance(10 * time.Second)
 		}, 0},
+		{"clients outside of containers that have exited", func(h *followerTest) {
+			h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M", clients: []int{8}})
+			advance(10 * time.Second)
+			h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M"})
+			advance(40 * time.Second)
+		}, 1},
 		{"container that has ended", func(h *followerTest) {
 			h.hold(gpuA, string(gpuA)+"::mps4::3")
 			h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M", clients: []int{8}})
@@ -207,6 +213,35 @@ func TestFollowerDaemonHangs(t *testing.T) {
 				})
 				advance(20 * time.Second)
 				h.wantState("answers again", gpuA, true, "")
+			})
+		})
+	}
+}
+
+// A daemon that hangs at any command hangs.
+func TestFollowerDaemonHangsAtCommand(t *testing.T) {
+	for _, command := range []string{
+		"get_default_active_thread_percentage", "set_default_active_thread_percentage", "get_default_device_pinned_mem_limit",
+		"set_default_device_pinned_mem_limit", "get_server_list", "get_server_status", "get_client_list", "get_active_thread_percentage",
+		"set_active_thread_percentage", "get_device_pinned_mem_limit", "set_device_pinned_mem_limit",
+	} {
+		t.Run(command, func(t *testing.T) {
+			runFollower(t, func(h *followerTest) {
+				h.ready(gpuA)
+				h.hold(gpuA, string(gpuA)+"::0") // so that it is not restarted
+				h.change(func() {
+					d := h.daemons[gpuA]
+					h.start(gpuA, d)
+					d.servers[7], d.silent = &fakeServer{status: serverActive, threads: "100.0", clients: []int{8}}, command
+				})
+				advance(time.Minute)
+				h.wantState("hangs", gpuA, false, health.CauseMPSHung)
+				h.change(func() { h.daemons[gpuA].silent = "" })
+				advance(30 * time.Second)
+				h.wantState("answers", gpuA, true, "")
+				if s := h.state(gpuA); s.ClientCount() != 1 || len(h.daemon(gpuA).servers) != 1 || h.daemon(gpuA).servers[7].threads != "25.0" {
+					t.Errorf("%+v", s)
+				}
 			})
 		})
 	}

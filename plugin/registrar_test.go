@@ -345,6 +345,11 @@ func TestRegistrarRetriesRefusedRegistration(t *testing.T) {
 		h.waitResource(k, gpu, listed(2, 2))
 		h.waitStatus(isRegistered)
 		h.waitLog(msgUnregistered, "", 2) // one for each cause
+		k.SetFault(kubelettest.Fault{RegisterError: "too many plugins"})
+		k.Drop(gpu)
+		h.waitLog(msgUnregistered, "too many plugins", 2) // the registration between them makes it news
+		k.SetFault(kubelettest.Fault{})
+		h.waitStatus(isRegistered)
 	})
 }
 

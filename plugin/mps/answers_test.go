@@ -161,9 +161,7 @@ func TestControlLogFiles(t *testing.T) {
 	l, now := newControlLog(dir), time.Now()
 	read := func(want map[int]int) {
 		t.Helper()
-		if err := l.read(now); err != nil {
-			t.Error(err)
-		}
+		l.read(now)
 		if !reflect.DeepEqual(l.servers, want) {
 			t.Errorf("got %v, want %v", l.servers, want)
 		}
@@ -208,9 +206,7 @@ func TestControlLogFiles(t *testing.T) {
 	if err := os.Mkdir(path, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := l.read(now); err == nil {
-		t.Error("read a directory")
-	}
+	read(map[int]int{})
 }
 
 // A log of any content has bounded effects.

@@ -65,8 +65,8 @@ func (m *ComputeModes) setBack(r Root, gpu health.DeviceID) error {
 // parseComputeMode parses a record. The mode is the default if the text is none.
 func parseComputeMode(text []byte) (health.ComputeMode, error) {
 	const last = health.ComputeModeExclusiveProcess
-	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 31)
-	if err != nil || health.ComputeMode(n) > last {
+	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil || n < 0 || n > int(last) {
 		return health.ComputeModeDefault, fmt.Errorf("expected a compute mode from 0 to %d, found %.20q", last, text)
 	}
 	return health.ComputeMode(n), nil

@@ -2,9 +2,6 @@ package mps
 
 import (
 	"bytes"
-	"errors"
-	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -54,23 +51,19 @@ func newControlLog(dir string) *controlLog {
 	return &controlLog{path: filepath.Join(dir, controlLogName), servers: make(map[int]int), pending: make(map[int]time.Time)}
 }
 
-// read reads the lines since the previous call, at most maxLogRead. A log that was replaced or truncated is read from its beginning.
-func (l *controlLog) read(now time.Time) error {
+// read reads the lines since the previous call, at most maxLogRead. A log that was replaced or truncated is read from its beginning. One
+// that cannot be read changes nothing.
+func (l *controlLog) read(now time.Time) {
 	f, err := os.OpenFile(l.path, os.O_RDONLY|syscall.O_NONBLOCK|syscall.O_NOFOLLOW, 0)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the daemon has not written it yet
-	}
 	if err != nil {
-		return err
+		return
 	}
 	defer func() { _ = f.Close() }()
 	info, err := f.Stat()
-	switch {
-	case err != nil:
-		return err
-	case !info.Mode().IsRegular():
-		return fmt.Errorf("%s: expected a file, found %s", l.path, info.Mode())
-	case l.file == nil || !os.SameFile(l.file, info) || info.Size() < l.offset:
+	if err != nil || !info.Mode().IsRegular() {
+		return
+	}
+	if l.file == nil || !os.SameFile(l.file, info) || info.Size() < l.offset {
 		l.offset = 0
 	}
 	l.file = info
@@ -79,10 +72,7 @@ func (l *controlLog) read(now time.Time) error {
 		l.offset = info.Size() - maxLogRead
 	}
 	text := make([]byte, info.Size()-l.offset)
-	n, err := f.ReadAt(text, l.offset)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return err
-	}
+	n, _ := f.ReadAt(text, l.offset) // the rest is for the next call
 	text = text[:n]
 	end := bytes.LastIndexByte(text, '\n') + 1 // the last line may be incomplete
 	if end == 0 && n == maxLogRead {
@@ -95,7 +85,6 @@ func (l *controlLog) read(now time.Time) error {
 	for line := range bytes.Lines(text) {
 		l.apply(line, now)
 	}
-	return nil
 }
 
 func (l *controlLog) apply(line []byte, now time.Time) {

@@ -5,12 +5,15 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"go.uber.org/zap"
 )
 
 func TestBackoff(t *testing.T) {
@@ -58,6 +61,42 @@ func TestBackoff(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A process that does not end although it was killed keeps its successor from starting, and is killed until it ends.
+func TestDaemonThatDoesNotEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cmd := exec.Command("sleep", "600")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		p := &controlProcess{Process: cmd.Process, began: time.Now(), ended: make(chan struct{})} // as if its end were never seen
+		d := &daemon{process: p, root: Root(t.TempDir()), device: gpuA, orphans: &orphans{}, restart: make(chan struct{}, 1), log: zap.NewNop()}
+		time.AfterFunc(time.Second, func() { d.restart <- struct{}{} })
+		const hung = "does not end although it was killed"
+		if ran, err := d.watch(t.Context(), false); err == nil || !strings.Contains(err.Error(), hung) || ran < killTimeout {
+			t.Errorf("restart: %v after %v", err, ran)
+		}
+		if s := d.current(); s.PID != p.Pid {
+			t.Errorf("%+v", s)
+		}
+		if ran, err := d.serve(t.Context()); err == nil || !strings.Contains(err.Error(), hung) || ran != 0 || d.process != p {
+			t.Errorf("next start: %v after %v", err, ran)
+		}
+		var before DaemonStatus
+		time.AfterFunc(time.Minute, func() {
+			before = d.current()
+			_ = cmd.Wait()
+			close(p.ended)
+		})
+		start := time.Now()
+		if err := d.end(t.Context(), errShutdown); err != nil || time.Since(start) < time.Minute || time.Since(start) > 2*time.Minute {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+		if !before.Stopping || before.PID != p.Pid || !strings.Contains(before.Error, hung) || d.current().PID != 0 {
+			t.Errorf("%+v, then %+v", before, d.current())
+		}
+	})
 }
 
 func TestBoundLog(t *testing.T) {

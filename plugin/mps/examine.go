@@ -116,8 +116,7 @@ func (e *examiner) ask(ctx context.Context, r request, x *examination) error {
 		}
 		e.limited, e.adopted = err == nil, first && !set
 	}
-	// An unreadable log changes nothing.
-	_ = e.log.read(now)
+	e.log.read(now)
 	pids, active := slices.Sorted(maps.Keys(e.clients)), false
 	var err error
 	if len(pids) > 0 && !e.unproven && !r.allClients && now.Sub(e.listed) < clientsInterval {
@@ -223,6 +222,21 @@ func (e *examiner) pids(ctx context.Context, format string, args ...any) ([]int,
 		return nil, err
 	}
 	return parsePIDs(answer)
+}
+
+// allClients returns the clients of each server.
+func (e *examiner) allClients(ctx context.Context) (map[int][]int, error) {
+	servers, err := e.pids(ctx, "get_server_list")
+	if err != nil {
+		return nil, err
+	}
+	clients := make(map[int][]int, len(servers))
+	for _, server := range servers {
+		if clients[server], err = e.pids(ctx, "get_client_list %d", server); err != nil {
+			return nil, err
+		}
+	}
+	return clients, nil
 }
 
 // scope is whose limits a command concerns: the defaults for servers that start later, or those of a running server for clients that

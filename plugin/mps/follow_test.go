@@ -124,6 +124,22 @@ func TestFollowerChangesLimits(t *testing.T) {
 		if got := h.state(gpuA); got.PinnedMemory != 0 || got.ThreadPercentage != 50 {
 			t.Errorf("%+v", got)
 		}
+		advance(3 * limitsInterval)
+		if now := h.daemon(gpuA); len(now.log) != len(d.log) {
+			t.Errorf("set again: %q", now.log[len(d.log):])
+		}
+		h.change(func() { h.daemons[gpuA].threads = "100.0" }) // by somebody else
+		advance(2 * limitsInterval)
+		if now := h.daemon(gpuA); now.threads != "50.0" || now.servers[7].threads != "50.0" {
+			t.Errorf("%+v", now)
+		}
+		s.ThreadPercentage = 1
+		h.desired.Store(&Desired{Root: h.root, Control: "control", Daemons: []Spec{s}})
+		advance(2 * time.Second)
+		h.wantState("one percent", gpuA, true, "")
+		if now := h.daemon(gpuA); now.threads != "1.0" {
+			t.Errorf("%+v", now)
+		}
 	})
 }
 

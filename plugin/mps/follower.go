@@ -115,28 +115,22 @@ func (f *Follower) Clients(ctx context.Context, device health.DeviceID) (map[int
 	if err != nil {
 		return nil, err
 	}
-	servers, err := e.pids(ctx, "get_server_list")
+	clients, err := e.allClients(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", device, err)
-	}
-	clients := make(map[int][]int, len(servers))
-	for _, server := range servers {
-		if clients[server], err = e.pids(ctx, "get_client_list %d", server); err != nil {
-			return nil, fmt.Errorf("%s: %w", device, err)
-		}
 	}
 	return clients, nil
 }
 
 // TerminateClient has the daemon of a device terminate a client: its CUDA calls fail from then on.
 func (f *Follower) TerminateClient(ctx context.Context, device health.DeviceID, client int) error {
-	clients, err := f.Clients(ctx, device)
-	if err != nil {
-		return err
-	}
 	e, err := f.asker(device)
 	if err != nil {
 		return err
+	}
+	clients, err := e.allClients(ctx)
+	if err != nil {
+		return fmt.Errorf("%s: %w", device, err)
 	}
 	var all []string
 	for _, server := range slices.Sorted(maps.Keys(clients)) {

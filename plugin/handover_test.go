@@ -116,6 +116,7 @@ func TestHandover(t *testing.T) {
 		if r := h.p.Released().Load(); r.Released || h.p.Status().Off {
 			t.Errorf("released while a pod holds %v: %+v", a.Devices, r)
 		}
+		poll(h, "the reason", h.p.Released().Load, func(r *Handover) bool { return r.Pods && strings.Contains(r.Reason, a.Container.Pod) })
 		k.SetFault(kubelettest.Fault{ListError: "no answer"})
 		k.Free(gpu, a.Devices...)
 		h.waitHolders(func(h podresources.Holders) bool { return h.Err != "" })

@@ -68,6 +68,48 @@ func TestFollowerErr(t *testing.T) {
 	}
 }
 
+// The log says once for each daemon, and for each change of its limits, that it has them, and each trouble once.
+func TestFollowerLogs(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		const limits = "MPS daemon has its limits"
+		want := func(when string, message string, n int) {
+			t.Helper()
+			if got := h.logs.FilterMessage(message).Len(); got != n {
+				t.Errorf("%s: %q is logged %d times, want %d", when, message, got, n)
+			}
+		}
+		h.ready(gpuA, gpuB)
+		advance(3 * time.Minute)
+		want("started", limits, 2)
+		other := spec(gpuA)
+		other.ThreadPercentage = 50
+		h.desired.Store(&Desired{Root: h.root, Control: "control", Daemons: []Spec{other, spec(gpuB)}})
+		advance(3 * time.Minute)
+		want("changed", limits, 3)
+		h.change(func() { h.kill(gpuB) })
+		advance(3 * time.Minute)
+		want("restarted", limits, 4)
+		h.change(func() { h.down = true })
+		advance(3 * time.Minute)
+		want("mps-daemon down", "MPS daemons cannot be followed", 1)
+		h.change(func() { h.down = false })
+		advance(3 * time.Minute)
+		want("mps-daemon up", "MPS daemons are followed again", 1)
+		h.newAgent()
+		advance(3 * time.Minute)
+		want("adopted", limits, 2)
+		for _, e := range h.logs.FilterMessage(limits).All() {
+			if e.ContextMap()["adopted"] != true {
+				t.Errorf("%v", e.ContextMap())
+			}
+		}
+		want("adopted", "MPS daemons are followed again", 0)
+		h.want(gpuA)
+		advance(3 * time.Minute)
+		want("left", "stopping the MPS daemon of a device that is no longer shared: nobody uses it", 1)
+	})
+}
+
 // A detach ends what runs, whatever the file was.
 func TestFollowerStopsWithoutGoodFile(t *testing.T) {
 	runFollower(t, func(h *followerTest) {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
@@ -276,6 +277,7 @@ type followerTest struct {
 	*testing.T
 	*fakeNode
 	f       *Follower
+	logs    *observer.ObservedLogs // of f
 	desired health.Latest[Desired]
 	stop    func() // ends Run; may be called again
 }
@@ -299,9 +301,11 @@ func (h *followerTest) newAgent() {
 	if h.stop != nil {
 		h.stop()
 	}
+	core, logs := observer.New(zap.InfoLevel)
+	h.logs = logs
 	h.f = NewFollower(Options{
 		Desired: &h.desired, Root: func() Root { return h.root }, Simulated: func() bool { return false },
-		Facts: h.facts, Log: zap.NewNop(),
+		Facts: h.facts, Log: zap.New(core),
 	})
 	h.f.control, h.f.call = h.control, h.call
 	h.run()

@@ -271,14 +271,16 @@ func TestLayoutWaiting(t *testing.T) {
 			mpsSharedBy(2), layoutInput{snap: withMPS(withReserved(2), nil, down)}, gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet (and 1 more)", false,
 		},
 		"held otherwise": {
-			mpsSharedBy(2), layoutInput{snap: withMPS(withReserved(1), down), facts: held},
+			mpsSharedBy(2),
+			layoutInput{snap: withMPS(withReserved(1), down), facts: held},
 			gpu + ": waiting for GPU 0 (GPU-0): ml/train (c) holds it as GPU-0 of nvidia.com/gpu", true,
 		},
 		"one is ready": {mpsSharedBy(2), layoutInput{snap: withMPS(withReserved(2), down, readyDaemon())}, "", true},
 		"not shared":   {func(*Config) {}, layoutInput{snap: withReserved(1)}, "", true},
 		"not examined": {both(memoryShared("1Gi"), driver), layoutInput{snap: withReserved(1), examined: true}, memoryResource + ": GPU 0 (GPU-0): the driver's memory limits are not examined yet", true},
 		"two resources, one faulty": {
-			two, layoutInput{snap: withMPS(withReserved(2), down), examined: true},
+			two,
+			layoutInput{snap: withMPS(withReserved(2), down), examined: true},
 			"a.com/x: waiting for the MPS daemon of GPU 0 (GPU-0): exit status 1; " + memoryResource + ": GPU 1 (GPU-1): the driver's memory limits are not examined yet", false,
 		},
 	} {

@@ -383,3 +383,64 @@ func TestSupervisorOfNoProgram(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 }
+
+// A restart that is requested already, or of a daemon that is being stopped, is no other one.
+func TestSupervisorRestartIsRequestedOnce(t *testing.T) {
+	d := &daemon{restart: make(chan struct{}, 1), status: DaemonStatus{Device: gpuA}}
+	s := &Supervisor{daemons: map[health.DeviceID]*daemon{gpuA: d}}
+	request := fmt.Sprintf(`{"restart":{"device":%q}}`, gpuA)
+	for range 2 {
+		if result, err := s.handle(t.Context(), request); result != nil || err != nil || len(d.restart) != 1 {
+			t.Errorf("%v, %v, %d requested", result, err, len(d.restart))
+		}
+	}
+	<-d.restart
+	d.status.Stopping = true
+	if _, err := s.handle(t.Context(), request); err == nil || len(d.restart) != 0 {
+		t.Errorf("%v, %d requested", err, len(d.restart))
+	}
+}
+
+// The status says all that the supervisor does, by device.
+func TestSupervisorStatus(t *testing.T) {
+	s := &Supervisor{
+		Version: "1.2", err: errors.New("torn"), shmErr: errors.New("not mounted"),
+		daemons: map[health.DeviceID]*daemon{gpuB: {status: DaemonStatus{Device: gpuB, PID: 3}}, gpuA: {status: DaemonStatus{Device: gpuA, Stopping: true}}, mig: {status: DaemonStatus{Device: mig}}},
+	}
+	result, err := s.handle(t.Context(), `{"status":{}}`)
+	status, ok := result.(Status)
+	if err != nil || !ok || status.Version != "1.2" || status.Error != "torn" || status.Shm != "not mounted" || len(status.Daemons) != 3 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	if d := status.Daemons; d[0].Device != gpuA || !d[0].Stopping || d[1].Device != gpuB || d[1].PID != 3 || d[2].Device != mig {
+		t.Errorf("%+v", d)
+	}
+	s = &Supervisor{}
+	if result, err := s.handle(t.Context(), `{"status":{}}`); err != nil || fmt.Sprintf("%+v", result) != "{Version: Shm: Error: Daemons:[]}" || result.(Status).Daemons == nil {
+		t.Errorf("%+v, %v", result, err)
+	}
+}
+
+// A stop does not wait for ever.
+func TestSupervisorStopIsLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var causes []error
+		stuck := func() *daemon {
+			return &daemon{stopped: make(chan struct{}), stop: func(cause error) { causes = append(causes, cause) }}
+		}
+		s := &Supervisor{daemons: map[health.DeviceID]*daemon{gpuA: stuck(), gpuB: stuck()}}
+		start := time.Now()
+		if err := s.stopAll(); err == nil || time.Since(start) > 30*time.Second { // of a pod
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+		if len(causes) != 2 || !errors.Is(causes[0], errShutdown) || !errors.Is(causes[1], errShutdown) {
+			t.Errorf("%v", causes)
+		}
+		close(s.daemons[gpuA].stopped)
+		time.AfterFunc(10*time.Second, func() { close(s.daemons[gpuB].stopped) })
+		start = time.Now()
+		if err := s.stopAll(); err != nil || time.Since(start) != 10*time.Second {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+	})
+}

@@ -330,6 +330,13 @@ func TestFollowerLimits(t *testing.T) {
 				h.want(gpuA)
 				advance(time.Minute)
 				h.wantState("started", gpuA, test.cause == "", test.cause)
+				reason := map[string]string{
+					"other memory":     "the pinned memory limit was set to 20480 MiB, but the daemon reports 80896 MiB",
+					"other percentage": "the active thread percentage was set to 25, but the daemon reports 100",
+				}[test.name]
+				if d := h.state(gpuA); !strings.HasSuffix(d.Reason, reason) {
+					t.Errorf("reason %q, want %q", d.Reason, reason)
+				}
 				h.change(func() { d := h.daemons[gpuA]; d.refuse, d.answer = "", nil })
 				advance(20 * time.Second)
 				h.wantState("repaired", gpuA, true, "")

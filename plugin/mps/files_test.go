@@ -244,7 +244,10 @@ func TestShm(t *testing.T) {
 	if err := checkShm(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
-	if _, err := isSameFile(dir, filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) {
+	if same, err := isSameFile(dir, filepath.Join(dir, "absent")); same || !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if same, err := isSameFile(filepath.Join(dir, "absent"), dir); same || !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
 	if err := os.Mkdir(filepath.Join(dir, "sub"), 0o700); err != nil {

@@ -136,6 +136,8 @@ func TestControlLog(t *testing.T) {
 		"no server":              {[]string{serves, pending}, nil, nil},
 		"user of server unknown": {[]string{pending}, []int{17}, nil},
 		"its own server starts":  {[]string{pending, later}, []int{18}, nil},
+		"root waits":             {[]string{serves, strings.ReplaceAll(pending, "1001", "0")}, []int{17}, []int{0}},
+		"root serves":            {[]string{strings.ReplaceAll(serves, "1000", "0"), pending}, []int{17}, []int{1001}},
 		"several":                {[]string{serves, pending, strings.ReplaceAll(pending, "1001", "7")}, []int{17}, []int{7, 1001}},
 		"something else":         {[]string{serves, "NEW CLIENT 0 from user x: pending", "Accepting connection...", "\x00\xff"}, []int{17}, nil},
 	} {

@@ -118,8 +118,8 @@ func TestHandover(t *testing.T) {
 		}
 		poll(h, "the reason", h.p.Released().Load, func(r *Handover) bool { return r.Pods && strings.Contains(r.Reason, a.Container.Pod) })
 		k.SetFault(kubelettest.Fault{ListError: "no answer"})
+		h.waitHolders(func(h podresources.Holders) bool { return h.Err != "" }) // no answer from before the fault is under way
 		k.Free(gpu, a.Devices...)
-		h.waitHolders(func(h podresources.Holders) bool { return h.Err != "" })
 		if _, err := k.Allocate(h.ctx, gpu, 1); err == nil || !strings.Contains(err.Error(), "plugin.api has changed to dra") || !strings.Contains(err.Error(), createAgain) {
 			t.Errorf("a waiting pod gets the freed device: %v", err)
 		}

@@ -97,26 +97,32 @@ func TestPluginAwaitsLock(t *testing.T) {
 	if d := time.Since(start); d < 2*second.p.timing.settle { // once for the other kubelet's answer about holders, once for the registration
 		t.Errorf("registered after %v, before the other kubelet has said who holds devices", d)
 	}
+	second.stop() // before the other directory is removed
 }
 
-// withoutQueries has the kubelet asked only for a reason.
-func (h *harness) withoutQueries() {
+// registerWithoutQueries is register for a plugin that asks the kubelet only for a reason, such as an allocation. When it returns, there is none.
+func (h *harness) registerWithoutQueries() *kubelettest.Kubelet {
+	h.Helper()
 	h.p.timing.pods.Refresh, h.p.timing.pods.MaxAge = time.Minute, time.Hour
 	h.p.pods = h.p.newPodResources()
 	h.p.layouts.holders = &h.p.pods.Holders
+	k := h.kubelet()
+	h.run()
+	poll(h, "registration", func() Status { h.p.RefreshHolders(); return h.p.Status() }, func(s Status) bool { return len(s.Resources) == 1 && isRegistered(s.Resources[0]) })
+	h.waitStatus(func(s ResourceStatus) bool { return s.Audited })
+	return k
 }
 
 // The device of a prepared claim is not offered, also before the kubelet lists the claim's container, and the holders have its container.
 func TestPluginFollowsClaims(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, snapshot(2))
-	h.withoutQueries()
 	prepared := &health.Latest[offer.Claims]{}
 	claim := offer.Claims{List: []offer.Claim{{UID: "c", Namespace: "ml", Name: "train", Parts: []offer.Part{{Name: "gpu-1", Device: "GPU-1"}}}}}
 	h.p.SetClaims(func(namespace, name string, c podresources.ClaimRef) (health.DeviceID, bool, bool) {
 		return "GPU-1", false, namespace == "ml" && name == "gpu-1" && c.Name == "train"
 	}, prepared)
-	k := h.register()
+	k := h.registerWithoutQueries()
 	if f := h.p.Facts(h.p.Holders()); len(f.Claims.List) != 0 || f.NoPlugin {
 		t.Errorf("%+v", f)
 	}
@@ -126,7 +132,6 @@ func TestPluginFollowsClaims(t *testing.T) {
 			t.Errorf("note missing %v: %+v", missing, f)
 		}
 	}
-	h.waitStatus(func(s ResourceStatus) bool { return s.Audited }) // so that no more answers are to come
 	prepared.Store(&claim)
 	h.waitResource(k, gpu, listed(2, 1))
 	h.waitPlugin(func(s Status) bool { return len(s.Warnings) == 1 && strings.Contains(s.Warnings[0], "claim ml/train") })
@@ -169,9 +174,7 @@ func TestPluginKnowsUnschedulable(t *testing.T) {
 func TestPluginAsksHolders(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, snapshot(2))
-	h.withoutQueries()
-	k := h.register()
-	h.waitStatus(func(s ResourceStatus) bool { return s.Audited })
+	k := h.registerWithoutQueries()
 	h.allocate(k, "GPU-1") // is followed without a question
 	h.waitHolders(heldBy("GPU-1", "pod-1"))
 	if _, err := k.AllocateIDs(h.ctx, gpu, "GPU-0"); err != nil {

@@ -408,6 +408,7 @@ func TestPluginFollowsConfiguration(t *testing.T) {
 	h.setConfig(func(c *Config) { c.KubeletDir = other.root })
 	other.waitResource(otherKubelet, renamed, listed(2, 2))
 	h.waitResource(k, renamed, disconnected)
+	h.stop() // before the other directory is removed
 }
 
 func TestRegistrarKeepsForeignFile(t *testing.T) {

@@ -110,6 +110,25 @@ func TestFollowerLogs(t *testing.T) {
 	})
 }
 
+// mps-daemon reads the file when it has changed, at once, and otherwise at its own interval.
+func TestFollowerRequestsReload(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		reloads := func() (n int) { h.change(func() { n, h.reloads = h.reloads, 0 }); return n }
+		reloads()
+		advance(1700 * time.Millisecond)
+		h.want(gpuA, gpuB)
+		advance(100 * time.Millisecond)
+		if n := reloads(); n != 1 || h.daemon(gpuB).pid == 0 {
+			t.Errorf("%d reloads, daemon %d", n, h.daemon(gpuB).pid)
+		}
+		advance(10 * time.Minute)
+		if n := reloads(); n != 0 {
+			t.Errorf("%d reloads of a file that has not changed", n)
+		}
+	})
+}
+
 // A detach ends what runs, whatever the file was.
 func TestFollowerStopsWithoutGoodFile(t *testing.T) {
 	runFollower(t, func(h *followerTest) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -34,6 +35,8 @@ type fakeNode struct {
 	noProgram   bool   // the control program cannot be run
 	daemons     map[health.DeviceID]*fakeDaemon
 	nextPID     int
+	read        time.Time // when mps-daemon read the file last
+	reloads     int       // requests to read it
 	holders     map[health.DeviceID][]podresources.Holder
 	holdersErr  string
 	claims      offer.Claims
@@ -122,7 +125,14 @@ func (n *fakeNode) call(ctx context.Context, r Root, q Request) (Status, error) 
 			s.Daemons = append(s.Daemons, st)
 		}
 	}
-	n.follow(r)
+	if q.Reload != nil {
+		n.reloads++
+	}
+	if q.Reload != nil || time.Since(n.read) >= readInterval {
+		n.read = time.Now()
+		n.follow(r)
+	}
+	n.revive()
 	return s, ctx.Err()
 }
 
@@ -136,19 +146,21 @@ func (n *fakeNode) follow(r Root) {
 	for _, d := range file.Daemons {
 		wanted[d.Device] = !file.Stopped
 	}
-	for id, d := range n.daemons {
-		switch {
-		case !wanted[id]:
-			delete(n.daemons, id)
-		case d.pid == 0 && !d.dead:
-			d.restarts++
-			n.start(id, d)
-		}
-	}
+	maps.DeleteFunc(n.daemons, func(id health.DeviceID, _ *fakeDaemon) bool { return !wanted[id] })
 	for id, w := range wanted {
 		if w && n.daemons[id] == nil {
 			n.daemons[id] = &fakeDaemon{}
 			n.start(id, n.daemons[id])
+		}
+	}
+}
+
+// revive starts the daemons that have died.
+func (n *fakeNode) revive() {
+	for id, d := range n.daemons {
+		if d.pid == 0 && !d.dead && !n.stubborn {
+			d.restarts++
+			n.start(id, d)
 		}
 	}
 }

@@ -140,6 +140,12 @@ func TestBoundLog(t *testing.T) {
 	if err := root.boundLogsOnce(); err != nil || fileSize(path) == 0 {
 		t.Errorf("a small log was truncated, %v", err)
 	}
+	if err := errors.Join(os.Remove(path+".1"), os.Mkdir(path+".1", 0o700), os.WriteFile(path, make([]byte, maxLog+8192), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if err := root.boundLogsOnce(); err == nil || !strings.Contains(err.Error(), path+".1") {
+		t.Errorf("nothing kept: %v", err)
+	}
 }
 
 func TestLastLines(t *testing.T) {

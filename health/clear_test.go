@@ -148,19 +148,25 @@ func TestClearPendingXID(t *testing.T) {
 	}
 }
 
-func TestClearFlappingForgetsTrips(t *testing.T) {
-	var devices []DeviceState
-	for i := range 3 {
-		devices = judge(devices, 2*i, samples{"GPU-0": blank(Lost)}, gpu0)
-		devices = judge(devices, 2*i+1, nil, gpu0)
-	}
-	devices, got, err := Clear(DefaultConfig(), devices, false, "GPU-0", "", at(6))
-	if err != nil || !slices.Equal(got, []string{CauseFlapping}) {
-		t.Fatalf("got %v, %v", got, err)
-	}
-	devices = judge(devices, 10, samples{"GPU-0": blank(Lost)}, gpu0)
-	devices = judge(devices, 11, nil, gpu0)
-	if devices[0].Verdict.State != Healthy {
-		t.Errorf("the earlier trips still count: %v", devices[0].Verdict.Causes())
+// Clear forgets the trips with the flapping, and with everything; the end of another finding leaves them.
+func TestClearForgetsTrips(t *testing.T) {
+	for cause, c := range map[string]struct {
+		trips int
+		after []string // of one trip more
+	}{"": {3, nil}, CauseFlapping: {3, nil}, CauseTemperature: {2, []string{CauseFlapping}}} {
+		var devices []DeviceState
+		for i := range c.trips {
+			devices = judge(devices, 2*i, samples{"GPU-0": blank(Lost)}, gpu0)
+			devices = judge(devices, 2*i+1, samples{"GPU-0": present(value(FieldGPUTemp, 99))}, gpu0)
+		}
+		devices, got, err := Clear(DefaultConfig(), devices, false, "GPU-0", cause, at(6))
+		if all := []string{CauseFlapping, CauseTemperature}; err != nil || !slices.Equal(got, all) && !slices.Equal(got, []string{cause}) {
+			t.Fatalf("clear %q: got %v, %v", cause, got, err)
+		}
+		devices = judge(devices, 100, samples{"GPU-0": blank(Lost)}, gpu0)
+		devices = judge(devices, 101, nil, gpu0)
+		if got := devices[0].Verdict.Causes(); !slices.Equal(got, c.after) {
+			t.Errorf("clear %q: %v, want %v", cause, got, c.after)
+		}
 	}
 }

@@ -403,6 +403,13 @@ func TestJudgeRecoveryMode(t *testing.T) {
 			{3, present(), Unhealthy, []string{CauseRemapFailed}},
 			{60, present(), Healthy, nil},
 		}},
+		"the reset may precede the end of the condition": {RecoverAfterReset, []step{
+			{0, present(value(FieldRemapFailed, 1)), Unhealthy, []string{CauseRemapFailed}},
+			{1, blank(Lost), Unhealthy, []string{CauseRemapFailed, CauseLost}},
+			{2, blank(Lost), Unhealthy, []string{CauseRemapFailed, CauseLost}},
+			{3, present(value(FieldRemapFailed, 1)), Unhealthy, []string{CauseRemapFailed}},
+			{63, present(), Healthy, nil},
+		}},
 		"an inaccessible GPU needs no reset": {RecoverAfterReset, []step{
 			{0, blank(Inaccessible), Unhealthy, []string{CauseInaccessible}},
 			{1, present(), Healthy, nil},
@@ -427,6 +434,22 @@ func TestJudgeRecoveryMode(t *testing.T) {
 			config.Flap.Trips, config.Recovery = 0, c.mode
 			runSteps(t, config, c.steps)
 		})
+	}
+}
+
+// A reset that did not cure a fault clears nothing, whenever the configuration lets resets clear findings.
+func TestResetBeforeRecurrence(t *testing.T) {
+	for recurs, want := range map[bool]State{false: Healthy, true: Unhealthy} {
+		c := DefaultConfig()
+		c.Recovery = RecoverNever
+		devices := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(xids(48), value(FieldRecoveryAction, 1))}, gpu0)
+		devices = judgeAll(c, devices, 10, nil, nil, gpu0) // the reset
+		if recurs {
+			devices = judgeAll(c, devices, 20, nil, samples{gpu0.ID: present(xids(48))}, gpu0)
+		}
+		wantStates(t, devices, map[DeviceID]State{gpu0.ID: Unhealthy})
+		devices = judge(devices, 30, nil, gpu0)
+		wantStates(t, devices, map[DeviceID]State{gpu0.ID: want})
 	}
 }
 

@@ -485,6 +485,46 @@ func TestEventsOfInstances(t *testing.T) {
 	}
 }
 
+// An XID of a MIG instance that the source does not list is its GPU's as soon as a poll that began after the event lacks the instance. A poll
+// that had begun before proves nothing.
+func TestEventOfNewInstanceAwaitsOnePoll(t *testing.T) {
+	for name, c := range map[string]struct {
+		listed []health.Device // by the poll after the event
+		want   string
+	}{
+		"listed":     {[]health.Device{{ID: "MIG-9", Kind: health.KindMIG, Parent: "GPU-0", GI: 9}}, "MIG-9map[31:1]"},
+		"not listed": {nil, "GPU-0map[31:1]"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
+				resume := h.hangPolls()
+				defer resume()
+				advance(time.Second) // the poll has begun
+				e := xidEvent("GPU-0", 31)
+				e.GI = 9
+				f.receive(e)
+				synctest.Wait()
+				before := h.status().Polls
+				resume()
+				synctest.Wait()
+				if n := h.status().Polls - before; n != 1 || h.counts() != "" {
+					t.Fatalf("%d readings, counts %q", n, h.counts())
+				}
+				h.set(func(s *fakeSource) {
+					for _, d := range c.listed {
+						s.reading.Devices = append(s.reading.Devices, d)
+						s.reading.Samples = append(s.reading.Samples, health.Sample{Device: d.ID, Presence: health.Present})
+					}
+				})
+				advance(eventPollDelay)
+				if n := h.status().Polls - before; n != 2 || h.counts() != c.want {
+					t.Errorf("%d readings, counts %q, want %q", n, h.counts(), c.want)
+				}
+			})
+		})
+	}
+}
+
 // A storm of an instance that the source does not list counts, too, although it goes on.
 func TestStormOfUnknownInstance(t *testing.T) {
 	runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {

@@ -33,6 +33,9 @@ func TestAcquireDirectory(t *testing.T) {
 	if first.Of(dir) {
 		t.Error("the lock of a directory that was replaced counts for the new one")
 	}
+	if !first.Of(dir + ".old") {
+		t.Error("the lock does not move with its directory")
+	}
 	second, err := Acquire(link, syscall.O_DIRECTORY)
 	if err != nil || !second.Of(link) {
 		t.Fatalf("the new directory: %+v, %v", second, err)
@@ -43,6 +46,9 @@ func TestAcquireDirectory(t *testing.T) {
 		t.Errorf("after the release: %v", err)
 	}
 	third.Release()
+	if err := os.Remove(dir + ".old"); err != nil || first.Of(dir+".old") {
+		t.Errorf("the lock of a directory that was removed counts: %v", err)
+	}
 	first.Release()
 	(*Held)(nil).Release()
 	if (*Held)(nil).Of(dir) {

@@ -324,11 +324,15 @@ func (f *File) Run(ctx context.Context) error {
 	defer f.release()
 	sections := f.watchSections(ctx)
 	for {
+		last := ctx.Err() != nil
 		config, configChanged := f.config.Watch()
 		s, changed := f.snapshots.Watch()
 		_, configurationChanged := f.configuration.Watch()
-		wait, ok := f.save(config.StateFile, s, false)
+		wait, ok := f.save(config.StateFile, s, last)
 		f.saveConfiguration(config.StateFile)
+		if last {
+			return nil
+		}
 		sectionsChanged := sections
 		if !ok {
 			changed, sectionsChanged = nil, nil // retry after wait, not at every poll
@@ -336,11 +340,6 @@ func (f *File) Run(ctx context.Context) error {
 		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
-			timer.Stop()
-			path := f.config.Load().StateFile
-			f.save(path, f.snapshots.Load(), true)
-			f.saveConfiguration(path)
-			return nil
 		case <-configChanged:
 		case <-configurationChanged:
 		case <-changed:

@@ -546,6 +546,39 @@ func TestRunKeepsOtherSources(t *testing.T) {
 	})
 }
 
+// A detach continues with a source that replaces another, so the state of the replaced one has none. That of a source that no process used since
+// keeps its detach.
+func TestDetachmentMovesToNewSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		detached := func(kind string) *health.Snapshot {
+			s := snapshotOf(t, kind)
+			s.Source.Detachment = health.Detachment{Since: healthtest.Epoch, Until: healthtest.At(1000), For: 1000 * time.Second}
+			return s
+		}
+		want := func(when, kind string, inForce bool) {
+			t.Helper()
+			s, err := Read(path)
+			must(t, err)
+			d := s.Restore("boot", health.SourceID{Kind: kind, Inventory: kind + " x"}, healthtest.At(100)).Detachment
+			if d.InForce() != inForce || d.Over {
+				t.Errorf("%s: detachment of %s: %+v", when, kind, d)
+			}
+		}
+		h := loadAndStart(t, path)
+		h.store(detached("dcgm"))
+		h.store(detached("nvml"))
+		want("replaced", "dcgm", false)
+		want("replaced", "nvml", true)
+		h.stop()
+		h = loadAndStart(t, path)
+		h.store(snapshotOf(t, "dcgm"))
+		want("after a restart", "dcgm", false)
+		want("after a restart", "nvml", true)
+		h.stop()
+	})
+}
+
 // A lock that Load found held may be free when Run saves, so it is no outcome.
 func TestWaitWrittenAfterLoadOfLockedFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -663,7 +696,7 @@ func TestRunDelaysXIDs(t *testing.T) {
 		}
 		writes := 0
 		var last time.Time
-		for i := range 20 {
+		for i := range 19 { // the next write is not due at the end
 			s := snapshotOf(t, "dcgm")
 			s.Devices[0].XIDHistory = make([]health.XID, i+1)
 			h.out.Store(s)
@@ -676,7 +709,7 @@ func TestRunDelaysXIDs(t *testing.T) {
 			t.Errorf("%d writes, %d XIDs", writes, xids())
 		}
 		h.stop()
-		if xids() != 20 {
+		if xids() != 19 {
 			t.Errorf("%d XIDs at the end", xids())
 		}
 	})
@@ -705,8 +738,23 @@ func TestWaitWritten(t *testing.T) {
 	})
 }
 
-// The removal of the lock's file leads to no second writer.
+// The removal of the lock's file leads to no second writer, whether that waits for the lock or comes later.
 func TestLockFileRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		first := loadAndStart(t, path)
+		first.store(snapshotOf(t, "dcgm"))
+		must(t, os.Remove(path+".lock"))
+		advance(checkInterval)
+		second := loadAndStart(t, path)
+		second.store(snapshotOf(t, "dcgm"))
+		advance(2 * checkInterval)
+		if a, b := first.Status().Err, second.Status().Err; a != "" || b == "" {
+			t.Errorf("first: %q, second: %q", a, b)
+		}
+		first.stop()
+		second.stop()
+	})
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "state.json")
 		first, second := loadAndStart(t, path), loadAndStart(t, path)

@@ -147,6 +147,12 @@ func (f *eventFixture) waitState(text string) {
 	})
 }
 
+// waits returns when n calls have waited for events, which lasts at least n-1 times eventTiming.wait without events.
+func (f *eventFixture) waits(n int) {
+	f.t.Helper()
+	f.lib.Do("await calls nvmlEventSetWait_v2 %d", f.lib.Number("calls nvmlEventSetWait_v2")+n)
+}
+
 // waitEvents waits until the events since the last call are those, and returns them.
 func (f *eventFixture) waitEvents(want ...string) []health.Event {
 	f.t.Helper()
@@ -257,6 +263,38 @@ func TestEventsGPULost(t *testing.T) {
 	f.lib.Do("event 3 %d 43 -1 -1", bitXID)
 	f.lib.Do("event 5 %d 45 -1 -1", bitXID)
 	f.waitEvents("3 xid 43", "5 xid 45")
+}
+
+// TestEventsGPULostAgain checks that a GPU that is lost again, long after it was, does not count as one that the driver does not show.
+func TestEventsGPULostAgain(t *testing.T) {
+	f := startEvents(t, testTiming)
+	f.waitState("")
+	for range 2 {
+		f.lib.Do("lost 3")
+		f.waitState("1 of 8 GPUs")
+		f.lib.Do("back 3")
+		f.waitState("")
+		f.waits(2 * int(testTiming.maxPause/testTiming.wait))
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if slices.Contains(f.states, errLost.Error()) {
+		t.Errorf("states %q", f.states)
+	}
+}
+
+// TestEventsOfReplacedSet checks that no event is lost that a set has when another replaces it.
+func TestEventsOfReplacedSet(t *testing.T) {
+	f := startEvents(t, testTiming)
+	f.waitState("")
+	f.mu.Lock() // the receiver blocks until the GPUs have changed
+	for _, code := range []int{31, 32, 33} {
+		f.lib.Do("event 1 %d %d -1 -1", bitXID, code)
+	}
+	f.lib.Do("system 2 2")
+	f.waits(5) // it is time to look for system events
+	f.mu.Unlock()
+	f.waitEvents("1 xid 31", " driver-binding", "1 xid 32", "1 xid 33")
 }
 
 // TestEventsAllGPUsLost checks that the event source is up while any GPU reports events, and only then.
@@ -409,6 +447,30 @@ func TestEventsHotPlug(t *testing.T) {
 				f.lib.Do("await calls nvmlEventSetWait_v2 %d", f.lib.Number("calls nvmlEventSetWait_v2")+2)
 			}
 		})
+	}
+}
+
+// TestEventsPauseAfterLongSession checks that the pause before another attempt grows with each failure, and starts anew after a session that lasted.
+func TestEventsPauseAfterLongSession(t *testing.T) {
+	timing := testTiming
+	timing.callLimit = time.Hour // a slow call would be another transition
+	timing.minPause, timing.maxPause = time.Millisecond, 500*time.Millisecond
+	f := startEvents(t, timing, "unload")
+	attempts := func(n int) (took time.Duration) {
+		begin := time.Now()
+		f.lib.Do("await calls nvmlInit_v2 %d", f.lib.Number("calls nvmlInit_v2")+n)
+		return time.Since(begin)
+	}
+	if took := attempts(10); took < timing.maxPause {
+		t.Errorf("ten attempts within %v", took)
+	}
+	f.lib.Do("load")
+	f.waitState("")
+	f.waits(2 * int(timing.maxPause/timing.wait))
+	f.lib.Do("unload")
+	f.waitState("nvmlInit_v2: Driver Not Loaded")
+	if took := attempts(3); took >= timing.maxPause {
+		t.Errorf("three attempts after a long session in %v", took)
 	}
 }
 

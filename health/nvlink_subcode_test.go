@@ -2,6 +2,8 @@ package health
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -73,30 +75,92 @@ func TestNVLinkResolutions(t *testing.T) {
 	}
 }
 
-// The low five bits of a unit are the XID less 143, except that they are 0 for 150. No status has two resolutions.
-func TestNVLinkRules(t *testing.T) {
-	units := make(map[uint32]bool)
-	for _, r := range nvlinkRules {
-		if low := int(r.unit & 0x1f); low != r.xid-143 && (low != 0 || r.xid != 150) || r.unit > 0x3ff || units[r.unit] {
-			t.Errorf("XID %d, unit 0x%03x: not a unit of the XID, or listed twice", r.xid, r.unit)
+// The rules are those of NVIDIA's catalogue, and there are no others. A unit with one status in the catalogue, 0, has the resolution whatever
+// the status is.
+func TestNVLinkCatalogue(t *testing.T) {
+	resolutions := map[string]nvlinkResolution{"IGNORE": nvlinkIgnore, "XID_154_EVAL": nvlinkFollow, "RESET_GPU": nvlinkReset}
+	hints := map[string]string{
+		"": "", "INVESTIGATE_LINK_SI": "signal integrity", "INVESTIGATE_SW_USER": "user", "INVESTIGATE_SW_USER_LINK_SI": "signal integrity",
+		"INVESTIGATE_PEER_DEVICE": "peer", "INVESTIGATE_HOST": "host",
+	}
+	bits := func(text string) uint32 {
+		n, err := strconv.ParseUint(text, 2, 32)
+		if err != nil {
+			t.Fatal(err)
 		}
-		units[r.unit] = true
-		statuses := make(map[uint32]bool)
-		for _, list := range [][]uint32{r.ignore, r.follow, r.reset} {
-			for _, status := range list {
-				if statuses[status] {
-					t.Errorf("XID %d, unit 0x%03x: status 0x%x is listed twice", r.xid, r.unit, status)
-				}
-				statuses[status] = true
+		return uint32(n)
+	}
+	type key struct {
+		xid          int
+		info, status uint32
+	}
+	want := make(map[key]nvlinkResolution)
+	anyStatus := make(map[key]nvlinkResolution)
+	for _, row := range readCSV(t, "nvlink_catalogue.csv", 7) {
+		xid, err := strconv.Atoi(row[0])
+		resolution, known := resolutions[row[5]]
+		hint, hinted := hints[row[6]]
+		if err != nil || !known || !hinted {
+			t.Fatalf("%q: %v", row, err)
+		}
+		info := bits(row[2])<<20 | bits(row[3])
+		for text := range strings.FieldsSeq(row[4]) {
+			status, err := strconv.ParseUint(text, 0, 32)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want[key{xid, info, uint32(status)}] = resolution
+			if _, got := (nvlinkError{xid: xid, info: info, status: uint32(status)}).resolution(); (hint == "") != (got == "") || !strings.Contains(got, hint) {
+				t.Errorf("%q: hint %q", row, got)
 			}
 		}
-		if r.always != nvlinkUnlisted && len(statuses) > 0 || r.always == nvlinkUnlisted && len(statuses) == 0 {
-			t.Errorf("XID %d, unit 0x%03x: expected either statuses or a resolution for all", r.xid, r.unit)
+		if row[4] == "0x0" && row[1] != "NETIR_LINK_EVT" {
+			anyStatus[key{xid: xid, info: info}] = resolution
 		}
 	}
-	for code, e := range netirLinkEvents {
-		if code > 0x3f || e.resolution == nvlinkUnlisted {
-			t.Errorf("subcode %d: expected 0 to 63 and a resolution, got %v", code, e.resolution)
+	statuses := []uint32{0}
+	for low := range uint32(64) {
+		statuses = append(statuses, low)
+	}
+	for bit := range 32 {
+		statuses = append(statuses, 1<<bit)
+	}
+	for xid := 144; xid <= 150; xid++ {
+		for unit := range uint32(1 << 10) {
+			for subcode := range uint32(1 << 6) {
+				info := subcode<<20 | unit
+				if subcode > 0 && unit != netirLinkEvent {
+					continue // part of the resolution for that unit only
+				}
+				for _, status := range statuses {
+					w, listed := want[key{xid, info, status}]
+					if !listed {
+						w = anyStatus[key{xid: xid, info: info}]
+					}
+					if got, _ := (nvlinkError{xid: xid, info: info, status: status}).resolution(); got != w {
+						t.Fatalf("XID %d, %#x, status %#x: %v, want %v", xid, info, status, got, w)
+					}
+				}
+			}
 		}
+	}
+}
+
+// The description has the driver's words, the link, the subcode or status, and the catalogue's hint.
+func TestNVLinkDescription(t *testing.T) {
+	for text, want := range map[string]string{
+		"NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004001c6 0x0)":    "fatal NETIR_LINK_EVT on link 8, subcode 4, check signal integrity and cables",
+		"NETIR_LINK_EVT Nonfatal XC0 i1 Link 00 (0x005001c6 0x0)": "non-fatal NETIR_LINK_EVT on link 0, subcode 5, injected by a test",
+		"NETIR_INT Fatal XC0 i0 Link -1 (0x00000006 0x1f)":        "fatal NETIR_INT, error status 0x1f",
+	} {
+		e, ok := XID{Code: 149, Detail: XIDDetail{Text: text}}.nvlinkDetail()
+		if got := e.String(); !ok || got != want {
+			t.Errorf("%s: %q, %v; want %q", text, got, ok, want)
+		}
+	}
+	// Only of XID 149 the unit's number means a link event.
+	e, ok := XID{Code: 150, Detail: XIDDetail{Text: "MSE Fatal XC0 i0 Link 01 (0x000001c6 0x2)"}}.nvlinkDetail()
+	if want := "fatal MSE on link 1, error status 0x2"; !ok || e.String() != want {
+		t.Errorf("%q, want %q", e, want)
 	}
 }

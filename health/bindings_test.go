@@ -46,6 +46,7 @@ func TestBind(t *testing.T) {
 		text     string  // part of the warning's
 	}{
 		"all GPUs":               {[]node{threeCards}, Binding{GPU: "GPU-b", PCI: pciOf(2), Confirmed: true}, ""},
+		"the only GPU":           {[]node{listed(1, card("GPU-b", 1, 1, Present))}, Binding{GPU: "GPU-b", PCI: pciOf(1), Confirmed: true}, ""},
 		"an unknown bus":         {[]node{listed(0, cardA, cardB)}, Binding{GPU: "GPU-b", PCI: pciOf(2)}, ""},
 		"no GPU with the index":  {[]node{listed(1, cardA)}, Binding{}, ""},
 		"no GPU, unknown bus":    {[]node{listed(0, cardA)}, Binding{}, ""},
@@ -175,6 +176,9 @@ func TestBindEntries(t *testing.T) {
 			t.Errorf("%v, final %v: %q, want %q", c.refs, c.final, text, c.want)
 		}
 	}
+	if one := Bind(IndexEntries{}, before[:1], renumbered.gpus, nil); len(one) != 1 || one[0].GPU != "GPU-a" {
+		t.Errorf("one binding of before: %+v", one)
+	}
 	if before[1].Warning.Reason != BindingRenumbered {
 		t.Errorf("Bind modified the bindings before: %+v", before)
 	}
@@ -195,12 +199,13 @@ func TestBindingsMatch(t *testing.T) {
 	bound := func(entry string, gpu DeviceID) Binding {
 		return Binding{IndexRef: IndexRef{KeyCordon, entry}, GPU: gpu}
 	}
-	all := Bindings{bound("1", "GPU-0"), bound("1:1", "GPU-0"), bound("7", "")}
+	all := Bindings{bound("1", "GPU-0"), bound("1:0", "GPU-0"), bound("1:1", "GPU-0"), bound("7", "")}
 	for _, c := range []struct {
 		key, entry string
 		want       [4]bool // of GPU-0, its MIG devices 0 and 1, and GPU-1
 	}{
 		{KeyCordon, "1", [4]bool{true, true, true, false}},
+		{KeyCordon, "1:0", [4]bool{false, true, false, false}},
 		{KeyCordon, "1:1", [4]bool{false, false, true, false}},
 		{KeyCordon, "7", [4]bool{}},
 		{KeyCordon, "GPU-1", [4]bool{false, false, false, true}},
@@ -234,7 +239,7 @@ func TestRebindConfirms(t *testing.T) {
 		return Binding{IndexRef: IndexRef{key, entry}, GPU: "GPU-old", PCI: pciOf(9), Replaced: "GPU-older"}
 	}
 	before := Bindings{ref("a", "1"), ref("a", "2"), ref("b", "1"), ref("b", "1:0")}
-	hidden := listed(4, cardA, cardB, cardC)
+	hidden := listed(9, cardA, cardB, cardC, card("GPU-d", 3, 4, Present), card("GPU-e", 4, 5, Present))
 	after, err := Rebind(before, "1", hidden.gpus, hidden.onBus())
 	if err != nil {
 		t.Fatal(err)
@@ -246,7 +251,7 @@ func TestRebindConfirms(t *testing.T) {
 			}
 			continue
 		}
-		if b.IndexRef != before[i].IndexRef || b.GPU != "GPU-b" || b.PCI != pciOf(2) || !b.Confirmed || b.Replaced != "" || !slices.Equal(b.Others, []DeviceID{"GPU-a", "GPU-c"}) {
+		if b.IndexRef != before[i].IndexRef || b.GPU != "GPU-b" || b.PCI != pciOf(2) || !b.Confirmed || b.Replaced != "" || !slices.Equal(b.Others, []DeviceID{"GPU-a", "GPU-c", "GPU-d", "GPU-e"}) {
 			t.Errorf("%+v", b)
 		}
 		if w := Bind(IndexEntries{Refs: []IndexRef{b.IndexRef}}, after, hidden.gpus, hidden.onBus())[0].Warning; w.Reason != "" {

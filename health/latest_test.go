@@ -8,7 +8,7 @@ import (
 
 func TestLatestWatch(t *testing.T) {
 	var l Latest[int]
-	if v, _ := l.Watch(); v != nil {
+	if v, _ := l.Watch(); v != nil || l.Load() != nil {
 		t.Fatalf("empty Latest holds %v", *v)
 	}
 	_, changed := l.Watch()

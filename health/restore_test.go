@@ -1,0 +1,340 @@
+package health
+
+import (
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// summaryOf writes the findings of a device, each with the seconds since when it lasts.
+func summaryOf(v Verdict) string {
+	var all []string
+	for _, f := range v.Findings {
+		all = append(all, fmt.Sprintf("%s@%v", f.Cause, f.Since.Sub(epoch).Seconds()))
+	}
+	return fmt.Sprintf("%v@%v %s", v.State, v.Since.Sub(epoch).Seconds(), strings.Join(all, " "))
+}
+
+// What an earlier process saved counts as if it had been restored before the start, unless this process has seen its end. The earlier process
+// ran from 0 s on; this one has run since 100 s; at 200 s the saved state is read.
+func TestRestoreLate(t *testing.T) {
+	steps := func(start int, all ...Sample) (devices []DeviceState) {
+		for i, s := range all {
+			devices = judge(devices, start+10*i, samples{gpu0.ID: s}, gpu0)
+		}
+		return devices
+	}
+	saved := func(all ...Sample) []DeviceState { return steps(0, all...) }
+	restored := func(devices []DeviceState) []DeviceState {
+		devices = slices.Clone(devices)
+		for i := range devices {
+			devices[i].Verdict = devices[i].Verdict.Restored(at(200))
+		}
+		return devices
+	}
+	live := func(all ...Sample) []DeviceState { return steps(100, all...) }
+	action := func(v float64, codes ...int) Sample { return present(value(FieldRecoveryAction, v), xids(codes...)) }
+	cordoned := judgeAll(cordoning("0"), nil, 0, nil, nil, gpu0)
+	unread := blank(PresenceUnknown)
+	hot := present(value(FieldGPUTemp, 99))
+	for name, c := range map[string]struct {
+		live, saved []DeviceState
+		reloaded    bool
+		want        string
+	}{
+		"nothing":                          {live(present()), saved(present()), false, "healthy@0 "},
+		"a saved finding":                  {live(present()), saved(present(xids(48))), false, "unhealthy@0 xid-48@0"},
+		"a new finding":                    {live(present(xids(95))), saved(present()), false, "unhealthy@100 xid-95@100"},
+		"two causes":                       {live(present(xids(95))), saved(present(xids(48))), false, "unhealthy@0 xid-48@0 xid-95@100"},
+		"one cause, since it began":        {live(present(xids(95))), saved(present(xids(95))), false, "unhealthy@0 xid-95@0"},
+		"worse than saved":                 {live(present(xids(95))), saved(hot), false, "unhealthy@100 xid-95@100 temperature@0"},
+		"better than saved":                {live(hot), saved(present(xids(48))), false, "unhealthy@0 xid-48@0 temperature@100"},
+		"a condition that is over":         {live(present()), saved(hot), false, "degraded@0 temperature@0"},
+		"a condition that is not measured": {live(present(without(FieldGPUTemp))), saved(hot), false, "degraded@0 temperature@0"},
+		"a warning XID of long ago":        {live(present()), saved(present(xids(999))), false, "healthy@100 "},
+		"driver reloaded":                  {live(present()), saved(present(xids(48))), true, "healthy@100 "},
+		"driver reloaded, newer XID":       {live(present(xids(95))), saved(present(xids(48, 95))), true, "unhealthy@0 xid-95@100"},
+		"part of the findings has ended":   {live(present(without(FieldGPUTemp))), saved(present(xids(48), value(FieldGPUTemp, 99))), true, "degraded@200 temperature@0"},
+		"reset since the start":            {live(action(1), action(0)), saved(present(xids(48))), false, "healthy@110 "},
+		"reset before the start":           {live(action(0)), saved(action(1), action(1, 48)), false, "healthy@100 "},
+		"reset before the start, then an XID": {
+			live(action(0), present(xids(95))), saved(action(1), action(1, 48)), false, "unhealthy@10 xid-95@110",
+		},
+		"the driver still asks for a reset":  {live(action(1)), saved(action(1), action(1, 48)), false, "unhealthy@10 xid-48@10 recovery-action@0"},
+		"lost, and back at the start":        {live(present()), saved(blank(Lost), blank(Lost)), false, "healthy@100 "},
+		"lost with an XID":                   {live(present()), saved(present(xids(95)), blank(Lost), blank(Lost)), false, "healthy@100 "},
+		"lost for one reading, by an XID 79": {live(present()), saved(present(xids(79)), blank(Lost)), false, "healthy@100 "},
+		"lost, and still":                    {live(blank(Lost)), saved(blank(Lost), blank(Lost)), false, "unhealthy@0 lost@0"},
+		"lost, and back, then not read":      {live(present(), unread), saved(blank(Lost), blank(Lost)), false, "healthy@100 "},
+		"lost, and not read yet":             {live(unread), saved(blank(Lost), blank(Lost)), false, "unhealthy@0 lost@0"},
+		"lost again":                         {live(present(), blank(Lost)), saved(blank(Detached), blank(Detached)), false, "unhealthy@0 lost@110"},
+		"cordoned":                           {live(present()), cordoned, true, "unhealthy@0 cordoned@0"},
+		"not listed":                         {nil, saved(present(xids(48))), false, "unhealthy@0 xid-48@0"},
+		"not listed, driver reloaded":        {nil, saved(present(xids(48))), true, "unknown@200 "},
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := slices.Clone(c.live)
+			after, unjudged := RestoreLate(DefaultConfig(), c.live, restored(c.saved), c.reloaded, false, nil, at(200))
+			if len(after) != 1 || len(unjudged) != 0 {
+				t.Fatalf("%+v, %+v", after, unjudged)
+			}
+			if got := summaryOf(after[0].Verdict); got != c.want {
+				t.Errorf("got %s, want %s", got, c.want)
+			}
+			if !reflect.DeepEqual(c.live, before) {
+				t.Error("RestoreLate modified the devices")
+			}
+		})
+	}
+}
+
+// The rest of the state is put together: trips and XIDs in the order of their times, what is awaited, what the recovery action decides.
+func TestRestoreLateMerges(t *testing.T) {
+	lost := func(start int) (devices []DeviceState) { // a trip, then a pending and a counted XID
+		devices = judge(nil, start, samples{gpu0.ID: blank(Lost)}, gpu0)
+		return judge(devices, start+10, samples{gpu0.ID: present(xids(109, 31))}, gpu0)
+	}
+	saved, live := lost(0), lost(100)
+	saved[0].Awaited = []AwaitedXIDs{{Code: 31, Count: 2}}
+	live[0].Awaited = []AwaitedXIDs{{Code: 43, Count: 1}}
+	after, _ := RestoreLate(DefaultConfig(), live, saved, false, false, nil, at(200))
+	d := after[0]
+	if want := []time.Time{at(0), at(100)}; !slices.EqualFunc(d.Verdict.Trips, want, time.Time.Equal) {
+		t.Errorf("trips %v", d.Verdict.Trips)
+	}
+	var history []string
+	for _, x := range d.XIDHistory {
+		history = append(history, fmt.Sprintf("%d@%v", x.Code, x.At.Sub(epoch).Seconds()))
+	}
+	if want := []string{"109@10", "31@10", "109@110", "31@110"}; !slices.Equal(history, want) {
+		t.Errorf("history %q", history)
+	}
+	if len(d.Awaited) != 2 || d.Awaited[0].Code != 31 || d.Awaited[1].Code != 43 {
+		t.Errorf("awaited %+v", d.Awaited)
+	}
+	if p := d.Verdict.PendingXIDs; len(p) != 1 || !p[0].At.Equal(at(110)) {
+		t.Errorf("pending %+v", p)
+	}
+	// The pending XID of before the start, unless the GPU was reset since.
+	for reloaded, want := range map[bool]int{false: 1, true: 0} {
+		after, _ := RestoreLate(DefaultConfig(), judge(nil, 100, nil, gpu0), saved, reloaded, false, nil, at(200))
+		if p := after[0].Verdict.PendingXIDs; len(p) != want {
+			t.Errorf("reloaded %v: pending %+v", reloaded, p)
+		}
+	}
+	// A reset of the GPU is one of its MIG devices.
+	r, now := reading(0, samples{gpu0.ID: blank(Lost), mig0.ID: migXIDs(13, 48)}, gpu0, mig0)
+	partitioned := judgeAndDecide(DefaultConfig(), nil, r, nil, now)
+	partitioned = judge(partitioned, 10, samples{gpu0.ID: blank(Lost), mig0.ID: blank(Lost)}, gpu0, mig0)
+	after, _ = RestoreLate(DefaultConfig(), judge(nil, 100, nil, gpu0, mig0), partitioned, false, false, nil, at(200))
+	if v := after[1].Verdict; v.Has("xid-48") {
+		t.Errorf("MIG device: %s", summaryOf(v))
+	}
+	// A saved device that is not listed comes last, with what was saved of it.
+	gone := judge(nil, 0, samples{gpu1.ID: present(xids(48))}, gpu1)
+	gone[0].EventAction = EventAction{Action: RecoveryReset, Left: time.Second}
+	after, _ = RestoreLate(DefaultConfig(), live, gone, false, false, nil, at(200))
+	if len(after) != 2 || after[1].Device.ID != gpu1.ID || after[1].EventAction != gone[0].EventAction || len(after[1].XIDHistory) != 1 || after[1].Sample.Device != gpu1.ID {
+		t.Errorf("%+v", after)
+	}
+}
+
+// With the history, XIDs from before the start that nobody judged are returned, and what stood for them is over.
+func TestRestoreLateHistory(t *testing.T) {
+	known, missed := XID{Code: 48, At: at(10)}, XID{Code: 95, At: at(50)}
+	sticky := checked(Incident{Code: 81, Severity: SeverityFail, Message: "uncontained"})
+	var live []DeviceState
+	for i := range 2 {
+		r, now := reading(100+i, samples{gpu0.ID: sticky, gpu1.ID: checked()}, gpu0, gpu1)
+		live = Judge(DefaultConfig(), live, r, ReadingContext{FirstReading: i == 0}, now)
+	}
+	if !live[0].Verdict.Has("dcgm-uncontained-error") {
+		t.Fatalf("%s", summaryOf(live[0].Verdict))
+	}
+	saved := judge(nil, 10, samples{gpu0.ID: present(xids(48))}, gpu0)
+	past := map[DeviceID][]XID{gpu0.ID: {known, missed}, gpu1.ID: {known}}
+	for history, want := range map[bool]string{true: "GPU-0 95, GPU-1 48", false: ""} {
+		after, unjudged := RestoreLate(DefaultConfig(), live, saved, false, history, past, at(200))
+		var got []string
+		for _, s := range unjudged {
+			for _, x := range s.XIDs {
+				got = append(got, fmt.Sprintf("%s %d", s.Device, x.Code))
+			}
+			if !s.At.Equal(at(200)) {
+				t.Errorf("the XIDs of %s count at %v", s.Device, s.At)
+			}
+		}
+		if text := strings.Join(got, ", "); text != want || after[0].Verdict.Has("dcgm-uncontained-error") == history || !after[0].Verdict.Has("xid-48") {
+			t.Errorf("history %v: unjudged %q, want %q; %s", history, text, want, summaryOf(after[0].Verdict))
+		}
+	}
+	// The check of after that raises the incident no more.
+	fresh, now := reading(100, nil, gpu0)
+	first := Judge(DefaultConfig(), nil, fresh, ReadingContext{FirstReading: true}, now)
+	for history, want := range map[bool]bool{true: false, false: true} {
+		after, _ := RestoreLate(DefaultConfig(), first, nil, false, history, nil, at(200))
+		r, now := reading(210, samples{gpu0.ID: sticky}, gpu0)
+		if v := Judge(DefaultConfig(), after, r, ReadingContext{}, now)[0].Verdict; v.Has("dcgm-uncontained-error") != want {
+			t.Errorf("history %v: %s", history, summaryOf(v))
+		}
+	}
+}
+
+// A restart continues conditions: nobody has measured since.
+func TestRestoredVerdict(t *testing.T) {
+	c := DefaultConfig()
+	devices := judge(nil, 0, samples{gpu0.ID: present(xids(48, 109), value(FieldGPUTemp, 99), value(FieldRecoveryAction, 1))}, gpu0)
+	devices = judge(devices, 10, samples{gpu0.ID: present(value(FieldGPUTemp, 99), value(FieldRecoveryAction, 1))}, gpu0)
+	v := devices[0].Verdict
+	original := fmt.Sprintf("%+v", v)
+	for _, now := range []time.Time{at(100), at(-100)} { // the clock may have been set back
+		r := v.Restored(now)
+		for i, f := range r.Findings {
+			was := v.Findings[i]
+			last := was.Last
+			if f.condition() || last.After(now) {
+				last = now
+			}
+			since := was.Since
+			if since.After(now) {
+				since = now
+			}
+			if !f.Last.Equal(last) || !f.Since.Equal(since) || !f.Reset.IsZero() {
+				t.Errorf("restored at %v: %+v", now, f)
+			}
+		}
+		for _, restored := range [][2]time.Time{{r.Since, v.Since}, {r.Trips[0], v.Trips[0]}, {r.PendingXIDs[0].At, v.PendingXIDs[0].At}} {
+			if want := now; restored[1].Before(now) && !restored[0].Equal(restored[1]) || !restored[1].Before(now) && !restored[0].Equal(want) {
+				t.Errorf("restored at %v: %v, saved %v", now, restored[0], restored[1])
+			}
+		}
+		if len(r.Trips) != 1 || len(r.PendingXIDs) != 1 || len(r.Findings) != 4 {
+			t.Errorf("restored at %v: %+v", now, r)
+		}
+	}
+	if now := fmt.Sprintf("%+v", v); now != original {
+		t.Errorf("Restored modified the verdict: %s, was %s", now, original)
+	}
+	if got := Rebase(time.Time{}, at(5)); !got.IsZero() {
+		t.Errorf("the zero time became %v", got)
+	}
+
+	// A reset that counted already does not count again: a condition that lasts longer than its reset with recovery "never".
+	c.Recovery = RecoverNever
+	lost := judgeAll(c, nil, 0, nil, samples{gpu0.ID: blank(Lost)}, gpu0)
+	lost = judgeAll(c, lost, 10, nil, samples{gpu0.ID: blank(Lost)}, gpu0)
+	lost = judgeAll(c, lost, 20, nil, nil, gpu0)
+	for name, again := range map[string][]DeviceState{
+		"restored":  {{Device: gpu0, Verdict: lost[0].Verdict.Restored(at(30))}},
+		"discarded": DiscardMeasurements(lost, at(30)),
+	} {
+		again = judgeAll(c, again, 40, nil, samples{gpu0.ID: present(xids(48))}, gpu0)
+		c := c
+		c.Recovery = RecoverAuto
+		again = judgeAll(c, again, 50, nil, nil, gpu0)
+		if got := again[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-48"}) {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+
+	// The GPU whose reset request no XID explains does not count as working after the restart either.
+	r, now := reading(0, samples{gpu0.ID: present(value(FieldRecoveryAction, 1))}, gpu0)
+	unexplained := Judge(DefaultConfig(), nil, r, ReadingContext{FirstReading: true}, now)
+	if got := unexplained[0].Verdict.State; got != Unhealthy {
+		t.Fatalf("unexplained: %v", got)
+	}
+	for name, devices := range map[string][]DeviceState{
+		"restored": {{Device: gpu0, Verdict: unexplained[0].Verdict.Restored(at(30))}},
+		"late": func() []DeviceState {
+			first := judge(nil, 20, nil, gpu0)
+			first[0].Verdict.awaitsAction = false
+			after, _ := RestoreLate(DefaultConfig(), first, []DeviceState{{Device: gpu0, Verdict: unexplained[0].Verdict.Restored(at(30)), Sample: blank(Present)}}, false, false, nil, at(30))
+			return after
+		}(),
+	} {
+		again := judge(devices, 40, samples{gpu0.ID: present(value(FieldRecoveryAction, 1))}, gpu0)
+		if got, want := again[0].Verdict.State, map[string]State{"restored": Unhealthy, "late": Degraded}[name]; got != want {
+			t.Errorf("%s: %v, want %v: %s", name, got, want, summaryOf(again[0].Verdict))
+		}
+	}
+}
+
+// What a poll changes while nothing happens is not in the stable verdict, and all else is.
+func TestStable(t *testing.T) {
+	first := judge(nil, 0, samples{gpu0.ID: present(value(FieldGPUTemp, 99), xids(48))}, gpu0)
+	again := judge(first, 10, samples{gpu0.ID: present(value(FieldGPUTemp, 98))}, gpu0)
+	unconfirmed := checked(Incident{Code: 70, Severity: SeverityFail})
+	unconfirmed.Values[FieldGPUTemp] = 98
+	for name, c := range map[string]struct {
+		devices []DeviceState
+		same    bool
+	}{
+		"another value":      {again, true},
+		"a FAIL of one poll": {judge(again, 20, samples{gpu0.ID: unconfirmed}, gpu0), true},
+		"another XID":        {judge(again, 20, samples{gpu0.ID: present(value(FieldGPUTemp, 98), xids(48))}, gpu0), false},
+		"another finding":    {judge(again, 20, samples{gpu0.ID: present(value(FieldGPUTemp, 98), value(FieldRemapPending, 1))}, gpu0), false},
+	} {
+		if same := reflect.DeepEqual(first[0].Verdict.Stable(), c.devices[0].Verdict.Stable()); same != c.same {
+			t.Errorf("%s: the same: %v", name, same)
+		}
+	}
+	if f := again[0].Verdict.ownFinding(hasCause(CauseTemperature)); f.Reason == "" || !f.Last.Equal(at(10)) {
+		t.Errorf("Stable modified %+v", f)
+	}
+}
+
+func TestNeedsSaving(t *testing.T) {
+	for name, c := range map[string]struct {
+		d    DeviceState
+		want bool
+	}{
+		"nothing":                      {judge(nil, 0, nil, gpu0)[0], false},
+		"a finding":                    {DeviceState{Verdict: Verdict{Findings: []Finding{{Cause: CauseLost}}}}, true},
+		"a trip":                       {DeviceState{Verdict: Verdict{Trips: []time.Time{at(0)}}}, true},
+		"a pending XID":                {DeviceState{Verdict: Verdict{PendingXIDs: []XID{{Code: 109}}}}, true},
+		"an XID":                       {DeviceState{XIDHistory: []XID{{Code: 31}}}, true},
+		"awaited from the source":      {DeviceState{Awaited: []AwaitedXIDs{{Code: 31, Witness: WitnessNVML}, {Code: 31, Witness: WitnessSource}}}, true},
+		"awaited from an event source": {DeviceState{Awaited: []AwaitedXIDs{{Code: 31, Witness: WitnessNVML}}}, false},
+	} {
+		if got := c.d.NeedsSaving(); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
+
+// Before the driver is used again nothing is known that was measured before.
+func TestDiscardMeasurements(t *testing.T) {
+	fail := samples{gpu0.ID: checked(Incident{Code: 70, Severity: SeverityFail})}
+	fail[gpu0.ID].Values[FieldGPUTemp] = 99
+	before := judge(nil, 0, fail, gpu0)
+	before[0].EventAction = EventAction{Action: RecoveryReset, Left: time.Second}
+	before[0].Awaited = []AwaitedXIDs{
+		{Code: 31, Witness: WitnessSource, Count: 2, Since: at(0), Newest: at(1), Left: time.Second}, {Code: 31, Witness: WitnessNVML, Since: at(0), Newest: at(1)},
+	}
+	original := fmt.Sprintf("%+v", before)
+	after := DiscardMeasurements(before, at(30))
+	if now := fmt.Sprintf("%+v", before); now != original {
+		t.Errorf("modified: %s, was %s", now, original)
+	}
+	d := after[0]
+	source, nvml := d.Awaited[0], d.Awaited[1]
+	if d.Sample.Presence != PresenceUnknown || d.EventAction != (EventAction{}) || !source.Since.IsZero() || !source.Newest.IsZero() || source.Count != 2 ||
+		source.Left != time.Second || !nvml.Since.Equal(at(0)) || !nvml.Newest.Equal(at(1)) {
+		t.Errorf("%+v", d)
+	}
+	after = judge(after, 60, fail, gpu0) // the first check since
+	if got := after[0].Verdict.State; got != Degraded {
+		t.Errorf("%s after the first check", summaryOf(after[0].Verdict))
+	}
+	after = judge(DiscardMeasurements(before, at(30)), 89, nil, gpu0) // less than recoverAfter after the restart
+	if !after[0].Verdict.Has(CauseTemperature) {
+		t.Errorf("%s", summaryOf(after[0].Verdict))
+	}
+	after = judge(after, 90, nil, gpu0)
+	if after[0].Verdict.Has(CauseTemperature) {
+		t.Errorf("%s", summaryOf(after[0].Verdict))
+	}
+}

@@ -98,6 +98,54 @@ func fullSnapshot(t *testing.T) *health.Snapshot {
 	return s
 }
 
+// Everything that is saved is read again.
+func TestSavedRoundTrip(t *testing.T) {
+	at := healthtest.At
+	mig := health.Device{
+		ID: "MIG-9", Parent: "GPU-8", Kind: health.KindMIG, Index: 3, Minor: 4, NUMA: []int{1, 2}, Model: "H100", PCI: "00000000:1B:00.0", Memory: 10 << 30,
+		Reserved: 77, ComputeCapability: health.ComputeCapability{Major: 9, Minor: 1}, MIGMode: true, Profile: "1g.10gb", GI: 5, CI: 6, MIGIndex: 7,
+		Links: []health.Link{{Peer: "GPU-1", NVLinks: 18, Path: health.PathBoard}}, Properties: &health.Properties{Brand: "Tesla"},
+		Texts: map[health.Field]string{health.FieldSerial: "1650522003820"},
+	}
+	full := Saved{
+		BootID: "boot", Source: "dcgm", Inventory: "dcgm x", History: true, DriverLoad: "17", Polled: at(20),
+		Detachment: health.Detachment{Since: at(1), Until: at(2), For: time.Second, Undecided: true, EngineUnasked: true},
+		Devices: []health.DeviceState{{
+			Device: mig,
+			Verdict: health.Verdict{
+				State: health.Unhealthy, Since: at(3), Trips: []time.Time{at(4), at(5)}, PendingXIDs: []health.XID{{Code: 109, At: at(6)}},
+				Findings: []health.Finding{
+					{Cause: "lost", State: health.Unhealthy, Reason: "r", Action: health.ActionRebootNode, Since: at(7), Last: at(8), Reset: at(9), Clears: health.ClearsGPUReset, InOutage: true},
+					{Cause: "temperature", State: health.Degraded, Reason: "hot", Action: health.ActionCheckCooling, Since: at(10), Last: at(11)},
+				},
+			},
+			XIDHistory:  []health.XID{{Code: 31, At: at(12)}},
+			Awaited:     []health.AwaitedXIDs{{Code: 43, Count: 2, Left: time.Minute}},
+			EventAction: health.EventAction{Action: health.RecoveryReset, Left: time.Second},
+		}},
+		Sections: map[string]json.RawMessage{"idle": json.RawMessage(`{"a":1}`)},
+		others:   map[string]json.RawMessage{"sim": json.RawMessage(`{"b":2}`)},
+	}
+	over := Saved{Source: "sim", Detachment: health.Detachment{Over: true}, Devices: []health.DeviceState{{Device: health.Device{ID: "GPU-8", GI: -1, CI: -1, MIGIndex: -1}}}}
+	for _, s := range []Saved{full, over} {
+		if got := roundTrip(t, s); !reflect.DeepEqual(got, s) {
+			t.Errorf("wrote %+v\nread %+v", s, got)
+		}
+	}
+	// A clock that is far off does not prevent the write.
+	full.Polled, full.Devices[0].Verdict.Since = time.Date(12000, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(-5, 1, 1, 0, 0, 0, 0, time.UTC)
+	if got := roundTrip(t, full); got.Polled.Year() != 9999 || !got.Devices[0].Verdict.Since.IsZero() {
+		t.Errorf("polled %v, since %v", got.Polled, got.Devices[0].Verdict.Since)
+	}
+	// What was awaited and has expired is not read.
+	expired := full
+	expired.Devices = []health.DeviceState{full.Devices[0]}
+	expired.Devices[0].Awaited, expired.Devices[0].EventAction = []health.AwaitedXIDs{{Code: 1, Count: 0, Left: 1}, {Code: 2, Count: 1}}, health.EventAction{Action: health.RecoveryReset}
+	if d := roundTrip(t, expired).Devices[0]; len(d.Awaited) > 0 || d.EventAction != (health.EventAction{}) {
+		t.Errorf("%+v", d)
+	}
+}
+
 // The oldest readers find every finding in a file of this release.
 func TestDowngradeKeepsFindings(t *testing.T) {
 	others := FromSnapshot(&health.Snapshot{Source: health.Source{Kind: "sim"}, Devices: faultyDevices(t)}, "boot")
@@ -151,6 +199,9 @@ func TestUpgradeKeepsFindings(t *testing.T) {
 				t.Fatalf("%+v", r)
 			}
 			f := r.Devices[0].Verdict.Findings
+			if i := r.Devices[0].Device.MIGIndex; i != -1 {
+				t.Errorf("MIG index %d of a device without one", i)
+			}
 			if len(f) != 1 || f[0].Cause != "xid-95" || f[0].State != health.Unhealthy || f[0].Clears != c.clears || r.Devices[0].Device.Model != "H100" {
 				t.Errorf("%+v", r.Devices[0])
 			}

@@ -198,18 +198,24 @@ func TestRestoredTimesAreMonotonic(t *testing.T) {
 
 func TestRestoreDetachment(t *testing.T) {
 	for name, c := range map[string]struct {
-		until, limit time.Duration
-		over         bool
-		left         time.Duration // 0: it is over
+		until, limit    time.Duration
+		over, undecided bool
+		left            time.Duration // 0: it is over
 	}{
-		"in force":                         {5 * time.Minute, 10 * time.Minute, false, 5 * time.Minute},
-		"time limit reached":               {-time.Second, 10 * time.Minute, false, 0},
-		"the clock was set back by a year": {365 * 24 * time.Hour, 10 * time.Minute, false, 10 * time.Minute},
-		"attach was requested":             {5 * time.Minute, 10 * time.Minute, true, 0},
-		"no time limit":                    {5 * time.Minute, 0, false, 0},
+		"in force":                         {5 * time.Minute, 10 * time.Minute, false, false, 5 * time.Minute},
+		"time limit reached":               {-time.Second, 10 * time.Minute, false, false, 0},
+		"time limit reached now":           {0, 10 * time.Minute, false, false, 0},
+		"the clock was set back by a year": {365 * 24 * time.Hour, 10 * time.Minute, false, false, 10 * time.Minute},
+		"attach was requested":             {5 * time.Minute, 10 * time.Minute, true, false, 0},
+		"no time limit":                    {5 * time.Minute, 0, false, false, 0},
+		"undecided":                        {5 * time.Minute, 10 * time.Minute, false, true, undecidedLimit},
+		"undecided, nearly over":           {time.Second, 10 * time.Minute, false, true, time.Second},
 	} {
 		now := time.Now()
-		d := health.Detachment{Since: now.Add(c.until - c.limit), Until: now.Add(c.until), For: c.limit, Over: c.over}
+		d := health.Detachment{Since: now.Add(c.until - c.limit), Until: now.Add(c.until), For: c.limit, Over: c.over, Undecided: c.undecided}
+		if r := (Saved{BootID: "boot", Source: "dcgm", Detachment: d}).Restore("boot", health.SourceID{Kind: "dcgm"}, now).Detachment; r.InForce() != (c.left > 0) {
+			t.Errorf("%s: restored %+v", name, r)
+		}
 		d = restoreDetachment(d, now)
 		if d.InForce() != (c.left > 0) || d.InForce() && d.Until.Sub(now) != c.left || d.Since.After(now) {
 			t.Errorf("%s: %+v", name, d)
@@ -217,6 +223,30 @@ func TestRestoreDetachment(t *testing.T) {
 	}
 	if d := restoreDetachment(health.Detachment{}, time.Now()); d != (health.Detachment{}) {
 		t.Errorf("no detach: %+v", d)
+	}
+}
+
+// A device is saved if something of it must outlive a restart, its GPU with a MIG device, and every device during a detach.
+func TestSavedDevices(t *testing.T) {
+	mig1 := healthtest.MIG1
+	mig1.Parent = healthtest.GPU1.ID
+	devices := judge(nil, 0, mig0(), healthtest.GPU0, healthtest.MIG0, healthtest.GPU1, mig1)
+	for name, c := range map[string]struct {
+		detachment health.Detachment
+		want       []health.DeviceID
+	}{
+		"attached": {health.Detachment{}, []health.DeviceID{"GPU-0", "MIG-0"}},
+		"detached": {health.Detachment{Since: healthtest.At(0), Until: healthtest.At(9), For: time.Second}, []health.DeviceID{"GPU-0", "GPU-1", "MIG-0", "MIG-1"}},
+		"attach":   {health.Detachment{Over: true}, []health.DeviceID{"GPU-0", "MIG-0"}},
+	} {
+		s := FromSnapshot(&health.Snapshot{Devices: devices, Source: health.Source{Kind: "dcgm", Detachment: c.detachment}}, "boot")
+		var got []health.DeviceID
+		for _, d := range s.Devices {
+			got = append(got, d.Device.ID)
+		}
+		if !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
 	}
 }
 

@@ -88,6 +88,16 @@ func load(path string) (Saved, error) {
 	return f.Load(path)
 }
 
+// wantUnlocked checks that nobody has the lock of a state file.
+func wantUnlocked(t *testing.T, path string) {
+	t.Helper()
+	lock, err := acquireLock(path)
+	if err != nil {
+		t.Error(err)
+	}
+	lock.Release()
+}
+
 // harness runs a File in a synctest bubble.
 type harness struct {
 	*File
@@ -372,9 +382,7 @@ func TestLoadInTimeFollowsPath(t *testing.T) {
 		if len(late) != 1 || late[0] == nil || !strings.Contains(late[0].Error(), h.path) {
 			t.Errorf("late: %v", late)
 		}
-		if _, err := load(h.path); err != nil {
-			t.Errorf("the lock is kept: %v", err)
-		}
+		wantUnlocked(t, h.path)
 		h.stop()
 	})
 }
@@ -429,11 +437,13 @@ func TestRunFollowsPath(t *testing.T) {
 		for _, path := range []string{a, b} {
 			wantDevices(t, path, map[string]int{"dcgm": 3})
 		}
+		wantUnlocked(t, a)
 		h.use("")
 		synctest.Wait()
 		if s := h.Status(); s.Path != "" || s.Err != "" {
 			t.Errorf("status without a file: %+v", s)
 		}
+		wantUnlocked(t, b)
 		h.stop()
 	})
 }
@@ -654,7 +664,11 @@ func TestRunRepairsFile(t *testing.T) {
 		"removed with its directory": {change: func(t *testing.T, path string) { must(t, os.RemoveAll(filepath.Dir(path))) }},
 		"truncated":                  {change: func(t *testing.T, path string) { must(t, os.Truncate(path, 10)) }},
 		"replaced by nonsense":       {change: func(t *testing.T, path string) { must(t, os.Remove(path)); write(t, path, "nonsense") }},
-		"replaced by another agent":  {change: func(t *testing.T, path string) { writeSaved(t, path, "nvml") }, nvml: 3},
+		"replaced by a rename": {change: func(t *testing.T, path string) {
+			writeSaved(t, path+".new", "nvml")
+			must(t, os.Rename(path+".new", path))
+		}, nvml: 3},
+		"replaced by another agent": {change: func(t *testing.T, path string) { writeSaved(t, path, "nvml") }, nvml: 3},
 	} {
 		for when, polled := range map[string]bool{"after the first poll": true, "before the first poll": false} {
 			t.Run(name+", "+when, func(t *testing.T) {
@@ -681,6 +695,130 @@ func TestRunRepairsFile(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// What another process writes before this one has anything to save stays, and is kept with the first state.
+func TestRunKeepsFileOfOtherProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		h := loadAndStart(t, path)
+		advance(checkInterval)
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("written without a state: %v", err)
+		}
+		writeSaved(t, path, "nvml")
+		before, err := os.Stat(path)
+		must(t, err)
+		advance(2 * checkInterval)
+		if after, err := os.Stat(path); err != nil || !durable.Same(before, after) {
+			t.Errorf("written without a state: %v", err)
+		}
+		h.store(snapshotOf(t, "dcgm"))
+		wantDevices(t, path, map[string]int{"dcgm": 3, "nvml": 3})
+		h.stop()
+
+		// The next process does not write what it has only read.
+		h = loadAndStart(t, path)
+		before, err = os.Stat(path)
+		must(t, err)
+		advance(2 * checkInterval)
+		if after, err := os.Stat(path); err != nil || !durable.Same(before, after) {
+			t.Errorf("written without a change: %v", err)
+		}
+		h.stop()
+	})
+}
+
+// A file that cannot be written is a problem until it can.
+func TestStatusProblems(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		h := loadAndStart(t, path)
+		h.store(snapshotOf(t, "dcgm"))
+		if all := h.Status().Problems(); len(all) > 0 {
+			t.Errorf("%q", all)
+		}
+		must(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o750))) // what is there cannot be set aside
+		keepInPlace(t, path)
+		advance(checkInterval + time.Second)
+		all := h.Status().Problems()
+		if len(all) != 1 || !strings.Contains(all[0], path) || !strings.Contains(all[0], "findings will be lost on restart") {
+			t.Errorf("%q", all)
+		}
+		if err := h.WaitWritten(t.Context(), h.out.Load()); err == nil {
+			t.Error("written")
+		}
+		must(t, os.Remove(path))
+		advance(retryWriteAfter + time.Second)
+		if all := h.Status().Problems(); len(all) > 0 {
+			t.Errorf("%q", all)
+		}
+		wantDevices(t, path, map[string]int{"dcgm": 3})
+		h.stop()
+	})
+	s := Status{Path: "/state", Unread: healthtest.At(0), Err: "it hangs"}
+	if all := s.Problems(); len(all) != 2 || !strings.Contains(all[0], "/state could not be read since 2026-01-02T03:04:05Z") || !strings.Contains(all[1], "it hangs") {
+		t.Errorf("%q", all)
+	}
+	if f := s.Failure(); f.Path != "/state" || f.Err != "it hangs" {
+		t.Errorf("%+v", f)
+	}
+}
+
+// The lock's file names its holder, whatever was in it.
+func TestLockNamesHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "new", "state.json")
+		first := loadAndStart(t, path)
+		if info, err := os.Stat(filepath.Dir(path)); err != nil || info.Mode() != fs.ModeDir|0o750 {
+			t.Errorf("%v, %v", info, err)
+		}
+		first.stop()
+		write(t, path+".lock", strings.Repeat("an earlier holder ", 100))
+		second := newHarness(path)
+		lock, err := acquireLock(path)
+		must(t, err)
+		host, err := os.Hostname()
+		must(t, err)
+		holder := fmt.Sprintf("pid %d on %s", os.Getpid(), host)
+		wantContent(t, path+".lock", holder)
+		_, err = second.Load(path)
+		must(t, err)
+		if s := second.Status(); s.Path != path || !strings.Contains(s.Err, "locked by another agent ("+holder+")") {
+			t.Errorf("%+v", s)
+		}
+		write(t, path, "{")
+		if _, err := second.Load(path); err == nil || !strings.HasPrefix(err.Error(), path+" cannot be parsed") || !strings.Contains(err.Error(), "left in place") {
+			t.Errorf("%v", err)
+		}
+		write(t, path+".lock", strings.Repeat("x", 300)) // by whom ever
+		if _, err := acquireLock(path); err == nil || strings.Count(err.Error(), "x") != 200 {
+			t.Errorf("%v", err)
+		}
+		lock.Release()
+	})
+}
+
+// Read needs no lock, and its error names the file.
+func TestRead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.json")
+	for _, none := range []string{"", path} {
+		if s, err := Read(none); err != nil || s.Source != "" {
+			t.Errorf("%q: %+v, %v", none, s, err)
+		}
+	}
+	write(t, path, "{")
+	if _, err := Read(path); err == nil || !strings.HasPrefix(err.Error(), path+" cannot be parsed") {
+		t.Errorf("%v", err)
+	}
+	must(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o750)))
+	if _, err := Read(path); err == nil || !strings.HasPrefix(err.Error(), path+" cannot be read") {
+		t.Errorf("%v", err)
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if id := BootID(); err == nil && id != strings.TrimSpace(string(boot)) {
+		t.Errorf("boot %q, want %q", id, boot)
 	}
 }
 
@@ -735,6 +873,13 @@ func TestWaitWritten(t *testing.T) {
 			t.Error(err)
 		}
 		wantDevices(t, path, map[string]int{"dcgm": 3})
+		later := *s
+		later.Seq = 8
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := h.WaitWritten(ctx, &later); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v", err)
+		}
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -430,6 +431,7 @@ func TestRunFollowsPath(t *testing.T) {
 		h := loadAndStart(t, a)
 		h.store(snapshotOf(t, "dcgm"))
 		write(t, b, "foreign")
+		lock := h.lock
 		h.use(b)
 		synctest.Wait()
 		wantContent(t, b+".damaged", "foreign")
@@ -438,6 +440,7 @@ func TestRunFollowsPath(t *testing.T) {
 			wantDevices(t, path, map[string]int{"dcgm": 3})
 		}
 		wantUnlocked(t, a)
+		runtime.KeepAlive(lock) // its finalizer would unlock the file, too
 		h.use("")
 		synctest.Wait()
 		if s := h.Status(); s.Path != "" || s.Err != "" {

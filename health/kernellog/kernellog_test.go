@@ -223,6 +223,11 @@ func TestEventsOfRegularFile(t *testing.T) {
 		appendTo(t, path, xidRecord(4, 43)[:20])
 		appendTo(t, path, xidRecord(4, 43)[20:])
 		f.wantXIDs(t, 43)
+		for _, b := range xidRecord(5, 109) {
+			appendTo(t, path, string(b))
+			time.Sleep(growInterval) //nolint:forbidigo // in the bubble
+		}
+		f.wantXIDs(t, 109)
 
 		if err := os.Truncate(path, 0); err != nil {
 			t.Fatal(err)
@@ -270,6 +275,20 @@ func TestEventsPauseBetweenAttempts(t *testing.T) {
 		if d := time.Since(begun); d < 3*time.Minute || d > 5*time.Minute {
 			t.Errorf("ten attempts in %v, want pauses that grow to a minute", d)
 		}
+		appendTo(t, path)
+		f.wantUp(t)
+		time.Sleep(2 * maxPause) //nolint:forbidigo // in the bubble
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		_ = f.wantDown(t)
+		begun = time.Now()
+		for range 3 {
+			_ = f.wantDown(t)
+		}
+		if d := time.Since(begun); d > 10*time.Second {
+			t.Errorf("three attempts in %v after the log could be read for long", d)
+		}
 	})
 }
 
@@ -315,6 +334,116 @@ func TestEventsOfFileInAnotherForm(t *testing.T) {
 		time.Sleep(time.Hour) //nolint:forbidigo // in the bubble
 		if len(f.states) != 0 {
 			t.Error(<-f.states)
+		}
+	})
+}
+
+// After an error the log is read behind the last record, also if it has grown. Another file is read from its beginning.
+func TestOpenContinues(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "kmsg")
+	r := newReader(&recorder{})
+	r.path = path
+	read := func(n int) string {
+		t.Helper()
+		f, err := r.open()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close() //nolint:errcheck // only read
+		text := make([]byte, n)
+		if _, err := io.ReadFull(&tail{ctx: t.Context(), f: f, path: path, position: &r.position}, text); err != nil {
+			t.Error(err)
+		}
+		return string(text)
+	}
+	appendTo(t, path, "old\n")
+	if read(0); r.offset != 4 {
+		t.Errorf("begins at %d, want the end of the file", r.offset)
+	}
+	appendTo(t, path, "first\nsecond\n")
+	if got := read(6) + read(7); got != "first\nsecond\n" {
+		t.Errorf("read %q", got)
+	}
+	rename(t, path, path+".1")
+	appendTo(t, path, "other\n")
+	if got := read(6); got != "other\n" {
+		t.Errorf("read %q of another file", got)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.open(); err == nil || !strings.Contains(err.Error(), "does not exist") {
+		t.Errorf("no file: %v", err)
+	}
+	appendTo(t, path, "new\n")
+	if got := read(4); got != "new\n" {
+		t.Errorf("read %q of a file that is new", got)
+	}
+}
+
+// Check takes no record, and says why the log could not be read.
+func TestCheck(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "kmsg")
+	if err := Check(path); err == nil || !strings.Contains(err.Error(), path+" does not exist") {
+		t.Errorf("no file: %v", err)
+	}
+	mkfifo(t, path)
+	f := start(t, path)
+	f.wantUp(t)
+	appendTo(t, path, xidRecord(1, 13))
+	f.wantXIDs(t, 13)
+	if err := Check(path); err != nil {
+		t.Error(err)
+	}
+	appendTo(t, path, xidRecord(2, 31))
+	f.wantXIDs(t, 31)
+	if err := Check(dir); err == nil || !strings.Contains(err.Error(), "a FIFO or a regular file at "+dir) {
+		t.Errorf("a directory: %v", err)
+	}
+	loop := filepath.Join(dir, "loop")
+	if err := os.Symlink(loop, loop); err != nil {
+		t.Fatal(err)
+	}
+	if err := Check(loop); !errors.Is(err, syscall.ELOOP) || !strings.HasPrefix(err.Error(), "source.kernelLogPath: ") {
+		t.Errorf("a link to itself: %v", err)
+	}
+	if err := openError(syscall.EACCES); !errors.Is(err, syscall.EACCES) || !strings.Contains(err.Error(), "CAP_SYSLOG") {
+		t.Errorf("no permission: %v", err)
+	}
+}
+
+// The error of a read, and of the path's directory, ends the reading.
+func TestReadFails(t *testing.T) {
+	dir := t.TempDir()
+	f, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	info, err := f.Stat()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newReader(&recorder{})
+	r.file = info
+	if err := r.readRecords(&tail{ctx: t.Context(), f: f, path: dir, position: &r.position}); !errors.Is(err, syscall.EISDIR) {
+		t.Errorf("a directory: %v", err)
+	}
+	path := filepath.Join(dir, "logs", "kmsg")
+	if err := os.Mkdir(filepath.Dir(path), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		appendTo(t, path)
+		f := start(t, path)
+		f.wantUp(t)
+		appendTo(t, path, xidRecord(1, 13))
+		rename(t, filepath.Dir(path), filepath.Dir(path)+".1")
+		appendTo(t, filepath.Dir(path))
+		f.wantXIDs(t, 13) // it is read to its end
+		if err := f.wantDown(t); !errors.Is(err, syscall.ENOTDIR) {
+			t.Errorf("%v", err)
 		}
 	})
 }

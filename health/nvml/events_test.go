@@ -342,6 +342,8 @@ func TestEventsRegistrationFails(t *testing.T) {
 	for _, tt := range []struct{ name, command, reason string }{
 		{"lost", "lost 2", "GPU with NVML's index 2: nvmlDeviceGetHandleByIndex_v2: "},
 		{"no XIDs", "supports 2 0x1f7", gpu2 + ": it reports no XIDs (supported types of events: 0x1f7)"},
+		{"unread UUID", fmt.Sprintf("fail nvmlDeviceGetUUID 2 %d -1", nvml.ERROR_UNKNOWN), "GPU with NVML's index 2: nvmlDeviceGetUUID: "},
+		{"unread types", fmt.Sprintf("fail nvmlDeviceGetSupportedEventTypes 2 %d -1", nvml.ERROR_UNKNOWN), gpu2 + ": nvmlDeviceGetSupportedEventTypes: "},
 		{"refused", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d -1", nvml.ERROR_NOT_SUPPORTED), gpu2 + ": nvmlDeviceRegisterEvents: "},
 		{"unknown", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d -1", nvml.ERROR_UNKNOWN), gpu2 + ": nvmlDeviceRegisterEvents: "},
 		{"hanging handle", "hang nvmlDeviceGetHandleByIndex_v2 2", "GPU with NVML's index 2: a call to the driver has not returned in 200ms"},
@@ -416,14 +418,15 @@ func TestEventsWithoutDriver(t *testing.T) {
 
 // TestEventsHotPlug checks that GPUs that the driver adds report events, with the system's event of it and without.
 func TestEventsHotPlug(t *testing.T) {
-	for _, systemEvents := range []bool{true, false} {
-		t.Run(fmt.Sprintf("system events %v", systemEvents), func(t *testing.T) {
+	for _, missing := range []string{"", "nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents"} {
+		systemEvents := missing == ""
+		t.Run("without "+missing, func(t *testing.T) {
 			timing := testTiming
 			commands := []string{"gpus 2"}
 			if systemEvents {
 				timing.retry = time.Hour
 			} else {
-				commands = append(commands, fmt.Sprintf("fail nvmlSystemEventSetCreate -1 %d -1", nvml.ERROR_FUNCTION_NOT_FOUND))
+				commands = append(commands, fmt.Sprintf("fail %s -1 %d -1", missing, nvml.ERROR_FUNCTION_NOT_FOUND))
 			}
 			f := startEvents(t, timing, commands...)
 			f.waitState("")
@@ -471,6 +474,38 @@ func TestEventsPauseAfterLongSession(t *testing.T) {
 	f.waitState("nvmlInit_v2: Driver Not Loaded")
 	if took := attempts(3); took >= timing.maxPause {
 		t.Errorf("three attempts after a long session in %v", took)
+	}
+}
+
+// TestEventsSessionFails checks that a call that fails for all GPUs is the state, and is made again.
+func TestEventsSessionFails(t *testing.T) {
+	for _, call := range []string{"nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlEventSetCreate"} {
+		t.Run(call, func(t *testing.T) {
+			f := startEvents(t, testTiming, fmt.Sprintf("fail %s -1 %d -1", call, nvml.ERROR_NO_PERMISSION))
+			f.waitState(call + ": ")
+			f.lib.Do("release")
+			f.waitState("")
+			f.lib.Do("event 1 %d 31 -1 -1", bitXID)
+			f.waitEvents("1 xid 31")
+		})
+	}
+}
+
+// TestEventsLostUnidentifiedIsNoHang checks that the pause after such a set does not count as a call that hangs.
+func TestEventsLostUnidentifiedIsNoHang(t *testing.T) {
+	timing := testTiming
+	timing.callLimit, timing.minPause, timing.maxPause = 2*time.Second, 2500*time.Millisecond, 2500*time.Millisecond
+	f := startEvents(t, timing)
+	f.waitState("")
+	f.lib.Do("fail waiting -1 %d -1", nvml.ERROR_GPU_IS_LOST)
+	f.waitState(errLost.Error())
+	f.lib.Do("release")
+	f.lib.Do("await calls nvmlEventSetCreate %d", f.lib.Number("calls nvmlEventSetCreate")+1) // after the pause
+	f.waitState("")
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if slices.ContainsFunc(f.states, func(s string) bool { return strings.Contains(s, "has not returned") }) {
+		t.Errorf("states %q", f.states)
 	}
 }
 

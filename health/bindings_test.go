@@ -256,7 +256,7 @@ func TestRebindConfirms(t *testing.T) {
 		return Binding{IndexRef: IndexRef{key, entry}, GPU: "GPU-old", PCI: pciOf(9), Replaced: "GPU-older"}
 	}
 	before := Bindings{ref("a", "1"), ref("a", "2"), ref("b", "1"), ref("b", "1:0")}
-	hidden := listed(9, cardA, cardB, cardC, card("GPU-d", 3, 4, Present), card("GPU-e", 4, 5, Present))
+	hidden := listed(9, card("GPU-e", 4, 5, Present), card("GPU-d", 3, 4, Present), cardC, cardB, cardA)
 	after, err := Rebind(before, "1", hidden.gpus, hidden.onBus())
 	if err != nil {
 		t.Fatal(err)

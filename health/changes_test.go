@@ -123,3 +123,58 @@ func TestChangesKeepDetails(t *testing.T) {
 		t.Errorf("the detail %+v of an earlier XID", d)
 	}
 }
+
+// The news of a change is its worst new finding, else the worst that remains.
+func TestChangeNews(t *testing.T) {
+	healthy := judge(nil, 0, nil, gpu0)
+	hot := judge(healthy, 1, samples{gpu0.ID: present(value(FieldGPUTemp, 99))}, gpu0)
+	worse := judge(hot, 2, samples{gpu0.ID: present(value(FieldGPUTemp, 99), value(FieldRecoveryAction, 1), xids(48, 95))}, gpu0)
+	reboot := judge(worse, 3, samples{gpu0.ID: present(value(FieldGPUTemp, 99), value(FieldRecoveryAction, 2))}, gpu0)
+	for name, c := range map[string]struct {
+		before, after []DeviceState
+		news          string
+		added         []string
+		cleared       []string
+	}{
+		"new":     {healthy, hot, CauseTemperature, []string{CauseTemperature}, nil},
+		"more":    {hot, worse, "xid-48", []string{"xid-48", "xid-95", CauseRecoveryAction}, nil},
+		"worse":   {worse, reboot, CauseRecoveryAction, []string{CauseRecoveryAction}, nil},
+		"better":  {reboot, worse, "xid-48", nil, nil},
+		"fewer":   {worse, hot, CauseTemperature, nil, []string{"xid-48", "xid-95", CauseRecoveryAction}},
+		"nothing": {hot, healthy, "", nil, []string{CauseTemperature}},
+	} {
+		change := Change{Was: c.before[0].Verdict, Now: c.after[0].Verdict}
+		var added []string
+		for _, f := range change.Added() {
+			added = append(added, f.Cause)
+		}
+		news := ""
+		if f := change.News(); f != nil {
+			news = f.Cause
+		}
+		if cleared := change.Cleared(); news != c.news || !slices.Equal(added, c.added) || !slices.Equal(cleared, c.cleared) {
+			t.Errorf("%s: news %q, added %q, cleared %q", name, news, added, cleared)
+		}
+	}
+	described := Change{XID: 48, Detail: XIDDetail{Process: "python3"}}
+	if got, want := described.Description(), LookupXID(48).Name+", process python3"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestChangeGroupSingle(t *testing.T) {
+	change := func(d Device) Change { return Change{Device: d} }
+	for name, c := range map[string]struct {
+		group ChangeGroup
+		want  bool
+	}{
+		"GPU":                   {ChangeGroup{Change: change(gpu0)}, true},
+		"GPU with a MIG device": {ChangeGroup{Change: change(gpu0), MIGDevices: []Change{change(mig0)}}, false},
+		"MIG device":            {ChangeGroup{Change: change(mig0), MIGDevices: []Change{change(mig0)}}, true},
+		"MIG devices":           {ChangeGroup{Change: change(mig0), MIGDevices: []Change{change(mig0), change(mig1)}}, false},
+	} {
+		if got := c.group.Single(); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 // keys returns the keys of the errors, a line each.
@@ -33,5 +35,52 @@ func TestConfigValidate(t *testing.T) {
 		"cordon[1] cordon[2] cordon[3] cordon[4] cordon[5] cordon[6] xid.preset stateFile socket kubernetes.kubeconfig"
 	if got := keys(bad.Validate()); got != want {
 		t.Errorf("errors for %s, want %s", got, want)
+	}
+}
+
+// The limits are part of what is allowed.
+func TestConfigLimits(t *testing.T) {
+	path := func(n int) string { return "/" + strings.Repeat("s", n-1) }
+	for _, c := range []struct {
+		change func(*Config)
+		want   string // the key of the error
+	}{
+		{func(c *Config) { c.Interval = 100 * time.Millisecond }, ""},
+		{func(c *Config) { c.Interval = 99 * time.Millisecond }, "interval"},
+		{func(c *Config) { c.Interval = time.Minute }, ""},
+		{func(c *Config) { c.Interval = time.Minute + 1 }, "interval"},
+		{func(c *Config) { c.Confirm = 1 }, ""},
+		{func(c *Config) { c.Confirm = 0 }, "confirm"},
+		{func(c *Config) { c.Confirm = 100 }, ""},
+		{func(c *Config) { c.Confirm = 101 }, "confirm"},
+		{func(c *Config) { c.Recovery = RecoverAuto }, ""},
+		{func(c *Config) { c.Recovery = RecoverAfterReset }, ""},
+		{func(c *Config) { c.Recovery = RecoverNever }, ""},
+		{func(c *Config) { c.RecoverAfter = 0 }, ""},
+		{func(c *Config) { c.Temperature = 0 }, "temperature"},
+		{func(c *Config) { c.Temperature = 0.1 }, ""},
+		{func(c *Config) { c.Temperature = 199.9 }, ""},
+		{func(c *Config) { c.Temperature = 200 }, "temperature"},
+		{func(c *Config) { c.Flap.Trips = 0 }, ""},
+		{func(c *Config) { c.Flap.Trips = 100 }, ""},
+		{func(c *Config) { c.Flap.Trips = 101 }, "flap.trips"},
+		{func(c *Config) { c.Flap.Within = time.Second }, ""},
+		{func(c *Config) { c.XID.Warn = []int{0} }, "xid.warn[0]"},
+		{func(c *Config) { c.Incidents.Warn = []string{"x"} }, "incidents.warn[0]"},
+		{func(c *Config) { c.StateFile = "" }, ""},
+		{func(c *Config) { c.StateFile = "/var/lib/" }, "stateFile"},
+		{func(c *Config) { c.Socket = "" }, ""},
+		{func(c *Config) { c.Socket = path(unixsock.MaxPath) }, ""},
+		{func(c *Config) { c.Socket = path(unixsock.MaxPath + 1) }, "socket"},
+		{func(c *Config) { c.Kubernetes.Kubeconfig = "/etc/kubeconfig" }, ""},
+	} {
+		config := DefaultConfig()
+		if config.StateFile == "" || config.Socket == "" {
+			t.Errorf("no state file or socket by default: %+v", config)
+		}
+		c.change(&config)
+		if got := keys(config.Validate()); got != c.want {
+			t.Errorf("%+v: errors for %q, want %q", config, got, c.want)
+		}
 	}
 }

@@ -30,6 +30,7 @@ func TestCordon(t *testing.T) {
 		{[]string{"MIG-1"}, [4]State{h, h, u, h}, nil},
 		{[]string{"0:0"}, [4]State{h, u, h, h}, nil},
 		{[]string{"0:1", "GPU-1"}, [4]State{h, h, u, u}, nil},
+		{[]string{"GPU-9"}, [4]State{h, h, h, h}, []string{"GPU-9"}},
 		{[]string{"GPU-9", "7", "0:2", "1b:00.1", "1"}, [4]State{h, h, h, u}, []string{"GPU-9", "7", "0:2", "1b:00.1"}},
 	} {
 		config := cordoning(c.refs...)
@@ -198,6 +199,54 @@ func TestIsolatePending(t *testing.T) {
 	}
 	c.IsolatePending = false
 	wantStates(t, judgeAll(c, devices, 3, free, samples{"GPU-0": pending}, gpu0), map[DeviceID]State{"GPU-0": Degraded})
+}
+
+// A MIG device of a cordoned GPU inherits the cordon, and has none of its own.
+func TestCordonOfGPUAndMIGDevice(t *testing.T) {
+	devices := judgeAll(cordoning("0", "0:1"), nil, 0, nil, nil, gpu0, mig0, mig1)
+	for _, d := range devices[1:] {
+		if f := d.Verdict.Findings; len(f) != 1 || f[0].From != gpu0.ID {
+			t.Errorf("%s: %+v", d.Device.ID, f)
+		}
+	}
+}
+
+// Of findings with one severity a fault of the device is the first, then that of its MPS daemon, then decisions, however strong their actions are.
+func TestOrderOfFaultsAndDecisions(t *testing.T) {
+	c := cordoning("0")
+	devices := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(xids(110))}, gpu0)
+	for _, action := range []Action{ActionReplaceGPU, ActionAlignMPSUsers} { // stronger and weaker than those of the others
+		state := MPSState{Daemons: map[DeviceID]*MPSDaemon{gpu0.ID: {Cause: CauseMPSDown, Reason: "it exited", Action: action}}}
+		after := Decide(c, devices, devices, nil, Detachment{Since: at(0), Until: at(60)}, state, at(1))
+		want := []string{"xid-110", CauseMPSDown, CauseReleased, CauseCordoned}
+		if got := after[0].Verdict.Causes(); !slices.Equal(got, want) || after[0].Verdict.Decided() {
+			t.Errorf("%s: %v, want %v", action, got, want)
+		}
+	}
+	decided := Decide(cordoning("1"), nil, judge(nil, 0, nil, gpu1), nil, Detachment{}, MPSState{}, at(1))
+	if !decided[0].Verdict.Decided() {
+		t.Errorf("%+v", decided[0].Verdict)
+	}
+}
+
+// After the end of a detach, a GPU is withheld until it has been measured; one that was not withheld stays free.
+func TestDetachmentEndsWithMeasurement(t *testing.T) {
+	c := DefaultConfig()
+	unread := func() []DeviceState {
+		return judge(nil, 0, samples{gpu0.ID: blank(PresenceUnknown), gpu1.ID: blank(PresenceUnknown)}, gpu0, gpu1)
+	}
+	before := Decide(c, unread(), unread(), nil, Detachment{Since: at(0), Until: at(60)}, MPSState{}, at(1))
+	over := Decide(c, before, before, nil, Detachment{Over: true}, MPSState{}, at(2))
+	for _, d := range over {
+		if f := d.Verdict.Findings; len(f) != 1 || f[0].Cause != CauseReleased || !f[0].Since.Equal(at(1)) || f[0].Action == before[0].Verdict.Findings[0].Action {
+			t.Errorf("%s: %+v", d.Device.ID, f)
+		}
+	}
+	r, now := reading(3, samples{gpu1.ID: blank(PresenceUnknown)}, gpu0, gpu1)
+	over = Decide(c, over, Judge(c, over, r, ReadingContext{}, now), nil, Detachment{Over: true}, MPSState{}, now)
+	wantStates(t, over, map[DeviceID]State{gpu0.ID: Healthy, gpu1.ID: Unhealthy})
+	free := Decide(c, unread(), unread(), nil, Detachment{Over: true}, MPSState{}, at(4))
+	wantStates(t, free, map[DeviceID]State{gpu0.ID: Unknown, gpu1.ID: Unknown})
 }
 
 // MIG devices inherit the detachment from their GPU.

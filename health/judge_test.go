@@ -3,6 +3,7 @@ package health
 import (
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -310,6 +311,18 @@ func TestJudgeGPU(t *testing.T) {
 			{0, present(value(FieldClocksEvents, 0x4)), Healthy, nil},
 			{1, present(value(FieldClocksEvents, 0x84)), Degraded, []string{CauseClocks}},
 		},
+		"each of the bits by which the hardware slows down": {
+			{0, present(value(FieldClocksEvents, 0x8)), Degraded, []string{CauseClocks}},
+			{100, present(value(FieldClocksEvents, 0x37)), Healthy, nil},
+			{200, present(value(FieldClocksEvents, 0x40)), Degraded, []string{CauseClocks}},
+			{300, present(value(FieldClocksEvents, 0x100)), Healthy, nil},
+			{400, present(value(FieldClocksEvents, 0x80)), Degraded, []string{CauseClocks}},
+			{500, present(value(FieldClocksEvents, 0)), Healthy, nil},
+		},
+		"the limit of retired pages is 63": {
+			{0, present(value(FieldRetiredSBE, 31), value(FieldRetiredDBE, 31)), Healthy, nil},
+			{1, present(value(FieldRetiredSBE, 32), value(FieldRetiredDBE, 31)), Unhealthy, []string{CauseRetiredPages}},
+		},
 		"a reset does not clear a condition that persists": {
 			{0, present(value(FieldRemapFailed, 1), value(FieldRecoveryAction, 1)), Unhealthy, []string{CauseRemapFailed, CauseRecoveryAction}},
 			{1, present(value(FieldRemapFailed, 1)), Unhealthy, []string{CauseRemapFailed}},
@@ -376,8 +389,8 @@ func TestFlapping(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, f := range runSteps(t, DefaultConfig(), steps)[0].Verdict.Findings {
-				if f.Cause == CauseFlapping && f.Clears != ClearsReboot {
-					t.Errorf("flapping clears by %v", f.Clears)
+				if f.Cause == CauseFlapping && (f.Clears != ClearsReboot || !strings.HasSuffix(f.Reason, "3 times within 1h0m0s, most recently by lost")) {
+					t.Errorf("flapping clears by %v: %s", f.Clears, f.Reason)
 				}
 			}
 		})

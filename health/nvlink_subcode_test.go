@@ -29,6 +29,11 @@ func TestNVLinkDetail(t *testing.T) {
 		"another word":      {149, "NETIR_LINK_EVT Fatal XC0 i0 Port 08 (0x004505c6 0x0)", nvlinkError{}, false},
 		"no number":         {149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x 0x0)", nvlinkError{}, false},
 		"too large":         {149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x1004505c6 0x0)", nvlinkError{}, false},
+		"status too large":  {149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x100000000)", nvlinkError{}, false},
+		"the first XID":     {144, "SAW_MVB Fatal XC0 i0 Link 08 (0x21 0x1)", nvlinkError{144, "SAW_MVB", true, false, 8, 0x21, 1}, true},
+		"the last XID":      {150, "MSE Fatal XC0 i0 Link 08 (0x0 0x1)", nvlinkError{150, "MSE", true, false, 8, 0, 1}, true},
+		"the XID before":    {143, line, nvlinkError{}, false},
+		"the XID after":     {151, line, nvlinkError{}, false},
 		"no text":           {149, "", nvlinkError{}, false},
 	} {
 		got, ok := XID{Code: c.code, Detail: XIDDetail{Text: c.text}}.nvlinkDetail()

@@ -123,7 +123,6 @@ func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloade
 		v.Since = now
 	}
 	v.Trips = slices.Concat(from.Trips, v.Trips)
-	slices.SortFunc(v.Trips, time.Time.Compare)
 	pending := slices.Clone(v.PendingXIDs)
 	for _, x := range from.PendingXIDs {
 		if !wasBeforeReset(Finding{Cause: xidCause(x.Code), Last: x.At}) && !slices.ContainsFunc(pending, func(y XID) bool { return y.Code == x.Code }) {

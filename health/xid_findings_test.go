@@ -155,3 +155,34 @@ func TestXIDWithOtherClock(t *testing.T) {
 		t.Errorf("the recovery action does not decide the severity: %v", d.Verdict.Causes())
 	}
 }
+
+// The last XID of a verdict is that of its newest own finding.
+func TestLastXID(t *testing.T) {
+	devices := judge(nil, 0, samples{gpu0.ID: present(value(FieldGPUTemp, 99))}, gpu0, mig0)
+	if got := devices[0].Verdict.LastXID(); got != 0 {
+		t.Errorf("without an XID: %d", got)
+	}
+	for i, code := range []int{95, 48} {
+		devices = judge(devices, 1+i, samples{gpu0.ID: present(xids(code))}, gpu0, mig0)
+		if got := devices[0].Verdict.LastXID(); got != code {
+			t.Errorf("%d, want %d", got, code)
+		}
+	}
+	if got := devices[1].Verdict.LastXID(); got != 0 {
+		t.Errorf("the MIG device inherits XID %d", got)
+	}
+}
+
+// Past XIDs were never judged if the history lacks them, and if the device did not appear after its GPU.
+func TestUnjudgedPast(t *testing.T) {
+	known, missed := XID{Code: 48, At: at(1)}, XID{Code: 95, At: at(2)}
+	before := judge(nil, 0, samples{gpu0.ID: present(past(known))}, gpu0)
+	r, _ := reading(3, samples{gpu0.ID: present(past(known, missed)), mig0.ID: {Past: []XID{missed}}, gpu1.ID: present(past(known))}, gpu0, mig0, gpu1)
+	got := r.UnjudgedPast(before)
+	if len(got) != 2 || !slices.Equal(got[gpu0.ID], []XID{missed}) || !slices.Equal(got[gpu1.ID], []XID{known}) {
+		t.Errorf("%+v", got)
+	}
+	if got := r.UnjudgedPast(nil); len(got) != 3 || !slices.Equal(got[mig0.ID], []XID{missed}) {
+		t.Errorf("of the first reading: %+v", got)
+	}
+}

@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -240,6 +241,17 @@ func TestRebind(t *testing.T) {
 		b.load("1", "GPU-b") // 1 had left the configuration
 		b.want(t, "back", health.BindingIncomplete, "GPU-b", "GPU-c")
 	}, "1")
+}
+
+// Which GPU has an index is unknown while the source is down.
+func TestRebindWhileSourceIsDown(t *testing.T) {
+	runBindings(t, 3, func(t *testing.T, b *bindingNode) {
+		b.set(func(s *fakeSource) { s.pollErr, s.openErr = errors.New("died"), errors.New("refused") })
+		advance(time.Minute)
+		if _, err := b.m.Rebind("0"); err == nil || !strings.Contains(err.Error(), "the source is down") {
+			t.Error(err)
+		}
+	}, "0")
 }
 
 func TestBindingWithoutSavedState(t *testing.T) {

@@ -577,3 +577,29 @@ func TestRefusedDetachWithUnreadDevice(t *testing.T) {
 		h.wantCauses(t, "read", health.SourceUp, "", health.CauseRemapFailed)
 	})
 }
+
+// While a host engine is asked to attach, the source is starting; another detach ends that attach, and one that is in force needs no other.
+func TestAttachIsStarting(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		h.useHostEngine()
+		h.detach(t, time.Hour)
+		h.set(func(s *fakeSource) { s.attachUnanswered = true })
+		attached := make(chan error, 1)
+		go func() {
+			_, err := h.m.Attach(t.Context())
+			attached <- err
+		}()
+		advance(time.Second)
+		h.wantCauses(t, "attaching", health.SourceStarting, health.CauseReleased)
+		h.detach(t, time.Hour)
+		if err := <-attached; !errors.Is(err, errAttachCanceled) {
+			t.Errorf("attach: %v", err)
+		}
+		h.wantCauses(t, "detached again", health.SourceDetached, health.CauseReleased)
+		before := h.out.Load().Seq
+		h.withhold(t).End()
+		if after := h.out.Load(); after.Seq != before || after.Source.Status != health.SourceDetached {
+			t.Errorf("withheld while detached: %+v", after.Source)
+		}
+	})
+}

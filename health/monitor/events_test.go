@@ -412,6 +412,25 @@ func TestEventCausesPolls(t *testing.T) {
 	}
 }
 
+// A view sends an event before the poll that it causes takes the processors, and the source measures once a second.
+func TestEventPollsSuitSource(t *testing.T) {
+	runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
+		h.configure(func(c *health.Config) { c.Interval = time.Hour })
+		synctest.Wait()
+		before := h.count(&h.polls)
+		f.xid(31)
+		for _, p := range []struct {
+			wait  time.Duration
+			polls int
+		}{{10 * time.Millisecond, 0}, {20 * time.Millisecond, 1}, {970 * time.Millisecond, 1}, {500 * time.Millisecond, 2}} {
+			advance(p.wait)
+			if n := h.count(&h.polls) - before; n != p.polls {
+				t.Errorf("%d polls, want %d", n, p.polls)
+			}
+		}
+	})
+}
+
 // An event of a GPU instance is of all its MIG devices, one of a compute instance is of one. An instance that the source does not
 // list yet may be listed soon; later the XID is of the GPU.
 func TestEventsOfInstances(t *testing.T) {

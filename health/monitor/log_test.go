@@ -2,14 +2,18 @@ package monitor
 
 import (
 	"errors"
+	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
 // blockedWriter blocks until the channel is closed.
@@ -110,4 +114,36 @@ func TestMonitorLogsTransitionsOnly(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The log of a change has what the change is about, and of MIG devices their number and profiles.
+func TestLogChanges(t *testing.T) {
+	profile := func(d health.Device, name string) health.Device { d.Profile = name; return d }
+	gpu, mig0, mig1 := healthtest.GPU0, profile(healthtest.MIG0, "1g.10gb"), profile(healthtest.MIG1, "2g.20gb")
+	detail := health.XIDDetail{Text: "the driver's message"}
+	reported := healthtest.Present(healthtest.XIDs(48), healthtest.Value(health.FieldRemapPending, 1))
+	reported.XIDs[0].Detail = detail
+	found := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, nil, gpu, mig0, mig1)
+	faulty := healthtest.Judge(health.DefaultConfig(), found, 1, nil, map[health.DeviceID]health.Sample{"GPU-0": reported}, gpu, mig0, mig1)
+	core, logs := observer.New(zapcore.InfoLevel)
+	for _, step := range [][2][]health.DeviceState{{nil, found}, {found, faulty}, {faulty, found}, {found, found[:1]}} {
+		logChanges(zap.New(core), step[0], step[1])
+	}
+	var got []string
+	for _, e := range logs.All() {
+		f := e.ContextMap()
+		got = append(got, fmt.Sprintf("%s %v %v: %v", e.Message, f["device"], f["migDevices"], map[string]any{
+			"device found": f["profiles"], "XID": f["message"], "device state": []any{f["state"], f["cause"], f["also"], f["cleared"]}, "device removed": nil,
+		}[e.Message]))
+	}
+	want := []string{
+		"device found GPU-0 2: [1g.10gb 2g.20gb]",
+		"XID GPU-0 <nil>: the driver's message",
+		"device state GPU-0 2: [unhealthy xid-48 [row-remap-pending] <nil>]",
+		"device state GPU-0 2: [healthy <nil> <nil> [xid-48 row-remap-pending]]",
+		"device removed GPU-0 2: <nil>",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q\nwant %q", got, want)
+	}
 }

@@ -196,3 +196,24 @@ func TestRestoreLateDetaches(t *testing.T) {
 		next.wantCauses(t, "time limit", health.SourceUp, "")
 	})
 }
+
+// A detach of before the start that is over may have left the host engine detached.
+func TestRestoreLateAttachesEngine(t *testing.T) {
+	for _, d := range []health.Detachment{{}, {Over: true}} {
+		runTest(t, func(t *testing.T, h *harness) {
+			h.stop()
+			next := newHarness(zap.NewNop())
+			next.useHostEngine()
+			next.m.AwaitRestore()
+			next.start(t)
+			defer next.stop()
+			advance(time.Minute)
+			next.m.RestoreLate(statefile.Restored{Detachment: d})
+			advance(time.Minute)
+			if n := next.count(&next.attaches); (n == 1) != d.Over {
+				t.Errorf("%+v: %d attaches", d, n)
+			}
+			next.wantCauses(t, "attached", health.SourceUp, "")
+		})
+	}
+}

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
@@ -195,4 +197,30 @@ func TestFinalPoll(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestPollDuration(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		resume := h.hangPolls()
+		advance(1300 * time.Millisecond) // the poll begins after a second
+		resume()
+		synctest.Wait()
+		if got := h.status().PollTook; got != 300*time.Millisecond {
+			t.Errorf("the poll took %v", got)
+		}
+	})
+}
+
+// Run waits for a source and a configuration, and ends while there is none.
+func TestRunWithoutSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out health.Latest[health.Snapshot]
+		m := New(new(health.Latest[health.Config]), new(health.Latest[Source]), &out, zap.NewNop())
+		stop := healthtest.Run(t, m.Run)
+		advance(time.Hour)
+		stop()
+		if s := out.Load(); s != nil && s.Source.Status != health.SourceStarting {
+			t.Errorf("%+v", s)
+		}
+	})
 }

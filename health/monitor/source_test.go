@@ -8,7 +8,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/zap"
+
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
 // newSourceOf returns a source with one GPU.
@@ -82,6 +86,47 @@ func TestMonitorExchangesDevices(t *testing.T) {
 			})
 		})
 	}
+}
+
+// The first reading of another engine replaces the devices. One that a later reading lacks is missing.
+func TestNewInventoryReplacesDevicesOnce(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		gpu0, gpu1 := of(healthtest.GPU0, healthtest.Present()), of(healthtest.GPU1, healthtest.Present())
+		h.report(gpu0, gpu1)
+		advance(2 * time.Second)
+		h.report(gpu0)
+		h.source.Store(h.fakeSource.source(sourceID("dcgm x", false)))
+		advance(2 * time.Second)
+		h.wantCauses(t, "another engine", health.SourceUp, "")
+		h.report(gpu0, gpu1)
+		advance(2 * time.Second)
+		h.report(gpu0)
+		advance(2 * time.Second)
+		h.wantCauses(t, "later", health.SourceUp, "", health.CauseMissing)
+	})
+}
+
+// A source that another replaces finds what an earlier process saved of it.
+func TestExchangeRestoresOtherSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		simulated := sourceID("sim a", true)
+		devices := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.XIDs(79))}, healthtest.GPU0)
+		saved := statefile.FromSnapshot(&health.Snapshot{
+			At: time.Now(), Source: health.Source{Kind: simulated.Kind, Inventory: simulated.Inventory}, Devices: devices,
+		}, "boot")
+		h := newHarness(zap.NewNop())
+		real := sourceID("dcgm x", false)
+		h.source.Store(h.fakeSource.source(real))
+		h.m.Restore(saved.Restore("boot", real, time.Now()))
+		h.start(t)
+		defer h.stop()
+		advance(2 * time.Second)
+		h.wantCauses(t, "the source of now", health.SourceUp, "")
+		next := newFakeSource()
+		h.source.Store(next.source(simulated))
+		advance(2 * time.Second)
+		h.wantCauses(t, "the source of before", health.SourceUp, "xid-79")
+	})
 }
 
 // In any sequence of sources, failures and detaches, only devices that the current source can have are published.

@@ -397,6 +397,19 @@ func TestFlapping(t *testing.T) {
 	}
 }
 
+// With one trip the first fault stays; 0 turns the check off.
+func TestFlappingLimits(t *testing.T) {
+	for trips, want := range map[int][]string{0: nil, 1: {CauseFlapping}} {
+		c := DefaultConfig()
+		c.Flap.Trips = trips
+		devices := judgeAll(c, nil, 0, nil, samples{gpu0.ID: blank(Lost)}, gpu0)
+		devices = judgeAll(c, devices, 1, nil, nil, gpu0)
+		if got := devices[0].Verdict.Causes(); !slices.Equal(got, want) {
+			t.Errorf("%d trips: %v, want %v", trips, got, want)
+		}
+	}
+}
+
 func TestJudgeRecoveryMode(t *testing.T) {
 	for name, c := range map[string]struct {
 		mode  string

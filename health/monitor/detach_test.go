@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -600,6 +602,53 @@ func TestAttachIsStarting(t *testing.T) {
 		h.withhold(t).End()
 		if after := h.out.Load(); after.Seq != before || after.Source.Status != health.SourceDetached {
 			t.Errorf("withheld while detached: %+v", after.Source)
+		}
+	})
+}
+
+// Attach while the source is down waits for a session that is opened after the request: the error of before says nothing about it.
+func TestAttachWhileDownWaitsForSession(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		f, open := new(fakeEvents), make(chan struct{})
+		answer := sync.OnceFunc(func() { close(open) })
+		defer answer()
+		var waits atomic.Bool
+		src := h.withEvents(f)
+		src.Open = func(ctx context.Context) (health.Session, error) {
+			if waits.Load() {
+				<-open
+			}
+			return h.Open(ctx)
+		}
+		h.source.Store(src)
+		advance(2 * time.Second)
+		defer f.hangEnd()() // so that the detach does not complete
+		h.set(func(s *fakeSource) { s.pollErr, s.openErr = errors.New("died"), errors.New("refused") })
+		advance(2 * time.Second)
+		canceled, attached := make(chan error, 1), make(chan AttachResult, 1)
+		go func() {
+			_, err := h.m.Detach(t.Context(), time.Hour)
+			canceled <- err
+		}()
+		advance(time.Second)
+		h.wantCauses(t, "detaching", health.SourceDown, health.CauseReleased)
+		waits.Store(true)
+		h.set(func(s *fakeSource) { s.pollErr, s.openErr = nil, nil })
+		go func() {
+			r, _ := h.m.Attach(t.Context())
+			attached <- r
+		}()
+		advance(time.Second)
+		h.wantCauses(t, "opening", health.SourceStarting, health.CauseReleased)
+		if len(attached) > 0 {
+			t.Errorf("attached before a session is open: %+v", <-attached)
+		}
+		answer()
+		if r := <-attached; r.Status != health.SourceUp {
+			t.Errorf("%+v", r)
+		}
+		if err := <-canceled; !errors.Is(err, errDetachCanceled) {
+			t.Errorf("detach: %v", err)
 		}
 	})
 }

@@ -641,7 +641,7 @@ func TestAttachWhileDownWaitsForSession(t *testing.T) {
 		advance(time.Second)
 		h.wantCauses(t, "opening", health.SourceStarting, health.CauseReleased)
 		if len(attached) > 0 {
-			t.Errorf("attached before a session is open: %+v", <-attached)
+			t.Fatalf("attached before a session is open: %+v", <-attached)
 		}
 		answer()
 		if r := <-attached; r.Status != health.SourceUp {

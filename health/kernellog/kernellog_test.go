@@ -64,32 +64,43 @@ func TestReadRecords(t *testing.T) {
 	for i := range storm {
 		storm[i] = xidRecord(i+1, 31)
 	}
+	var failing device // each read but the next
+	for i := range 2 * maxFailures {
+		failing = append(failing, overwritten, xidRecord(i+1, 31))
+	}
 	for name, c := range map[string]struct {
 		from          device
 		codes         []int
 		skipped, lost uint64
 	}{
-		"two in one microsecond":         {device{xidRecord(1, 13), xidRecord(2, 13)}, []int{13, 13}, 0, 0},
-		"other records":                  {device{"6,1,2,-;usb 1-1: new device\n SUBSYSTEM=usb\n DEVICE=c189:1\n", xidRecord(2, 13)}, []int{13}, 0, 0},
-		"the kernel overwrote some":      {device{xidRecord(7, 13), overwritten, xidRecord(10, 31), overwritten, overwritten, xidRecord(12, 79)}, []int{13, 31, 79}, 0, 3},
-		"one exceeds the buffer":         {device{xidRecord(7, 13), large, xidRecord(9, 31)}, []int{13, 31}, 1, 1},
-		"malformed records":              {device{"text\n", "\n", "4,x,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 3, 0},
-		"an XID in another form":         {device{"4,1,2,-;NVRM: Xid (GPU 3): 79, text\n", xidRecord(2, 13)}, []int{13}, 1, 0},
-		"a process wrote it":             {device{"12,1,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 0, 0},
-		"a property that looks like one": {device{"6,1,2,-;text\n 4,9,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 0, 0},
-		"records that were read before":  {device{xidRecord(3, 13), xidRecord(2, 31), xidRecord(3, 13), xidRecord(4, 79)}, []int{13, 79}, 0, 0},
-		"an endless line":                {device{strings.Repeat("x", maxRecord), strings.Repeat("x", maxRecord), "x\n", xidRecord(2, 13)}, []int{13}, 1, 0},
-		"a storm of equal lines":         {storm, slices.Repeat([]int{31}, len(storm)), 0, 0},
+		"two in one microsecond":           {device{xidRecord(1, 13), xidRecord(2, 13)}, []int{13, 13}, 0, 0},
+		"other records":                    {device{"6,1,2,-;usb 1-1: new device\n SUBSYSTEM=usb\n DEVICE=c189:1\n", xidRecord(2, 13)}, []int{13}, 0, 0},
+		"the kernel overwrote some":        {device{xidRecord(7, 13), overwritten, xidRecord(10, 31), overwritten, overwritten, xidRecord(12, 79)}, []int{13, 31, 79}, 0, 3},
+		"one exceeds the buffer":           {device{xidRecord(7, 13), large, xidRecord(9, 31)}, []int{13, 31}, 1, 1},
+		"malformed records":                {device{"text\n", "\n", "4,x,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 3, 0},
+		"an XID in another form":           {device{"4,1,2,-;NVRM: Xid (GPU 3): 79, text\n", xidRecord(2, 13)}, []int{13}, 1, 0},
+		"a process wrote it":               {device{"12,1,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 0, 0},
+		"a property that looks like one":   {device{"6,1,2,-;text\n 4,9,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 0, 0},
+		"records that were read before":    {device{xidRecord(3, 13), xidRecord(2, 31), xidRecord(3, 13), xidRecord(4, 79)}, []int{13, 79}, 0, 0},
+		"an endless line":                  {device{strings.Repeat("x", maxRecord), strings.Repeat("x", maxRecord), "x\n", xidRecord(2, 13)}, []int{13}, 1, 0},
+		"an endless line that ends as one": {device{strings.Repeat("x", maxRecord), xidRecord(1, 79), xidRecord(2, 13)}, []int{13}, 1, 0},
+		"every other read fails":           {failing, slices.Repeat([]int{31}, 2*maxFailures), 0, 0},
+		"a storm of equal lines":           {storm, slices.Repeat([]int{31}, len(storm)), 0, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var to recorder
+			core, logs := observer.New(zap.InfoLevel)
 			r := newReader(&to)
-			r.file = charDevice(t)
+			r.file, r.log = charDevice(t), zap.New(core)
 			if err := r.readRecords(&c.from); !errors.Is(err, io.EOF) {
 				t.Errorf("error %v, want the end of the records", err)
 			}
 			if !slices.Equal(to.codes(), c.codes) || r.skipped.total != c.skipped || r.lost.total != c.lost {
 				t.Errorf("XIDs %v, %d skipped, %d lost; want %v, %d, %d", to.codes(), r.skipped.total, r.lost.total, c.codes, c.skipped, c.lost)
+			}
+			lostLogged := slices.ContainsFunc(logs.All(), func(e observer.LoggedEntry) bool { _, is := e.ContextMap()["lost"]; return is })
+			if lostLogged != (c.lost > 0) || logs.Len() > 2 {
+				t.Errorf("%d lost, logged %v", c.lost, logs.All())
 			}
 		})
 	}
@@ -408,8 +419,14 @@ func TestCheck(t *testing.T) {
 	if err := Check(loop); !errors.Is(err, syscall.ELOOP) || !strings.HasPrefix(err.Error(), "source.kernelLogPath: ") {
 		t.Errorf("a link to itself: %v", err)
 	}
-	if err := openError(syscall.EACCES); !errors.Is(err, syscall.EACCES) || !strings.Contains(err.Error(), "CAP_SYSLOG") {
-		t.Errorf("no permission: %v", err)
+	const writeOnly = "/sys/bus/platform/uevent" // also for root
+	if _, err := os.Stat(writeOnly); err == nil {
+		if err := Check(writeOnly); !errors.Is(err, syscall.EACCES) || !strings.Contains(err.Error(), "CAP_SYSLOG") {
+			t.Errorf("no permission: %v", err)
+		}
+	}
+	if err := Check("/dev/kmsg"); err != nil && strings.Contains(err.Error(), "expected the kernel log") {
+		t.Error(err)
 	}
 }
 

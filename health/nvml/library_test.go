@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -123,4 +124,10 @@ func TestUseWithoutDriver(t *testing.T) {
 		t.Fatal(err)
 	}
 	release()
+}
+
+func TestPath(t *testing.T) {
+	if path, err := Path(); err != nil || !filepath.IsAbs(path) || filepath.Base(path) != soname {
+		t.Errorf("%q, %v", path, err)
+	}
 }

@@ -55,6 +55,9 @@ func TestProperties(t *testing.T) {
 		"old driver":       {[]string{"driver 535.54.03"}, table{d0.ID: old(serial0), d1.ID: old(serial1), mig.ID: withMIG(*old(serial1), &slice)}, ""},
 		"no brand":         {[]string{"fail nvmlDeviceGetBrand 0 3 -1"}, table{d0.ID: {AddressingMode: "HMM", Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
 		"no serial number": {[]string{"fail nvmlDeviceGetSerial 0 3 -1"}, table{d0.ID: {Brand: "Nvidia", AddressingMode: "HMM"}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
+		"brand fails":      {[]string{"fail nvmlDeviceGetBrand 0 999 -1"}, without(d0.ID), "nvmlDeviceGetBrand"},
+		"addressing fails": {[]string{"fail nvmlDeviceGetAddressingMode 0 999 -1"}, without(d0.ID), "nvmlDeviceGetAddressingMode"},
+		"serial fails":     {[]string{"fail nvmlDeviceGetSerial 1 999 -1"}, without(d1.ID, mig.ID), "nvmlDeviceGetSerial"},
 		"fabric": {[]string{"fabric 0 2", "fabric 1 3"}, table{
 			d0.ID:  {Brand: "Nvidia", AddressingMode: "HMM", Serial: serial0, FabricPending: true},
 			d1.ID:  {Brand: "Nvidia", AddressingMode: "HMM", Serial: serial1, Clique: "00112233-4455-6677-8899-001122334455.1"},
@@ -145,6 +148,21 @@ func TestPropertiesWhileGPUHangs(t *testing.T) {
 	}
 	lib.Do("release")
 	expect(2)
+}
+
+// The properties of a GPU that hangs until the deadline are missing, which is logged.
+func TestPropertiesUntilDeadline(t *testing.T) {
+	lib := newLibrary(t)
+	lib.Do("hang nvmlDeviceGetBrand 0")
+	read, logs := observedProperties()
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if got := read(ctx, []health.Device{gpuDevice(0)}); len(got) > 0 {
+		t.Errorf("%+v", got)
+	}
+	if all := logs.All(); len(all) != 1 || all[0].ContextMap()["error"] != errHangs.Error() {
+		t.Errorf("%+v", all)
+	}
 }
 
 // An error that returns is logged again.

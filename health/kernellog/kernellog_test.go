@@ -252,7 +252,11 @@ func TestEventsOfRegularFile(t *testing.T) {
 		appendTo(t, path+".1", xidRecord(2, 45))
 		appendTo(t, path+".2", xidRecord(3, 46))
 		rename(t, path+".2", path)
+		begun := time.Now()
 		f.wantXIDs(t, 45, 46)
+		if d := time.Since(begun); d >= minPause {
+			t.Errorf("the other file is read after %v", d)
+		}
 	})
 }
 

@@ -111,7 +111,7 @@ type savedFinding struct {
 
 // MarshalJSON writes the state file's format.
 func (s Saved) MarshalJSON() ([]byte, error) {
-	file := fileFormat{Format: formatName, Version: formatVersion, BootID: s.BootID, Source: s.Source, Devices: []savedDevice{}}
+	file := fileFormat{Format: formatName, Version: formatVersion, BootID: s.BootID, Source: s.Source}
 	details := make(map[health.DeviceID]json.RawMessage)
 	for _, d := range s.Devices {
 		sd := savedDevice{

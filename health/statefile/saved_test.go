@@ -217,7 +217,7 @@ func TestRestoreDetachment(t *testing.T) {
 			t.Errorf("%s: restored %+v", name, r)
 		}
 		d = restoreDetachment(d, now)
-		if d.InForce() != (c.left > 0) || d.InForce() && d.Until.Sub(now) != c.left || d.Since.After(now) {
+		if d.InForce() != (c.left > 0) || d.Over != (c.left == 0) || d.InForce() && d.Until.Sub(now) != c.left || d.Since.After(now) {
 			t.Errorf("%s: %+v", name, d)
 		}
 	}

@@ -498,6 +498,11 @@ func TestRunWritesChangesOnly(t *testing.T) {
 		advance(time.Minute)
 		h.wantFailuresLogged(t, 1)
 		must(t, os.Remove(dir))
+		another := *s
+		h.store(&another) // the write is tried again after a while, not at every poll
+		if _, err := os.Stat(path); err == nil {
+			t.Error("written at a poll")
+		}
 		advance(retryWriteAfter + time.Second)
 		wantDevices(t, path, map[string]int{"dcgm": 3})
 
@@ -647,6 +652,9 @@ func TestRunWaitsForLock(t *testing.T) {
 		wantContent(t, path, "{")
 		advance(checkInterval + time.Second) // the first agent writes it again
 		first.stop()
+		another := *snapshot
+		second.store(&another) // the lock is tried again after a while, not at every poll
+		wantDevices(t, path, map[string]int{"dcgm": 3})
 		advance(retryLockAfter + time.Millisecond)
 		wantDevices(t, path, map[string]int{"dcgm": 1})
 		if s := second.Status(); s.Err != "" || second.WaitWritten(t.Context(), snapshot) != nil {

@@ -136,9 +136,6 @@ func (t *tail) Read(p []byte) (int, error) {
 
 // check returns an error if the path has lost its file or names another one. A regular file that was truncated begins anew.
 func (t *tail) check() error {
-	if err := t.ctx.Err(); err != nil {
-		return err
-	}
 	info, err := os.Stat(t.path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):

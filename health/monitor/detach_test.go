@@ -652,3 +652,39 @@ func TestAttachWhileDownWaitsForSession(t *testing.T) {
 		}
 	})
 }
+
+// A release that attach has ended does not complete the detach that was requested after it.
+func TestDetachWaitsForItsRelease(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		first, second := make(chan struct{}), make(chan struct{})
+		var calls atomic.Int32
+		src := h.fakeSource.source(health.SourceID{})
+		src.Release = func(ctx context.Context) {
+			if calls.Add(1) == 1 {
+				<-ctx.Done()
+				<-first
+				return
+			}
+			<-second
+		}
+		h.source.Store(src)
+		advance(2 * time.Second)
+		detach := func() {
+			go func() { _, _ = h.m.Detach(t.Context(), time.Hour) }()
+			synctest.Wait()
+		}
+		detach()
+		h.m.requestAttach("test")
+		synctest.Wait()
+		detach()
+		close(first)
+		synctest.Wait()
+		status := h.status().Status
+		close(second)
+		synctest.Wait()
+		if status == health.SourceDetached || calls.Load() != 2 {
+			t.Errorf("%v before the second of %d releases has ended", status, calls.Load())
+		}
+		h.wantCauses(t, "released", health.SourceDetached, health.CauseReleased)
+	})
+}

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -560,8 +561,9 @@ func TestPrepareRefuses(t *testing.T) {
 			n.stopMPS()
 			n.device("GPU-0", func(d *health.DeviceState) { d.MPS = &health.MPSDaemon{Leaving: true} })
 		}, claim: claim("a", result("gpu-0")), reason: reasonMPSNotReady},
-		"share too large":  {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 81*gib))), reason: reasonConfiguration, parts: []string{"82944 MiB"}},
-		"share of nothing": {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 0))), reason: reasonMemory},
+		"share too large":          {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 81*gib))), reason: reasonConfiguration, parts: []string{"82944 MiB"}},
+		"share of nothing":         {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 0))), reason: reasonMemory},
+		"share of less than 1 MiB": {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 1<<20-1))), reason: reasonMemory, parts: []string{"1048575 bytes"}},
 		"shares of several sizes": {
 			config: shareMemory, claim: claim("a", result("gpu-0", share("s", gib)), result("gpu-2", share("t", 2*gib))), reason: reasonMemory,
 		},
@@ -910,6 +912,65 @@ func TestPrepareWithoutSpec(t *testing.T) {
 	n.edits(slices.Clone(names)...)
 }
 
+// A claim whose CDI spec cannot be written leaves nothing behind, also if the kubelet's call has ended meanwhile: nobody would remove it.
+func TestPrepareWithoutSpecInEndedCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newClaimNode(t)
+		defer n.stop()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		write := n.prepare.disk.writeFile
+		var other sync.WaitGroup
+		n.prepare.disk.writeSpec = func(string, string, []cdi.ClaimDevice) error {
+			writing := make(chan struct{})
+			n.prepare.disk.writeFile = func(path string, text []byte) (durable.Written, error) {
+				n.prepare.disk.writeFile = write
+				close(writing)
+				<-time.After(time.Second) // synctest's time: a slow disk
+				return write(path, text)
+			}
+			other.Go(func() {
+				if err := n.prepare.setPublishing(t.Context(), true); err != nil {
+					t.Error(err)
+				}
+			})
+			<-writing
+			cancel()
+			return syscall.ENOSPC
+		}
+		c := claim("a", result("gpu-0"))
+		results, err := n.prepare.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{c})
+		if err != nil || results[c.UID].Err == nil {
+			t.Errorf("%v, %v", results, err)
+		}
+		other.Wait()
+		if got := n.prepared(); len(got) > 0 {
+			t.Errorf("left: %v", got)
+		}
+	})
+}
+
+// A claim ends with its CDI spec, wherever that was written: plugin.cdi.dir may have changed since.
+func TestUnprepareAfterChangeOfDirectory(t *testing.T) {
+	n := newClaimNode(t)
+	before, other := claim("before", result("gpu-0")), claim("other", result("gpu-1"))
+	n.must(before)
+	old := n.cfg.CDI.Dir
+	n.cfg.CDI.Dir = filepath.Join(n.dir, "other")
+	n.update(func(*health.Snapshot) {})
+	n.must(before)
+	n.must(other)
+	if got := n.specs(); !slices.Equal(got, []string{"uid-other"}) {
+		t.Errorf("specs of %v in the new directory", got)
+	}
+	if err := n.unprepare(before); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := cdi.ClaimSpecs(old); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
 // Another boot has no claims and no specs of them, and keeps the names.
 func TestPrepareReboot(t *testing.T) {
 	n := newClaimNode(t)
@@ -1092,6 +1153,31 @@ func TestSweep(t *testing.T) {
 	}
 	if _, err := os.Stat(foreign); err != nil {
 		t.Error(err)
+	}
+}
+
+// A claim that is prepared again while the sweep asks the API server about it stays, although it has no CDI spec yet: its MPS daemon starts.
+func TestSweepBesidePrepare(t *testing.T) {
+	n := newClaimNode(t)
+	a := claim("a", result("gpu-0"))
+	n.must(a)
+	if err := cdi.RemoveClaimSpec(n.cfg.CDI.Dir, string(a.UID)); err != nil { // unprepared when the checkpoint could not be written
+		t.Fatal(err)
+	}
+	n.stopMPS()
+	n.prepare.timing.mps = time.Millisecond
+	again := withConfig(claim("a", result("gpu-1")), "FromClass", gpuConfigMPS)
+	asked := false
+	n.api.PrependReactor("get", "resourceclaims", func(k8stesting.Action) (bool, runtime.Object, error) {
+		if !asked { // it is allocated after the answer
+			asked = true
+			n.refused(again, reasonMPSNotReady)
+		}
+		return false, nil, nil
+	})
+	n.prepare.sweep(t.Context())
+	if got := n.claims.Load().ByUID[a.UID].Devices; !asked || len(got) != 1 || got[0].Device != "GPU-1" {
+		t.Errorf("asked %v, got %+v", asked, got)
 	}
 }
 

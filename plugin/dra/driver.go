@@ -244,7 +244,7 @@ func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (i instance, serv
 		return instance{}, false, nil
 	}
 	configured := configuredInstance(cfg)
-	left, found, err := d.leftover(configured)
+	left, found, err := d.leftover(configured, cfg.ServesDRA())
 	switch {
 	case err != nil:
 		d.setReleased("the prepared claims are unknown: " + err.Error())
@@ -273,15 +273,15 @@ func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (i instance, serv
 	return configured, true, nil
 }
 
-// leftover returns an instance with claims or slices on this node; the configured one last.
-func (d *Driver) leftover(configured instance) (i instance, found bool, err error) {
+// leftover returns an instance with claims or slices on this node; the configured one last, which is opened if it is to serve.
+func (d *Driver) leftover(configured instance, serves bool) (i instance, found bool, err error) {
 	var all []instance
 	for _, file := range checkpoints(configured.kubeletDir) {
 		if name := filepath.Base(filepath.Dir(file)); name != configured.driver {
 			all = append(all, instance{name, configured.kubeletDir})
 		}
 	}
-	if exists(filepath.Join(configured.dataDir(), checkpointName)) || exists(configured.registryDir()) {
+	if serves || exists(filepath.Join(configured.dataDir(), checkpointName)) || exists(configured.registryDir()) {
 		all = append(all, configured)
 	} // otherwise this agent has no mounts of DRA: see Orphans
 	for _, i := range all {

@@ -12,8 +12,10 @@ import (
 
 	"go.uber.org/zap"
 	resourceapi "k8s.io/api/resource/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
@@ -30,6 +32,7 @@ type driverRig struct {
 	cdi     string
 	api     *apiservertest.Server
 	kubelet *kubelettest.DRA
+	driver  string // that the kubelet calls
 	end     func() // ends the process of the driver
 
 	config     *health.Latest[plugin.Config]
@@ -55,7 +58,7 @@ func newDriverRig(t *testing.T, edits ...func(*plugin.Config)) *driverRig {
 	}
 	t.Cleanup(kubelet.Stop)
 	g := &driverRig{
-		t: t, dir: dir, cdi: filepath.Join(dir, "cdi"), api: apiservertest.New(t, testNode), kubelet: kubelet,
+		t: t, dir: dir, driver: plugin.DefaultDRADriver, cdi: filepath.Join(dir, "cdi"), api: apiservertest.New(t, testNode), kubelet: kubelet,
 		config: &health.Latest[plugin.Config]{}, snapshots: &health.Latest[health.Snapshot]{}, plugin: &health.Latest[plugin.Handover]{},
 		holders: &health.Latest[podresources.Holders]{}, mps: &health.Latest[mps.Desired]{},
 		properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
@@ -95,6 +98,17 @@ func (g *driverRig) start() {
 		}
 	})
 	g.t.Cleanup(g.end)
+}
+
+// restart ends the process of the driver and starts another, which the kubelet does not take for the one before.
+func (g *driverRig) restart() {
+	g.t.Helper()
+	g.end()
+	g.await("forgotten by the kubelet", func() bool { return !g.kubelet.Registered(g.driver) })
+	snap := *g.snapshots.Load()
+	snap.At = time.Now()
+	g.snapshots.Store(&snap)
+	g.start()
 }
 
 // ask is the kubelet's answer.
@@ -192,7 +206,7 @@ func (g *driverRig) tryPrepare(c *resourceapi.ResourceClaim) (names []string, er
 	if g.api.Get("resourceclaims", c.Namespace, c.Name) == nil {
 		g.api.Put(c)
 	}
-	devices, err := g.kubelet.Prepare(g.t.Context(), g.config.Load().DRA.DriverName, kubeletClaim(c))
+	devices, err := g.kubelet.Prepare(g.t.Context(), g.driver, kubeletClaim(c))
 	for _, d := range devices {
 		names = append(names, d.CDI...)
 	}
@@ -223,7 +237,7 @@ func (g *driverRig) refused(c *resourceapi.ResourceClaim, parts ...string) {
 
 func (g *driverRig) unprepare(c *resourceapi.ResourceClaim) {
 	g.t.Helper()
-	if err := g.kubelet.Unprepare(g.t.Context(), g.config.Load().DRA.DriverName, kubeletClaim(c)); err != nil {
+	if err := g.kubelet.Unprepare(g.t.Context(), g.driver, kubeletClaim(c)); err != nil {
 		g.t.Fatal(err)
 	}
 }
@@ -278,10 +292,7 @@ func TestDriverServesKubelet(t *testing.T) {
 	}
 	version := g.api.Slices()[0].ResourceVersion
 
-	g.end()
-	g.await("forgotten by the kubelet", func() bool { return !g.kubelet.Registered(plugin.DefaultDRADriver) })
-	g.poll(testDevices()[:3]...)
-	g.start()
+	g.restart()
 	g.awaitServing()
 	if names := g.prepare(a); !slices.Equal(names, want) {
 		t.Errorf("after a restart %q, want %q", names, want)
@@ -296,4 +307,270 @@ func TestDriverServesKubelet(t *testing.T) {
 	if uids := g.specs(g.cdi); len(uids) > 0 || len(g.Claims().Load().ByUID) > 0 {
 		t.Errorf("left: %q, %+v", uids, g.Claims().Load())
 	}
+}
+
+// hold stores which container holds which device by a claim.
+func (g *driverRig) hold(by map[health.DeviceID][]podresources.Holder) {
+	g.holders.Store(&podresources.Holders{By: by})
+}
+
+// The devices go to the device plugin when every claim has ended, and come back when it has released them.
+func TestDriverHandsOver(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	g.start()
+	g.awaitServing()
+	a, b := claim("a", result("gpu-1")), claim("b", result("gpu-0"))
+	names := g.prepare(a)
+	g.hold(map[health.DeviceID][]podresources.Holder{"GPU-1": {claimHolder(a, "gpu-1")}})
+
+	before := time.Now()
+	g.configure(usePlugin)
+	g.awaitNotReleased("plugin.api has changed", "claim default/a of default/pod-a")
+	g.awaitDevices()
+	if n := len(g.api.Slices()); n != 1 {
+		t.Errorf("%d slices, want an empty one", n)
+	}
+	g.await("handing over", func() bool { return !g.Status().HandoverSince.IsZero() })
+	if s := g.Status(); !s.Enabled || !s.Handover || s.HandoverSince.Before(before.Round(0)) || s.HandoverSince.After(time.Now()) || s.Err != "" || !s.Registered {
+		t.Errorf("status %+v", s)
+	}
+	if !g.Released().Load().Pods {
+		t.Error("it does not wait for pods only")
+	}
+	g.refused(b, "releases the devices and prepares no new claim")
+	if again := g.prepare(a); !slices.Equal(again, names) {
+		t.Errorf("prepared again %q, want %q", again, names)
+	}
+
+	g.configure(useDRA) // it has changed its mind
+	g.awaitServing()
+	g.awaitDevices("gpu-0", "gpu-1", "gpu-2")
+	g.await("no handover", func() bool { s := g.Status(); return !s.Handover && s.HandoverSince.IsZero() })
+	g.prepare(b)
+	g.unprepare(b)
+
+	g.configure(usePlugin)
+	g.awaitNotReleased("claim default/a")
+	since := g.Status().HandoverSince
+	saved := *g.Saved().Load()
+	g.restart() // continues
+	if err := g.Restore(saved); err != nil {
+		t.Fatal(err)
+	}
+	g.awaitNotReleased("claim default/a")
+	g.await("registered", func() bool { return g.Status().Registered })
+	if s := g.Status(); !s.HandoverSince.Equal(since) {
+		t.Errorf("the handover began at %v, want %v", s.HandoverSince, since)
+	}
+	g.unprepare(a)
+	g.awaitReleased()
+	if n := len(g.api.Slices()); n != 0 {
+		t.Errorf("%d slices are left", n)
+	}
+	g.await("forgotten by the kubelet", func() bool { return !g.kubelet.Registered(g.driver) })
+	if s := g.Status(); s.Enabled || s.Err != "" || s.Handover || len(g.Dirs()) != 0 {
+		t.Errorf("status %+v, directories %q", s, g.Dirs())
+	}
+
+	g.plugin.Store(&plugin.Handover{Reason: "pod ml/train holds GPU 0", Pods: true})
+	g.configure(useDRA)
+	g.awaitErr("waiting for the device plugin", "ml/train")
+	if s := g.Status(); !s.Enabled || !s.WaitsForPods || !s.Handover || g.kubelet.Registered(g.driver) || len(g.api.Slices()) != 0 {
+		t.Errorf("status %+v", s)
+	}
+	if r := g.Released().Load(); !r.Released { // else both wait for each other
+		t.Errorf("released %+v", r)
+	}
+	g.plugin.Store(&plugin.Handover{Released: true})
+	g.awaitServing()
+	g.awaitNotReleased("dynamic resource allocation serves the devices")
+}
+
+// A driver of another name gets the devices when the claims of the one before have ended, also after a restart.
+func TestDriverOfAnotherName(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	g.start()
+	g.awaitServing()
+	a := claim("a", result("gpu-1"))
+	names := g.prepare(a)
+	g.configure(func(c *plugin.Config) { c.DRA.DriverName = "gpu.example.com" })
+	const reason = "releasing the devices of the driver gpu.nvidia.com: waiting for the end of claim default/a"
+	g.awaitErr(reason)
+	g.restart()
+	g.await("registered", func() bool { return g.Status().Registered })
+	g.awaitErr(reason)
+	if s := g.Status(); s.DriverName != "gpu.nvidia.com" || !s.Handover || !s.WaitsForPods || g.kubelet.Registered("gpu.example.com") {
+		t.Errorf("status %+v", s)
+	}
+	if again := g.prepare(a); !slices.Equal(again, names) {
+		t.Errorf("prepared again %q, want %q", again, names)
+	}
+	if id, ok := g.Device("gpu.nvidia.com", testNode, "gpu-1"); !ok || id != "GPU-1" {
+		t.Errorf("gpu-1 of the driver before is %q, %v", id, ok)
+	}
+	g.unprepare(a)
+	g.driver = "gpu.example.com"
+	g.awaitServing()
+	g.awaitDevices("gpu-0", "gpu-1", "gpu-2")
+	for _, s := range g.api.Slices() {
+		if s.Spec.Driver != g.driver {
+			t.Errorf("a slice of %s is left", s.Spec.Driver)
+		}
+	}
+	b := claim("b", result("gpu-1", func(r *resourceapi.DeviceRequestAllocationResult) { r.Driver = g.driver }))
+	g.prepare(b)
+	if _, ok := g.Device("gpu.nvidia.com", testNode, "gpu-1"); ok {
+		t.Error("the name of a driver that is gone")
+	}
+	if _, ok := g.Device(g.driver, "node2", "gpu-1"); ok {
+		t.Error("the name of another pool")
+	}
+}
+
+// While another driver of its name is on the node, a driver does not register and leaves the slices, which may be those of the other. Claims that it
+// has prepared end with it all the same.
+func TestDriverBesideAnother(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	socket := filepath.Join(g.dir, "plugins_registry", "other.sock")
+	stop := serveRegistration(t, socket, registration{kind: registerapi.DRAPlugin, name: g.driver})
+	g.start()
+	g.awaitErr("another driver of the name gpu.nvidia.com answers at " + socket)
+	if err := FindDriver(t.Context(), g.config.Load()); err == nil || !strings.Contains(err.Error(), socket) {
+		t.Errorf("found %v", err)
+	}
+	if len(g.api.Slices()) != 0 || g.kubelet.Registered(g.driver) || g.Status().Registered {
+		t.Errorf("slices %+v, status %+v", g.api.Slices(), g.Status())
+	}
+	stop()
+	g.awaitServing()
+	if err := FindDriver(t.Context(), g.config.Load()); err == nil {
+		t.Error("the agent's own socket was not found") // for a command beside the agent
+	}
+	a := claim("a", result("gpu-1"))
+	g.prepare(a)
+
+	stop = serveRegistration(t, socket, registration{kind: registerapi.DRAPlugin, name: g.driver})
+	g.awaitErr("another driver of the name")
+	g.poll(breakGPU0(testDevices()[:3])...)
+	b := claim("b", result("gpu-2"))
+	g.prepare(b)
+	g.refused(claim("c", result("gpu-0")), "xid-79")
+	if got := g.published(); !slices.Equal(got, []string{"gpu-0", "gpu-1", "gpu-2"}) {
+		t.Errorf("published %q beside another driver", got)
+	}
+	stop()
+	g.awaitServing()
+	g.awaitDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1", "gpu-2")
+
+	serveRegistration(t, socket, registration{kind: registerapi.DRAPlugin, name: g.driver})
+	g.awaitErr("another driver of the name")
+	g.configure(usePlugin)
+	g.awaitNotReleased("claims default/a, default/b")
+	g.unprepare(a)
+	g.unprepare(b)
+	g.awaitReleased()
+	if got := g.published(); len(got) != 3 {
+		t.Errorf("published %q: slices of the other driver are withdrawn", got)
+	}
+}
+
+// A driver registers again after the loss of a socket, a restart of the kubelet and a refusal.
+func TestDriverRegistersAgain(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	g.start()
+	g.awaitServing()
+	a := claim("a", result("gpu-1"))
+	g.prepare(a)
+	for _, pattern := range []string{"plugins_registry/*", "plugins/*/*.sock"} {
+		files, err := filepath.Glob(filepath.Join(g.dir, pattern))
+		if err != nil || len(files) != 1 {
+			t.Fatalf("%q, %v", files, err)
+		}
+		before, err := os.Stat(files[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(files[0]); err != nil {
+			t.Fatal(err)
+		}
+		g.await("served again", func() bool {
+			now, err := os.Stat(files[0])
+			return err == nil && !unixsock.SameSocket(before, now) && g.kubelet.Registered(g.driver)
+		})
+		g.awaitServing()
+		g.await("prepared again", func() bool { _, err := g.tryPrepare(a); return err == nil }) // the kubelet may still use the lost one
+	}
+
+	g.kubelet.Stop()
+	g.awaitErr("the kubelet has closed its connection")
+	if g.Status().Registered {
+		t.Error("registered without a kubelet")
+	}
+	if _, known := g.PublishedDevices(); known {
+		t.Error("without a kubelet it is known what pods can get")
+	}
+	if err := g.kubelet.Start(); err != nil {
+		t.Fatal(err)
+	}
+	g.awaitServing()
+
+	g.kubelet.Stop()
+	g.kubelet.Refuse("no")
+	if err := g.kubelet.Start(); err != nil {
+		t.Fatal(err)
+	}
+	g.awaitErr("the kubelet refused the registration: no")
+	g.kubelet.Refuse("")
+	g.awaitServing()
+}
+
+// Without the kubelet's directory, or with one whose sockets would have too long paths, the driver says so, and serves when that is mended.
+func TestDriverWithoutKubelet(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	g.kubelet.Stop()
+	if err := os.Remove(filepath.Join(g.dir, "plugins_registry")); err != nil {
+		t.Fatal(err)
+	}
+	g.start()
+	g.awaitErr("plugin.kubeletDir", "plugins_registry", "mount that")
+	if err := g.kubelet.Start(); err != nil {
+		t.Fatal(err)
+	}
+	g.awaitServing()
+	long := filepath.Join(g.dir, strings.Repeat("x", 100))
+	if err := os.MkdirAll(filepath.Join(long, "plugins_registry"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	g.configure(func(c *plugin.Config) { c.KubeletDir = long })
+	g.awaitErr("bytes too long for a unix socket")
+}
+
+// While it is unknown which claims are prepared, neither API gets the devices.
+func TestDriverUnreadableCheckpoint(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	dir := filepath.Join(g.dir, "plugins", g.driver)
+	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(dir, dir); err != nil { // too many levels of symbolic links
+		t.Fatal(err)
+	}
+	g.start()
+	g.awaitErr("the prepared claims are unknown", "symbolic links")
+	g.awaitNotReleased("the prepared claims are unknown", "symbolic links")
+	g.configure(usePlugin)
+	g.await("disabled", func() bool { return !g.Status().Enabled })
+	g.awaitNotReleased("the prepared claims are unknown", "symbolic links")
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	g.awaitReleased()
+	g.configure(useDRA)
+	g.awaitServing()
 }

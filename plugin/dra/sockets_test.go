@@ -24,8 +24,8 @@ func (r registration) GetInfo(context.Context, *registerapi.InfoRequest) (*regis
 	return &registerapi.PluginInfo{Type: r.kind, Name: r.name}, nil
 }
 
-// serveRegistration serves a registration socket until the test ends.
-func serveRegistration(t *testing.T, path string, r registration) {
+// serveRegistration serves a registration socket until stop or the end of the test.
+func serveRegistration(t *testing.T, path string, r registration) (stop func()) {
 	t.Helper()
 	l, err := net.Listen("unix", path)
 	if err != nil {
@@ -34,7 +34,9 @@ func serveRegistration(t *testing.T, path string, r registration) {
 	srv, done := grpc.NewServer(), make(chan struct{})
 	registerapi.RegisterRegistrationServer(srv, r)
 	go func() { defer close(done); _ = srv.Serve(l) }()
-	t.Cleanup(func() { srv.Stop(); <-done })
+	stop = func() { srv.Stop(); <-done }
+	t.Cleanup(stop)
+	return stop
 }
 
 // Another driver of the same name is found at any socket, with its process. Sockets of others, dead ones and our own are no matter.

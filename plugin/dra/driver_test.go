@@ -2,6 +2,7 @@ package dra
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,8 @@ import (
 
 	"go.uber.org/zap"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -21,6 +24,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -290,6 +294,9 @@ func TestDriverServesKubelet(t *testing.T) {
 	if devices, known := g.PublishedDevices(); !known || len(devices) != 3 {
 		t.Errorf("published %q, %v", devices, known)
 	}
+	if n := len(DurationBounds()) + 1; len(s.Prepares.Counts) != n || len(s.Unprepares.Counts) != n || s.Prepares.Sum <= 0 || s.Unprepares.Sum != 0 {
+		t.Errorf("durations %+v, %+v", s.Prepares, s.Unprepares)
+	}
 	version := g.api.Slices()[0].ResourceVersion
 
 	g.restart()
@@ -318,7 +325,11 @@ func (g *driverRig) hold(by map[health.DeviceID][]podresources.Holder) {
 func TestDriverHandsOver(t *testing.T) {
 	t.Parallel()
 	g := newDriverRig(t)
+	g.plugin.Store(nil)
 	g.start()
+	g.awaitErr("waiting for the device plugin", "it is starting")
+	g.awaitReleased()
+	g.plugin.Store(&plugin.Handover{Released: true})
 	g.awaitServing()
 	a, b := claim("a", result("gpu-1")), claim("b", result("gpu-0"))
 	names := g.prepare(a)
@@ -573,4 +584,319 @@ func TestDriverUnreadableCheckpoint(t *testing.T) {
 	g.awaitReleased()
 	g.configure(useDRA)
 	g.awaitServing()
+}
+
+// A driver without the lock of the node waits; one that loses it stops, and leaves the slices to the holder.
+func TestDriverNeedsLock(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	lockDir := filepath.Join(g.dir, "device-plugins")
+	if err := os.Mkdir(lockDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	run := func(pod string) (l *nodelock.Lock, end func()) {
+		l = nodelock.New(nodelock.Holder{Pod: pod, PID: 7}, zap.NewNop()).Faster(10)
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = l.Run(ctx) }()
+		end = sync.OnceFunc(func() { cancel(); <-done; l.Close() })
+		t.Cleanup(end)
+		return l, end
+	}
+	hold := func(l *nodelock.Lock) {
+		l.Request(g.dir)
+		g.await("locked", func() bool { return l.State().Load().Held })
+	}
+	first, endFirst := run("agent-a")
+	hold(first)
+	own, _ := run("agent-b")
+	g.options = func(o *Options) { o.Lock = own }
+	g.start()
+	g.awaitErr("another agent serves this node")
+	g.awaitNotReleased("another agent serves this node")
+	if s := g.Status(); !s.Enabled || s.WaitsForPods || g.kubelet.Registered(g.driver) || len(g.api.Slices()) > 0 {
+		t.Errorf("status %+v, slices %+v", s, g.api.Slices())
+	}
+	endFirst()
+	g.awaitServing()
+
+	if err := os.Rename(lockDir, lockDir+"-old"); err != nil { // as a kubelet's directory that is replaced
+		t.Fatal(err)
+	}
+	other, endOther := run("agent-c")
+	other.Request(g.dir)
+	g.await("locked by another agent", func() bool {
+		_ = os.Mkdir(lockDir, 0o700)
+		if own.State().Load().Held && !other.State().Load().Held {
+			_ = os.RemoveAll(lockDir) // the driver's own lock was faster
+		}
+		return other.State().Load().Held
+	})
+	g.awaitErr("another agent serves this node")
+	g.await("forgotten by the kubelet", func() bool { return !g.kubelet.Registered(g.driver) })
+	if n := len(g.api.Slices()); n != 1 {
+		t.Errorf("%d slices: those of the holder are gone", n)
+	}
+	endOther()
+	g.awaitServing()
+
+	g.configure(func(c *plugin.Config) { c.Enabled = false })
+	g.awaitReleased()
+	if s := g.Status(); s.Enabled || s.Err != "" || len(g.api.Slices()) > 0 {
+		t.Errorf("status %+v", s)
+	}
+}
+
+// The name of a MIG device contains properties that the snapshot may lack: it is published when they are known, or when they take too long, and its
+// name never changes then.
+func TestDriverAwaitsProperties(t *testing.T) {
+	t.Parallel()
+	devices := testDevices()[3:5]
+	mig := devices[1].Device.Properties
+	devices[1].Device.Properties = nil
+	full := map[health.DeviceID]*health.Properties{"MIG-0": mig, "GPU-3": {Brand: "Nvidia"}}
+	const parent, byInstance, byPlacement = "gpu-3!gpu-node-agent/mig-mode", "gpu-3-mig-1g10gb-gi7-ci0", mig0
+
+	g := newDriverRig(t)
+	g.options = func(o *Options) { o.Faster = 1 } // they are awaited for 10 s
+	g.poll(devices...)
+	answer := make(chan map[health.DeviceID]*health.Properties)
+	g.properties = func(_ context.Context, asked []health.Device) map[health.DeviceID]*health.Properties {
+		if len(asked) == 2 && asked[1].ID == "MIG-0" {
+			return <-answer
+		}
+		return nil
+	}
+	g.start()
+	g.awaitDevices(parent)
+	answer <- full // in time
+	g.awaitDevices(parent, byPlacement)
+	if brand := g.api.Slices()[0].Spec.Devices[0].Attributes["brand"].StringValue; brand == nil || *brand != "Nvidia" {
+		t.Errorf("brand %v", brand)
+	}
+	if devices, known := g.PublishedDevices(); !known || !slices.Equal(slices.Sorted(slices.Values(devices)), []health.DeviceID{"GPU-3", "MIG-0"}) {
+		t.Errorf("published %q, %v", devices, known)
+	}
+
+	g = newDriverRig(t)
+	g.poll(devices...)
+	calls := 0
+	g.properties = func(context.Context, []health.Device) map[health.DeviceID]*health.Properties {
+		if calls++; calls == 1 {
+			return <-answer
+		}
+		return full
+	}
+	g.start()
+	g.awaitDevices(parent, byInstance) // it takes too long
+	answer <- nil                      // the driver does not answer; it is asked again
+	g.await("known", func() bool {
+		list := g.api.Slices()
+		return len(list) == 1 && list[0].Spec.Devices[0].Attributes["brand"].StringValue != nil
+	})
+	g.awaitDevices(parent, byInstance)
+}
+
+// The root of a GPU's PCIe hierarchy is that of the machine. It is read again when there are other devices.
+func TestDriverPublishesPCIeRoot(t *testing.T) {
+	t.Parallel()
+	var buses []string
+	for _, link := range []string{"0000:00:00.0", "0000:00:01.0", "0000:00:02.0"} {
+		if _, err := os.Stat("/sys/bus/pci/devices/" + link); err == nil {
+			buses = append(buses, link)
+		}
+	}
+	if len(buses) < 2 {
+		t.Skip("needs a machine with a PCI bus")
+	}
+	g := newDriverRig(t)
+	gpus := testDevices()[:2]
+	gpus[0].Device.PCI, gpus[1].Device.PCI = "0000"+buses[0], "0000"+buses[1]
+	rooted := func() (n int) {
+		for _, s := range g.api.Slices() {
+			for _, d := range s.Spec.Devices {
+				if d.Attributes[deviceattribute.StandardDeviceAttributePCIeRoot].StringValue != nil {
+					n++
+				}
+			}
+		}
+		return n
+	}
+	g.poll(gpus[0])
+	g.start()
+	g.await("published with its root", func() bool { return rooted() == 1 })
+	g.poll(gpus...)
+	g.await("published with both roots", func() bool { return rooted() == 2 })
+}
+
+// What an operator sees of the slices is what the API server has or, while it has none, what would be published, with the reason.
+func TestSlices(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t, func(c *plugin.Config) { c.API = plugin.APIDevicePlugin })
+	slicesOf := func() PublishedSlices {
+		t.Helper()
+		s, err := g.Slices(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	namesOf := func(s PublishedSlices) (names []string) {
+		for _, item := range s.List.Items {
+			for _, d := range item.Spec.Devices {
+				names = append(names, d.Name)
+			}
+		}
+		return names
+	}
+	all := []string{"gpu-0", "gpu-1", "gpu-2"}
+	snap := g.snapshots.Load()
+	g.snapshots.Store(&health.Snapshot{Source: health.Source{Err: "no driver"}})
+	g.start()
+	if _, err := g.Slices(t.Context()); err == nil || !strings.Contains(err.Error(), "no poll of the GPUs has succeeded yet: no driver") {
+		t.Errorf("before the first poll: %v", err)
+	}
+	g.snapshots.Store(snap)
+	if s := slicesOf(); s.NotPublished != "plugin.api is devicePlugin" || !slices.Equal(namesOf(s), all) {
+		t.Errorf("%s: %+v", s.NotPublished, s.List)
+	}
+	g.configure(func(c *plugin.Config) { c.Enabled = false })
+	if s := slicesOf(); s.NotPublished != "plugin.enabled is false" || !slices.Equal(namesOf(s), all) {
+		t.Errorf("%s: %+v", s.NotPublished, s.List)
+	}
+	g.plugin.Store(&plugin.Handover{Reason: "pod ml/train holds GPU 0"})
+	g.configure(func(c *plugin.Config) { c.Enabled, c.API = true, plugin.APIDRA })
+	g.awaitErr("ml/train")
+	if s := slicesOf(); !strings.Contains(s.NotPublished, "ml/train") || !slices.Equal(namesOf(s), all) {
+		t.Errorf("%s: %+v", s.NotPublished, s.List)
+	}
+
+	g.api.Deny("create resourceslices")
+	g.plugin.Store(&plugin.Handover{Released: true})
+	g.await("refused by the API server", func() bool { return strings.Contains(g.Status().PublishErr, "forbidden") })
+	if s := slicesOf(); !strings.Contains(s.NotPublished, "forbidden") || !slices.Equal(namesOf(s), all) {
+		t.Errorf("%s: %+v", s.NotPublished, s.List)
+	}
+	g.restart() // without the pause after a refusal
+	g.api.Deny()
+	g.awaitServing()
+	s := slicesOf()
+	published := g.api.Slices()
+	if s.NotPublished != "" || len(s.List.Items) != 1 || len(published) != 1 {
+		t.Fatalf("%s: %+v, published %+v", s.NotPublished, s.List, published)
+	}
+	got, want := s.List.Items[0], published[0]
+	if got.Kind != "ResourceSlice" || got.APIVersion != "resource.k8s.io/v1" || s.List.Kind != "ResourceSliceList" || got.Name != "node1-gpu.nvidia.com-0" {
+		t.Errorf("%s %s %s", got.APIVersion, got.Kind, got.Name)
+	}
+	if want.Spec.Pool.Generation = got.Spec.Pool.Generation; !equality.Semantic.DeepEqual(got.Spec, want.Spec) {
+		t.Errorf("%+v, want %+v", got.Spec, want.Spec)
+	}
+	g.api.Answer(func(r apiservertest.Request) error {
+		if r.Verb == "update" {
+			return errors.New("overloaded")
+		}
+		return nil
+	})
+	g.poll(breakGPU0(testDevices()[:3])...)
+	g.await("behind", func() bool { return g.Status().Behind })
+	if s := slicesOf(); s.NotPublished == "" || len(s.List.Items[0].Spec.Devices[0].Taints) != 1 {
+		t.Errorf("%s: %+v", s.NotPublished, s.List)
+	}
+	g.end()
+
+	// Another process plans with the names of the first.
+	renamed := testDevices()[:3]
+	renamed[0].Device.Minor, renamed[2].Device.Minor = 2, 0
+	missing := testDevices()[3:5] // its properties are asked for
+	properties := missing[1].Device.Properties
+	missing[1].Device.Properties = nil
+	g.properties = func(_ context.Context, d []health.Device) map[health.DeviceID]*health.Properties {
+		return map[health.DeviceID]*health.Properties{d[len(d)-1].ID: properties}
+	}
+	g.poll(append(renamed, missing...)...)
+	g.configure(usePlugin)
+	planner := New(Options{
+		Config: g.config, Snapshots: g.snapshots, Node: testNode, Released: &health.Latest[plugin.Handover]{}, Holders: g.holders, Properties: g.properties, Log: zap.NewNop(),
+	})
+	planned, err := planner.Slices(t.Context())
+	if got := namesOf(planned); err != nil || !slices.Equal(got, append(all, "gpu-3", mig0)) {
+		t.Errorf("planned %q, %v", got, err)
+	}
+	if id := *planned.List.Items[0].Spec.Devices[0].Attributes["uuid"].StringValue; id != "GPU-0" {
+		t.Errorf("gpu-0 is %s", id)
+	}
+	g.poll()
+	planned, err = planner.Slices(t.Context())
+	if err != nil || len(planned.List.Items) != 1 || planned.List.Items[0].Spec.Pool.ResourceSliceCount != 1 || len(namesOf(planned)) != 0 {
+		t.Errorf("of no device: %+v, %v", planned.List, err)
+	}
+}
+
+// Real devices have a second CDI name, in a spec that another program writes or the driver. A claim is refused while container runtimes cannot resolve
+// it; the status says why.
+func TestDriverNamesDevicesByCDI(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	g.options = func(o *Options) { o.Simulated = func() bool { return false } }
+	writeSpec := func(devices string) {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(g.cdi, 0o700), os.WriteFile(filepath.Join(g.cdi, "nvidia.yaml"), []byte(`{"kind": "nvidia.com/gpu", "devices": [`+devices+`]}`), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		g.poll(testDevices()[:3]...)
+	}
+	g.start()
+	g.awaitServing()
+	g.await("warned", func() bool { return strings.Contains(g.Status().Warning, "no CDI spec for nvidia.com/gpu") })
+	a, b := claim("a", result("gpu-0")), claim("b", result("gpu-2"))
+	g.refused(a, "no CDI spec for nvidia.com/gpu", "nvidia-ctk cdi generate")
+	writeSpec(`{"name": "GPU-0"}, {"name": "GPU-1"}`)
+	const text = "lacks GPU-2 and has GPU-0, GPU-1; run nvidia-ctk cdi generate --device-name-strategy=uuid"
+	g.await("warned", func() bool { return strings.Contains(g.Status().Warning, text) })
+	if names := g.prepare(a); !slices.Equal(names, []string{"k8s.gpu-node-agent/claim=uid-a-gpu-0", "nvidia.com/gpu=GPU-0"}) {
+		t.Errorf("names %q", names)
+	}
+	g.refused(b, "device gpu-2", text)
+	writeSpec(`{"name": "GPU-0"}, {"name": "GPU-1"}, {"name": "GPU-2"}`)
+	g.await("without a warning", func() bool { return g.Status().Warning == "" })
+	g.prepare(b)
+	g.unprepare(a)
+	g.unprepare(b)
+
+	// The driver writes it.
+	root := filepath.Join(g.dir, "root")
+	for _, file := range []string{"usr/lib64/libcuda.so.580.95.05", "dev/nvidia0", "dev/nvidia1", "dev/nvidia2"} {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(root, file)), 0o700), os.WriteFile(filepath.Join(root, file), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	g.configure(func(c *plugin.Config) { c.CDI.Generate, c.DriverRoot, c.CDI.HookPath = true, root, "" })
+	g.await("warned", func() bool { return strings.Contains(g.Status().Warning, "the driver version is not known yet") })
+	g.refused(a, "device gpu-0", "the driver version is not known yet")
+	poll := func(devices ...health.DeviceState) {
+		g.snapshots.Store(&health.Snapshot{
+			At: time.Now(), Source: health.Source{Kind: "sim", Status: health.SourceUp, Versions: health.Versions{Driver: "580.95.05"}}, Devices: devices,
+		})
+	}
+	poll(testDevices()[:3]...)
+	g.await("without a warning", func() bool { return g.Status().Warning == "" })
+	if names := g.prepare(a); len(names) != 2 || names[1] != "k8s.device-plugin.nvidia.com/gpu=GPU-0" {
+		t.Errorf("names %q", names)
+	}
+	text2, err := os.ReadFile(filepath.Join(g.cdi, "k8s.device-plugin.nvidia.com-gpu.json"))
+	if err != nil || !strings.Contains(string(text2), `"GPU-0"`) {
+		t.Errorf("spec %s, %v", text2, err)
+	}
+	odd := testDevices()[:3]
+	odd[2].Device.Minor, odd[2].Device.PCI = -1, ""
+	odd[1].Sample.Presence, odd[1].Verdict.State = health.Missing, health.Unhealthy
+	odd[1].Verdict.Findings = []health.Finding{{Cause: "missing", State: health.Unhealthy}}
+	poll(odd...)
+	g.await("told of a missing GPU", func() bool { return g.Status().Tainted == 1 })
+	g.refused(claim("c", result("gpu-2")), "has no device node")
+	monitor := g.prepare(claim("monitor", result("gpu-1", asAdmin)))
+	if !slices.Equal(monitor, []string{"k8s.gpu-node-agent/claim=uid-monitor-gpu-1"}) { // no spec has a missing GPU
+		t.Errorf("names of a missing GPU %q", monitor)
+	}
 }

@@ -23,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	k8stesting "k8s.io/client-go/testing"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
@@ -1207,6 +1208,193 @@ func TestPrepareConcurrently(t *testing.T) {
 	}
 	if len(n.prepared())+len(n.specs()) > 0 {
 		t.Errorf("left: %v, %v", n.prepared(), n.specs())
+	}
+}
+
+// A process removes what nobody can use any more a minute after its start, and then every 5 to 15 minutes.
+func TestRunSweeps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newClaimNode(t)
+		defer n.stop()
+		leave := func(c *resourceapi.ResourceClaim) { // the claim does not exist, and was unprepared when the checkpoint could not be written
+			n.must(c)
+			if err := cdi.RemoveClaimSpec(n.cfg.CDI.Dir, string(c.UID)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		wait := func(d time.Duration) int {
+			time.Sleep(d) //nolint:forbidigo // synctest's time
+			synctest.Wait()
+			return len(n.prepared())
+		}
+		leave(claim("a", result("gpu-0")))
+		if wait(59*time.Second) != 1 {
+			t.Error("swept within the first minute")
+		}
+		if wait(time.Second) != 0 {
+			t.Error("not swept after a minute")
+		}
+		for i := range 5 {
+			leave(claim("b", result("gpu-1")))
+			if wait(time.Second) != 1 && i == 0 {
+				t.Error("swept within seconds")
+			}
+			if i == 0 && wait(5*time.Minute-2*time.Second) != 1 {
+				t.Error("swept again within 5 minutes")
+			}
+			if wait(15*time.Minute) != 0 {
+				t.Error("not swept within 15 minutes")
+			}
+		}
+	})
+}
+
+// A lost checkpoint counts for a minute at least, and not much longer if no pod holds a claim of it.
+func TestRunForgetsLostCheckpoint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newClaimNode(t)
+		defer func() { n.stop() }()
+		a := claim("a", result("gpu-0"))
+		n.must(a)
+		if err := os.Remove(filepath.Join(n.pluginDir(), checkpointName)); err != nil {
+			t.Fatal(err)
+		}
+		n.restart("boot-1")
+		n.hold(map[health.DeviceID][]podresources.Holder{"GPU-0": {claimHolder(a, "gpu-0")}})
+		lost := func(after time.Duration) bool {
+			time.Sleep(after) //nolint:forbidigo // synctest's time
+			synctest.Wait()
+			return n.prepare.state.Load().Lost
+		}
+		if !lost(30*time.Minute) || len(n.specs()) != 1 {
+			t.Error("forgotten while a pod holds a claim of it")
+		}
+		n.restart("boot-1")
+		n.hold(map[health.DeviceID][]podresources.Holder{})
+		if !lost(time.Minute) {
+			t.Error("forgotten within a minute")
+		}
+		if lost(time.Minute) {
+			t.Error("not forgotten after two minutes")
+		}
+		if len(n.specs()) != 0 {
+			t.Errorf("specs of %v", n.specs())
+		}
+	})
+}
+
+// A call that ends while the checkpoint is being written for another one prepares nothing.
+func TestPrepareEndsBeforeWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newClaimNode(t)
+		defer n.stop()
+		end, write := make(chan struct{}), n.prepare.disk.writeFile
+		n.prepare.disk.writeFile = func(path string, text []byte) (durable.Written, error) { <-end; return write(path, text) }
+		first, second := claim("first", result("gpu-0")), claim("second", result("gpu-1"))
+		var calls sync.WaitGroup
+		calls.Go(func() { n.must(first) })
+		synctest.Wait()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		results, err := n.prepare.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{second})
+		if err != nil || results[second.UID].Err == nil || !strings.Contains(results[second.UID].Err.Error(), "the checkpoint is still being written") {
+			t.Errorf("%v, %v", results, err)
+		}
+		again, cancelAgain := context.WithTimeout(t.Context(), time.Second)
+		defer cancelAgain()
+		results, err = n.prepare.PrepareResourceClaims(again, []*resourceapi.ResourceClaim{first}) // its first call goes on
+		if err != nil || results[first.UID].Err == nil || !strings.Contains(results[first.UID].Err.Error(), "another call for claim uid-first has not ended") {
+			t.Errorf("%v, %v", results, err)
+		}
+		close(end)
+		calls.Wait()
+		if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-first"}) {
+			t.Errorf("prepared %v", got)
+		}
+		var s Status
+		if n.prepare.status(&s); s.PrepareErrors[reasonCheckpoint] != 1 || s.PrepareErrors[reasonOther] != 1 {
+			t.Errorf("counted %v", s.PrepareErrors)
+		}
+		counts := s.Prepares.Counts // the two others took a second
+		if at := slices.Index(DurationBounds(), 1.0); counts[at] != 2 || s.Prepares.Sum < 2 || s.Prepares.Sum > 5 {
+			t.Errorf("durations %+v", s.Prepares)
+		}
+	})
+}
+
+// Before the checkpoint is read nothing is prepared, and nothing ends.
+func TestPrepareBeforeOpen(t *testing.T) {
+	n := newClaimNode(t)
+	p := newPreparer(&n.options, &health.Latest[Claims]{})
+	c := claim("a", result("gpu-0"))
+	results, err := p.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{c})
+	if err != nil || results[c.UID].Err == nil || !strings.Contains(results[c.UID].Err.Error(), "has not read its checkpoint") {
+		t.Errorf("%v, %v", results, err)
+	}
+	undone, err := p.UnprepareResourceClaims(t.Context(), []kubeletplugin.NamespacedObject{{UID: c.UID}})
+	if err != nil || undone[c.UID] == nil {
+		t.Errorf("%v, %v", undone, err)
+	}
+	if err := p.setPublishing(t.Context(), true); err == nil || p.publishing() || p.needed() || p.names() != nil {
+		t.Errorf("%v, publishing %v", err, p.publishing())
+	}
+}
+
+// A refusal names the pods that have the device: those that the claim is reserved for, and those that the kubelet lists.
+func TestPrepareNamesUsers(t *testing.T) {
+	for name, c := range map[string]struct {
+		edit    func(*resourceapi.ResourceClaim)
+		holders []podresources.Holder
+		want    string
+	}{
+		"reserved":          {nil, nil, "of pod default/pod-a"},
+		"held by it":        {nil, []podresources.Holder{{Namespace: "default", Pod: "pod-a", Claim: podresources.ClaimRef{Name: "a"}}}, "of pod default/pod-a"},
+		"held by another":   {nil, []podresources.Holder{{Namespace: "default", Pod: "job", Claim: podresources.ClaimRef{Name: "a"}}}, "of pod default/job, default/pod-a"},
+		"by another claim":  {nil, []podresources.Holder{{Namespace: "default", Pod: "job", Claim: podresources.ClaimRef{Name: "b"}}}, "of pod default/pod-a"},
+		"another namespace": {nil, []podresources.Holder{{Namespace: "other", Pod: "job", Claim: podresources.ClaimRef{Name: "a"}}}, "of pod default/pod-a"},
+		"nobody":            {func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil }, nil, "of no pod"},
+		"no pod":            {func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].Resource = "jobs" }, nil, "of no pod"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newClaimNode(t)
+			a := claim("a", result("gpu-0"))
+			n.create(a)
+			if c.edit != nil {
+				n.remove(a)
+				c.edit(a)
+				n.create(a)
+			}
+			n.must(a)
+			n.hold(map[health.DeviceID][]podresources.Holder{"GPU-2": c.holders}) // it matters for the text only
+			if text := n.call(claim("b", result("gpu-0"))).Err.Error(); !strings.HasSuffix(text, c.want) {
+				t.Errorf("%q, want %q", text, c.want)
+			}
+		})
+	}
+}
+
+// The API server is asked by a client that is opened when it is needed, if none could be opened before.
+func TestPrepareConnects(t *testing.T) {
+	n := newClaimNode(t)
+	a, b := claim("a", result("gpu-0")), claim("b", result("gpu-0"))
+	n.create(a)
+	n.must(a)
+	n.prepare.api.Store(nil)
+	fail := true
+	opened := 0
+	n.options.Connect = func() (kubernetes.Interface, error) {
+		if fail {
+			return nil, errors.New("no such file")
+		}
+		opened++
+		return n.api, nil
+	}
+	n.refused(b, reasonAPIServer, "cannot be asked", "no such file")
+	fail = false
+	n.refused(b, reasonInUse, "default/a")
+	n.refused(b, reasonInUse, "default/a")
+	if opened != 1 {
+		t.Errorf("opened %d clients", opened)
 	}
 }
 

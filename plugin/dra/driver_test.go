@@ -671,6 +671,7 @@ func TestDriverAwaitsProperties(t *testing.T) {
 	g.awaitDevices(parent)
 	answer <- full // in time
 	g.awaitDevices(parent, byPlacement)
+	g.awaitServing()
 	if brand := g.api.Slices()[0].Spec.Devices[0].Attributes["brand"].StringValue; brand == nil || *brand != "Nvidia" {
 		t.Errorf("brand %v", brand)
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -163,6 +164,31 @@ func TestCheckpointFailureStatus(t *testing.T) {
 	if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-a"}) {
 		t.Errorf("got %v", got)
 	}
+}
+
+// A process tries to write the checkpoint again within seconds, although nothing changes.
+func TestRunRetriesCheckpoint(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newClaimNode(t)
+		defer n.stop()
+		n.must(claim("a", result("gpu-0")))
+		n.faults.setFull(true)
+		n.refused(claim("b", result("gpu-1")), reasonCheckpoint)
+		n.faults.setFull(false)
+		failing := func(after time.Duration) bool {
+			time.Sleep(after) //nolint:forbidigo // synctest's time
+			synctest.Wait()
+			var s Status
+			n.prepare.status(&s)
+			return s.Checkpoint.Err != ""
+		}
+		if !failing(time.Second) {
+			t.Error("no failure")
+		}
+		if failing(10 * time.Second) {
+			t.Error("not written again")
+		}
+	})
 }
 
 // A checkpoint that could not be written is no fault any more when the node serves no claims: nothing is refused, and nothing tries again.

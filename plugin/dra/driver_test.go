@@ -3,6 +3,7 @@ package dra
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -899,5 +900,139 @@ func TestDriverNamesDevicesByCDI(t *testing.T) {
 	monitor := g.prepare(claim("monitor", result("gpu-1", asAdmin)))
 	if !slices.Equal(monitor, []string{"k8s.gpu-node-agent/claim=uid-monitor-gpu-1"}) { // no spec has a missing GPU
 		t.Errorf("names of a missing GPU %q", monitor)
+	}
+}
+
+// Claims of a checkpoint that was lost keep the devices from the device plugin until their pods have ended.
+func TestDriverReleasesAfterLostCheckpoint(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	g.start()
+	g.awaitServing()
+	a := claim("a", result("gpu-1"))
+	g.prepare(a)
+	g.hold(map[health.DeviceID][]podresources.Holder{"GPU-1": {claimHolder(a, "gpu-1")}})
+	g.end()
+	if err := os.Remove(filepath.Join(g.dir, "plugins", g.driver, checkpointName)); err != nil {
+		t.Fatal(err)
+	}
+	g.configure(usePlugin)
+	g.restart()
+	g.awaitNotReleased("waiting for the end of pods with claims that were prepared before the checkpoint was lost")
+	g.await("waiting for pods", func() bool { return g.Released().Load().Pods })
+	if s := g.Status(); !strings.Contains(s.Warning, "is missing") || !strings.Contains(s.Warning, "until these pods have ended") || len(g.api.Slices()) > 0 {
+		t.Errorf("warning %q, slices %+v", s.Warning, g.api.Slices())
+	}
+	if !g.Prepared().Load().Lost {
+		t.Error("no decision knows that claims are lost")
+	}
+	if len(g.specs(g.cdi)) != 1 {
+		t.Error("the container of a lost claim cannot restart")
+	}
+	g.hold(map[health.DeviceID][]podresources.Holder{})
+	g.awaitReleased()
+	if g.Prepared().Load().Lost {
+		t.Error("claims are still lost")
+	}
+}
+
+// The reason of a handover that waits names some of many claims, each with its pods.
+func TestDriverNamesClaims(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	g.start()
+	g.awaitServing()
+	holders := map[health.DeviceID][]podresources.Holder{}
+	var claims []*resourceapi.ResourceClaim
+	for i := range 7 {
+		c := claim(fmt.Sprintf("c%d", i), result("gpu-0", asAdmin))
+		claims = append(claims, c)
+		g.prepare(c)
+		for _, pod := range []string{"z", "a", "z"} {
+			h := claimHolder(c, "gpu-0")
+			h.Pod = fmt.Sprintf("%s%d", pod, i)
+			holders["GPU-0"] = append(holders["GPU-0"], h)
+		}
+	}
+	foreign := claimHolder(claims[6], "gpu-0")
+	foreign.Pod, foreign.Claim.Driver = "foreign", "nic.example.com"
+	holders["GPU-0"] = append(holders["GPU-0"], foreign)
+	g.hold(holders)
+	g.configure(usePlugin)
+	of := func(i int) string { return fmt.Sprintf("default/c%d of default/a%d and default/z%d", i, i, i) }
+	g.awaitNotReleased("the end of claims " + strings.Join([]string{of(0), of(1), of(2), of(3), of(4)}, ", ") + ", 2 more")
+	for _, c := range claims[:2] {
+		g.unprepare(c)
+	}
+	g.await("naming five claims", func() bool { return strings.HasSuffix(g.Released().Load().Reason, of(5)+", "+of(6)) })
+	for _, c := range claims[2:6] {
+		g.unprepare(c)
+	}
+	g.await("naming one claim", func() bool { return strings.HasSuffix(g.Released().Load().Reason, "the end of claim "+of(6)) })
+}
+
+// Where the API server has no taints, a broken device is not published. A claim from before finds it and is told what is wrong; one that tolerates
+// it gets it. Of a device that is not to be published at all, no claim is known.
+func TestDriverWithoutTaints(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	g.api.Lack(apiservertest.TaintsGate)
+	g.start()
+	g.awaitServing()
+	g.awaitDevices("gpu-0", "gpu-1", "gpu-2")
+	g.poll(breakGPU0(testDevices()[:3])...)
+	g.awaitDevices("gpu-1", "gpu-2")
+	if s := g.Status(); !slices.Equal(s.DroppedFeatures, []string{"DRADeviceTaints"}) || !strings.Contains(s.Warning, "the API server has no taints of devices") {
+		t.Errorf("features %q, warning %q", s.DroppedFeatures, s.Warning)
+	}
+	g.refused(claim("a", result("gpu-0")), "device gpu-0", "is unhealthy", "xid-79")
+	g.prepare(claim("b", result("gpu-0", tolerating(resourceapi.DeviceToleration{Operator: resourceapi.DeviceTolerationOpExists}))))
+	g.refused(claim("c", result("gpu-7")), `device "gpu-7" is unknown; node node1 has gpu-1, gpu-2`)
+	g.poll(testDevices()[:3]...)
+	g.configure(func(c *plugin.Config) { c.Exclude = []string{"2"} })
+	g.awaitDevices("gpu-0", "gpu-1")
+	g.refused(claim("d", result("gpu-2")), `device "gpu-2" is unknown; node node1 has gpu-0, gpu-1`)
+	if id, ok := g.Device(g.driver, testNode, "gpu-2"); !ok || id != "GPU-2" { // a container may have it
+		t.Errorf("gpu-2 is %q, %v", id, ok)
+	}
+	if _, ok := g.Device(g.driver, testNode, "gpu-7"); ok {
+		t.Error("gpu-7 resolves")
+	}
+	if devices, known := g.PublishedDevices(); !known || len(devices) != 2 {
+		t.Errorf("published %q, %v", devices, known)
+	}
+	g.configure(func(c *plugin.Config) { c.Exclude = []string{"*"} })
+	g.awaitDevices()
+	g.refused(claim("e", result("gpu-2")), "node node1 has none")
+}
+
+// A handover of an earlier process counts from its begin, also if the wall clock of this one knows a later one.
+func TestRestoreHandover(t *testing.T) {
+	g := newDriverRig(t)
+	g.plugin.Store(&plugin.Handover{})
+	early, late := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), time.Date(2026, 1, 2, 3, 4, 6, 0, time.UTC)
+	text := func(at time.Time) string { return `{"handoverSince":"` + at.Format(time.RFC3339) + `"}` }
+	for name, c := range map[string]struct {
+		texts []string
+		want  time.Time
+	}{
+		"none":       {[]string{`{}`}, time.Time{}},
+		"one":        {[]string{text(late)}, late},
+		"an earlier": {[]string{text(late), text(early)}, early},
+		"a later":    {[]string{text(early), text(late)}, early},
+		"none later": {[]string{text(early), `{}`}, early},
+		"nonsense":   {[]string{text(early), `7`}, early},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := New(Options{Config: g.config, Snapshots: g.snapshots, Released: g.plugin, Holders: g.holders, Log: zap.NewNop()})
+			for i, text := range c.texts {
+				if err := d.Restore([]byte(text)); (err != nil) != (text == "7") || err != nil && !strings.Contains(err.Error(), "handover") {
+					t.Errorf("%d: %v", i, err)
+				}
+			}
+			if s := d.Status(); !s.Enabled || !s.HandoverSince.Equal(c.want) {
+				t.Errorf("%+v, want since %v", s, c.want)
+			}
+		})
 	}
 }

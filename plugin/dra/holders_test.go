@@ -178,3 +178,25 @@ func TestClaimDevice(t *testing.T) {
 		})
 	}
 }
+
+func TestPreparedAt(t *testing.T) {
+	now := time.Now()
+	d := New(Options{Config: new(health.Latest[plugin.Config]), Log: zap.NewNop()})
+	h := podresources.Holder{Namespace: "ns", Claim: podresources.ClaimRef{Name: "gpus"}}
+	if at := d.PreparedAt(h); !at.IsZero() {
+		t.Errorf("%v before the claims are known", at)
+	}
+	d.claims.Store(&Claims{ByUID: map[types.UID]Claim{
+		"1": {Namespace: "ns", Name: "gpus", Prepared: now.Add(-time.Hour)},
+		"2": {Namespace: "ns", Name: "gpus", Prepared: now.Add(-time.Minute)}, // the one before was deleted by force
+		"3": {Namespace: "other", Name: "gpus", Prepared: now},
+		"4": {Namespace: "ns", Name: "other", Prepared: now},
+	}})
+	if at := d.PreparedAt(h); !at.Equal(now.Add(-time.Minute)) {
+		t.Errorf("%v, want a minute ago", at)
+	}
+	h.Claim.Name = "none"
+	if at := d.PreparedAt(h); !at.IsZero() {
+		t.Errorf("%v of a claim that is not prepared", at)
+	}
+}

@@ -652,6 +652,51 @@ func TestPublisherConflict(t *testing.T) {
 	})
 }
 
+// What the API server answers to an update is counted by its reason, and is not the end.
+func TestPublisherCountsReasons(t *testing.T) {
+	resource := schema.GroupResource{Group: resourceapi.GroupName, Resource: "resourceslices"}
+	for name, c := range map[string]struct {
+		err    error
+		reason string
+	}{
+		"deleted by another writer": {apierrors.NewNotFound(resource, "x"), reasonConflict},
+		"changed by another writer": {apierrors.NewConflict(resource, "x", errors.New("modified")), reasonConflict},
+		"created by another writer": {apierrors.NewAlreadyExists(resource, "x"), reasonConflict},
+		"no rights":                 {apierrors.NewForbidden(resource, "x", errors.New("RBAC")), reasonForbidden},
+		"no credentials":            {apierrors.NewUnauthorized("token expired"), reasonForbidden},
+		"overloaded":                {apierrors.NewTooManyRequestsError("later"), reasonUnreachable},
+		"broken":                    {&apierrors.StatusError{ErrStatus: metav1.Status{Status: "Failure", Code: 500, Message: "etcd"}}, reasonUnreachable},
+		"another code":              {apierrors.NewBadRequest("what"), reasonOther},
+	} {
+		t.Run(name, func(t *testing.T) {
+			withPublisher(t, func(g *publishRig) {
+				g.publish(publishedGPU(0))
+				first := true
+				g.api.Answer(func(r apiservertest.Request) error {
+					if r.Verb != "update" || !first {
+						return nil
+					}
+					first = false
+					return c.err
+				})
+				before := g.status().Published
+				g.update(Pool{Slices: []Slice{{Devices: []resourceapi.Device{publishedGPU(0, "xid-79")}}}})
+				g.advance(maxRefusedPause + 5*time.Second)
+				s := g.status()
+				for reason, n := range s.PublishErrors {
+					if n > 0 != (reason == c.reason) {
+						t.Errorf("%d errors by %s, want some by %s only", n, reason, c.reason)
+					}
+				}
+				if s.PublishErr != "" || s.Behind || !s.Published.After(before) {
+					t.Errorf("%+v, published before at %v", s, before)
+				}
+				g.wantDevices("gpu-0!gpu-node-agent/xid-79")
+			})
+		})
+	}
+}
+
 func TestPublisherEmptyPoolAndWithdraw(t *testing.T) {
 	withPublisher(t, func(g *publishRig) {
 		g.publish(publishedGPU(0))

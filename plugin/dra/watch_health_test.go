@@ -2,6 +2,9 @@ package dra
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -110,4 +113,78 @@ func TestWatchHealthStatus(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// A device is healthy for the kubelet for as long as the polls are apart, and 30 s at least. A change is sent at once, and what has not changed again
+// only with a later poll.
+func TestWatchHealthStatusTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := &Driver{timing: defaultTiming()}
+		d.Snapshots, d.Node = &health.Latest[health.Snapshot]{}, "node1"
+		d.names.Store(&names{published: map[string]health.DeviceID{"gpu-0": "GPU-0", "gpu-1": "GPU-1"}})
+		ctx, cancel := context.WithCancel(t.Context())
+		reports, done := make(chan kubeletplugin.DeviceHealthReport, 100), make(chan error, 1)
+		svc := service{sockets: newSockets(d, instance{}, zap.NewNop())}
+		go func() { done <- svc.WatchHealthStatus(ctx, reports) }()
+		poll := func(reason string) (sent []string) {
+			s := &health.Snapshot{At: time.Now(), Source: health.Source{Status: health.SourceUp}}
+			for i, id := range []health.DeviceID{"GPU-0", "GPU-1"} {
+				v := health.Verdict{State: health.Degraded}
+				if i == 1 {
+					v.Findings = []health.Finding{{Cause: "c", Reason: reason}}
+				}
+				s.Devices = append(s.Devices, health.DeviceState{Device: health.Device{ID: id}, Verdict: v})
+			}
+			d.Snapshots.Store(s)
+			synctest.Wait()
+			for len(reports) > 0 {
+				for _, h := range (<-reports).Devices {
+					sent = append(sent, fmt.Sprint(h.DeviceName, " ", h.HealthCheckTimeout))
+					if !h.LastUpdated.Equal(s.At) {
+						t.Errorf("%s of %v, want %v", h.DeviceName, h.LastUpdated, s.At)
+					}
+				}
+			}
+			return sent
+		}
+		want := func(got []string, want ...string) {
+			t.Helper()
+			if !slices.Equal(got, want) {
+				t.Errorf("sent %q, want %q", got, want)
+			}
+		}
+		after := func(d time.Duration) { time.Sleep(d) } //nolint:forbidigo // synctest's time
+		want(poll("a"), "gpu-0 30s", "gpu-1 30s")
+		after(5 * time.Second)
+		want(poll("a"))
+		want(poll("b"), "gpu-1 30s")
+		after(5*time.Second - time.Nanosecond)
+		want(poll("b")) // since all were sent
+		after(time.Nanosecond)
+		want(poll("b"), "gpu-0 30s", "gpu-1 30s")
+		after(time.Minute)
+		want(poll("b"), "gpu-0 3m0s", "gpu-1 3m0s")
+		after(11 * time.Second)
+		want(poll("b"), "gpu-0 33s", "gpu-1 33s")
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// An error of the kubelet's helper in the background ends its servers, once, unless the helper recovers by itself.
+func TestHandleError(t *testing.T) {
+	svc := service{sockets: newSockets(&Driver{timing: defaultTiming()}, instance{}, zap.NewNop())}
+	svc.HandleError(t.Context(), fmt.Errorf("publishing: %w", kubeletplugin.ErrRecoverable), "x")
+	if len(svc.sockets.failed) != 0 {
+		t.Error("ended by an error that the helper recovers from")
+	}
+	for range 2 {
+		svc.HandleError(t.Context(), errors.New("closed"), "server failed")
+	}
+	if err := <-svc.sockets.failed; err == nil || err.Error() != "server failed: closed" {
+		t.Errorf("%v", err)
+	}
 }

@@ -159,8 +159,6 @@ func readCheckpoint(dir string) (checkpoint, error) {
 // corruptError is why a file is not a checkpoint.
 type corruptError struct{ error }
 
-func (e *corruptError) Unwrap() error { return e.error }
-
 func isCorrupt(err error) bool {
 	_, ok := errors.AsType[*corruptError](err)
 	return ok

@@ -169,7 +169,14 @@ func TestHealCheckpoint(t *testing.T) {
 			if err := n.unprepare(other); err != nil { // any write
 				t.Fatal(err)
 			}
-			want := slices.DeleteFunc(c.want, func(uid types.UID) bool { return uid == "uid-c" })
+			if err := n.unprepare(b); err != nil {
+				t.Fatal(err)
+			}
+			s = Status{}
+			if n.prepare.status(&s); strings.Contains(s.Warning, "default/a") {
+				t.Errorf("warning %q of a claim that has its device alone", s.Warning)
+			}
+			want := slices.DeleteFunc(c.want, func(uid types.UID) bool { return uid == "uid-c" || uid == "uid-b" })
 			if got := n.prepared(); !slices.Equal(got, want) {
 				t.Errorf("file has %v, want %v", got, want)
 			}

@@ -562,8 +562,12 @@ func TestPrepareRefuses(t *testing.T) {
 			n.stopMPS()
 			n.device("GPU-0", func(d *health.DeviceState) { d.MPS = &health.MPSDaemon{Leaving: true} })
 		}, claim: claim("a", result("gpu-0")), reason: reasonMPSNotReady},
-		"share too large":          {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 81*gib))), reason: reasonConfiguration, parts: []string{"82944 MiB"}},
-		"share of nothing":         {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 0))), reason: reasonMemory},
+		"share too large":  {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 81*gib))), reason: reasonConfiguration, parts: []string{"82944 MiB"}},
+		"share of nothing": {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 0))), reason: reasonMemory},
+		"share of unknown size": {
+			config: shareMemory, claim: claim("a", result("gpu-0", func(r *resourceapi.DeviceRequestAllocationResult) { r.ShareID = new(types.UID("s")) })),
+			reason: reasonMemory, parts: []string{"found 0 bytes"},
+		},
 		"share of less than 1 MiB": {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 1<<20-1))), reason: reasonMemory, parts: []string{"1048575 bytes"}},
 		"shares of several sizes": {
 			config: shareMemory, claim: claim("a", result("gpu-0", share("s", gib)), result("gpu-2", share("t", 2*gib))), reason: reasonMemory,
@@ -1318,6 +1322,50 @@ func TestPrepareEndsBeforeWrite(t *testing.T) {
 		counts := s.Prepares.Counts // the two others took a second
 		if at := slices.Index(DurationBounds(), 1.0); counts[at] != 2 || s.Prepares.Sum < 2 || s.Prepares.Sum > 5 {
 			t.Errorf("durations %+v", s.Prepares)
+		}
+	})
+}
+
+// A claim of real devices waits some seconds until it is known that container runtimes can resolve their CDI names.
+func TestPrepareAwaitsCheckOfSpec(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newClaimNode(t)
+		defer n.stop()
+		n.options.Simulated = func() bool { return false }
+		if err := errors.Join(os.MkdirAll(n.cfg.CDI.Dir, 0o700),
+			os.WriteFile(filepath.Join(n.cfg.CDI.Dir, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "GPU-0"}]}`), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		p := newPreparer(&n.options, &health.Latest[Claims]{})
+		if err := p.open(filepath.Join(n.dir, "plugins", "other", n.cfg.DRA.DriverName)); err != nil {
+			t.Fatal(err)
+		}
+		in := n.prepare.input.Load()
+		p.update(in.cfg, in.snap, in.pool)
+		c := claim("a", result("gpu-0"))
+		prepare := func() error {
+			results, err := p.PrepareResourceClaims(t.Context(), []*resourceapi.ResourceClaim{c})
+			return errors.Join(err, results[c.UID].Err)
+		}
+		begin := time.Now()
+		if err := prepare(); err == nil || !strings.Contains(err.Error(), "the CDI spec of the devices is not checked yet") || time.Since(begin) != 5*time.Second {
+			t.Errorf("after %v: %v", time.Since(begin), err)
+		}
+		p.base.Store(&baseSpec{cdi.ErrPending})
+		if err := prepare(); err == nil || !strings.Contains(err.Error(), "the CDI spec of the devices is not checked yet") {
+			t.Errorf("while it is generated: %v", err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer cancel()
+		running.Go(func() {
+			time.Sleep(time.Second) //nolint:forbidigo // synctest's time
+			p.run(ctx)
+		})
+		begin = time.Now()
+		if err := prepare(); err != nil || time.Since(begin) != time.Second {
+			t.Errorf("after %v: %v", time.Since(begin), err)
 		}
 	})
 }

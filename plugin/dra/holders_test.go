@@ -106,7 +106,9 @@ func TestOrphans(t *testing.T) {
 		},
 		Admin: map[health.DeviceID][]podresources.Holder{"GPU-0": {holder("monitor", "gpu.nvidia.com", ours)}},
 	}
-	d := New(Options{Config: new(health.Latest[plugin.Config]), Holders: new(health.Latest[podresources.Holders]), Log: zap.NewNop()})
+	d := New(Options{
+		Config: new(health.Latest[plugin.Config]), Holders: new(health.Latest[podresources.Holders]), Released: new(health.Latest[plugin.Handover]), Log: zap.NewNop(),
+	})
 	cfg := plugin.DefaultConfig()
 	d.Config.Store(&cfg)
 	d.Holders.Store(&h)
@@ -118,6 +120,13 @@ func TestOrphans(t *testing.T) {
 		if text := d.Orphans(); !strings.Contains(text, "no driver gpu.example.com, gpu.nvidia.com for the claims of pods ns/a, ns/b and ns/monitor:") {
 			t.Fatal(text)
 		}
+	}
+	d.Holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-0": {holder("b", "gpu.example.com", ours)}}})
+	if text := d.Orphans(); !strings.Contains(text, "no driver gpu.example.com for the claims of pod ns/b:") {
+		t.Errorf("of one pod: %s", text)
+	}
+	if s := d.Status(); s.Warning != d.Orphans() {
+		t.Errorf("the status warns %q", s.Warning)
 	}
 	cfg.API = plugin.APIDRA
 	if text := d.Orphans(); text != "" {

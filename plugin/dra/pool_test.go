@@ -449,8 +449,8 @@ func TestPCIBusID(t *testing.T) {
 
 func TestArchitecture(t *testing.T) {
 	for c, want := range map[[2]int]string{
-		{}: "", {7, 0}: "Volta", {7, 5}: "Turing", {8, 0}: "Ampere", {8, 6}: "Ampere", {8, 9}: "Ada Lovelace", {9, 0}: "Hopper",
-		{10, 0}: "Blackwell", {10, 3}: "Blackwell", {12, 0}: "Blackwell", {13, 0}: "", {99, 9}: "",
+		{}: "", {2, 1}: "", {3, 5}: "Kepler", {5, 2}: "Maxwell", {6, 1}: "Pascal", {7, 0}: "Volta", {7, 5}: "Turing", {8, 0}: "Ampere", {8, 6}: "Ampere", {8, 9}: "Ada Lovelace", {9, 0}: "Hopper",
+		{10, 0}: "Blackwell", {10, 3}: "Blackwell", {11, 0}: "Blackwell", {12, 0}: "Blackwell", {13, 0}: "", {99, 9}: "",
 	} {
 		if got := architecture(health.ComputeCapability{Major: c[0], Minor: c[1]}); got != want {
 			t.Errorf("%v: %q, want %q", c, got, want)
@@ -467,7 +467,7 @@ func TestIslands(t *testing.T) {
 		return all
 	}
 	snap := &health.Snapshot{}
-	for i, l := range [][]health.Link{links(4, "2"), links(4, "3", "absent"), nil, nil, links(0, "5", "0"), links(0, "4"), links(2, "absent", "6"), links(2, "4")} {
+	for i, l := range [][]health.Link{links(4, "2"), links(4, "3", "absent"), nil, nil, links(0, "5", "0"), links(0, "4"), links(2, "absent", "6"), links(1, "4")} {
 		d := health.Device{ID: health.DeviceID(fmt.Sprintf("GPU-%d", i)), Index: i, Links: l}
 		snap.Devices = slices.Insert(snap.Devices, 0, health.DeviceState{Device: d})
 	}

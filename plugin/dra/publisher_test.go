@@ -508,6 +508,11 @@ func TestPublisherInvalidDevice(t *testing.T) {
 		if at := g.status().Published; at.Sub(last) > time.Minute {
 			t.Errorf("published at %v without two devices, want at most %v", at, last)
 		}
+		g.update(Pool{Slices: []Slice{{Devices: []resourceapi.Device{publishedGPU(0, "ecc"), publishedGPU(1, "xid-79"), long}}}})
+		g.advance(5 * time.Second)
+		g.wantDevices("gpu-0!gpu-node-agent/ecc", "gpu-1!gpu-node-agent/xid-79")
+		g.wantPublished(false)
+		g.wantRecoveries(0)
 		g.publish(publishedGPU(0, "ecc"), publishedGPU(1, "xid-79"), publishedGPU(2))
 		g.wantRecoveries(1)
 		g.wantDevices("gpu-0!gpu-node-agent/ecc", "gpu-1!gpu-node-agent/xid-79", "gpu-2")
@@ -584,7 +589,7 @@ func TestPublisherNeedsRights(t *testing.T) {
 				g.advance(5 * time.Minute)
 				verb, resource, _ := strings.Cut(denied, " ")
 				g.wantError(reasonForbidden, fmt.Sprintf("cannot %s resource %q", verb, resource))
-				if n := len(g.api.Requests()); n > 200 {
+				if n := len(g.api.Requests()); n > 40 {
 					t.Errorf("%d requests in 5 minutes", n)
 				}
 				g.api.Deny()
@@ -610,6 +615,35 @@ func TestPublisherNeedsKubernetes134(t *testing.T) {
 		g.api.SetAbsent(false)
 		g.advance(maxRefusedPause + 2*time.Second)
 		g.wantDevices("gpu-0")
+	})
+}
+
+// An API server that does not stream lists is asked for them, until it answers.
+func TestPublisherLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := apiservertest.New(t, publishNode)
+		first := newPublishRig(t, api)
+		first.start()
+		first.publish(publishedGPU(0))
+		first.end()
+		g := newPublishRig(t, api)
+		g.writes()
+		var lists atomic.Int32
+		api.Answer(func(r apiservertest.Request) error {
+			switch {
+			case r.Verb == "list" && lists.Add(1) < 3:
+				return apierrors.NewServiceUnavailable("away")
+			case r.Verb == "watch" && lists.Load() < 3:
+				return apierrors.NewInvalid(schema.GroupKind{Kind: "ListOptions"}, "", nil) // sendInitialEvents is unknown
+			}
+			return nil
+		})
+		g.start()
+		g.publish(publishedGPU(0))
+		if n := lists.Load(); n != 3 {
+			t.Errorf("%d lists, want 3", n)
+		}
+		g.wantWrites() // it has found the slice
 	})
 }
 
@@ -683,6 +717,9 @@ func TestPublisherCountsReasons(t *testing.T) {
 				g.update(Pool{Slices: []Slice{{Devices: []resourceapi.Device{publishedGPU(0, "xid-79")}}}})
 				g.advance(maxRefusedPause + 5*time.Second)
 				s := g.status()
+				if !slices.Contains(PublishErrors(), c.reason) {
+					t.Errorf("%s is no reason for a counter that starts at 0", c.reason)
+				}
 				for reason, n := range s.PublishErrors {
 					if n > 0 != (reason == c.reason) {
 						t.Errorf("%d errors by %s, want some by %s only", n, reason, c.reason)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -141,6 +142,9 @@ func TestSessionPublishesTaintsWithoutDisk(t *testing.T) {
 				if !strings.Contains(s.Err, "checkpoint") {
 					t.Errorf("error %q, want one that names the checkpoint", s.Err)
 				}
+				g.poll(func(d []health.DeviceState) []health.DeviceState { return d[:2] }) // as before the write failed
+				g.wantDevices("gpu-0", "gpu-1")
+				g.poll(func(d []health.DeviceState) []health.DeviceState { return breakGPU0(d) })
 				g.poll(func(d []health.DeviceState) []health.DeviceState { return d })
 				g.wantDevices("gpu-0", "gpu-1")
 				g.write = nil
@@ -270,5 +274,94 @@ func TestSessionRestart(t *testing.T) {
 		second.poll(breakGPU0)
 		second.wantDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1", "gpu-2")
 		second.wantWrites()
+	})
+}
+
+// The devices are not released while the checkpoint may still say that there are slices, or before it says that there are none.
+func TestSessionReleasesAfterDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := prepareSession(t, apiservertest.New(t, publishNode))
+		blocked := make(chan struct{})
+		writes := 0
+		g.write = func() error {
+			switch writes++; writes {
+			case 1:
+				<-blocked
+				return nil
+			case 2: // of the same
+				return nil
+			}
+			return errors.New("no space left on device")
+		}
+		g.begin()
+		g.poll(unchanged)
+		cfg := *g.config.Load()
+		cfg.API = plugin.APIDevicePlugin
+		g.config.Store(&cfg)
+		reason := func() string {
+			g.advance(5 * time.Second)
+			return g.session.Released().Load().Reason
+		}
+		if r := reason(); !strings.Contains(r, "the checkpoint is being written") {
+			t.Errorf("reason %q", r)
+		}
+		close(blocked)
+		if r := reason(); !strings.Contains(r, "cannot write the checkpoint") || !strings.Contains(r, "no space left") {
+			t.Errorf("reason %q", r)
+		}
+		if !g.session.preparer.needed() {
+			t.Error("released, but a later process would have slices")
+		}
+		g.write = nil
+		g.advance(5 * time.Second)
+		if g.session.preparer.needed() {
+			t.Errorf("not released: %+v", g.session.Released().Load())
+		}
+		g.wantDevices()
+	})
+}
+
+// Until the kubelet has said which containers hold devices, a taint keeps the stronger of its effects: that of before, and that of now.
+func TestSessionKeepsStrongerTaints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := apiservertest.New(t, publishNode)
+		evicts := func(g *sessionRig, on ...string) {
+			cfg := *g.config.Load()
+			cfg.DRA.EvictOn = on
+			g.config.Store(&cfg)
+		}
+		broken := func(d []health.DeviceState) []health.DeviceState {
+			breakGPU0(d)[1].Verdict = health.Verdict{State: health.Unhealthy, Findings: []health.Finding{{Cause: "lost", State: health.Unhealthy}}}
+			return d
+		}
+		effects := func() (all []string) {
+			for _, d := range api.Slices()[0].Spec.Devices {
+				for _, taint := range d.Taints {
+					all = append(all, taintName(taint)+":"+string(taint.Effect))
+				}
+			}
+			return all
+		}
+		want := func(want ...string) {
+			t.Helper()
+			if got := effects(); !slices.Equal(got, want) {
+				t.Errorf("taints %q, want %q", got, want)
+			}
+		}
+		first := prepareSession(t, api)
+		evicts(first, "xid=79")
+		first.begin()
+		first.poll(broken)
+		want("gpu-node-agent/xid=79:NoExecute", "gpu-node-agent/lost:NoSchedule")
+		first.end()
+		g := prepareSession(t, api)
+		evicts(g, "lost")
+		g.hold(podresources.Holders{At: time.Now(), Settling: true, By: map[health.DeviceID][]podresources.Holder{}})
+		g.begin()
+		g.poll(broken)
+		want("gpu-node-agent/xid=79:NoExecute", "gpu-node-agent/lost:NoExecute")
+		g.hold(podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}})
+		g.advance(5 * time.Second)
+		want("gpu-node-agent/xid=79:NoSchedule", "gpu-node-agent/lost:NoExecute")
 	})
 }

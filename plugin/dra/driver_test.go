@@ -3,6 +3,7 @@ package dra
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -24,10 +26,20 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	// The tests wait for timers and the disk most of the time, so more of them run at once than there are processors.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // driverRig runs a whole driver: a kubelet calls it over unix sockets, and it publishes to an API server.
 type driverRig struct {
@@ -47,6 +59,7 @@ type driverRig struct {
 	mps        *health.Latest[mps.Desired]
 	properties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
 	options    func(*Options) // edits those of the next process
+	before     func(*Driver)  // is called before it runs
 }
 
 // newDriverRig starts a kubelet and an API server; start starts a driver.
@@ -68,6 +81,7 @@ func newDriverRig(t *testing.T, edits ...func(*plugin.Config)) *driverRig {
 		holders: &health.Latest[podresources.Holders]{}, mps: &health.Latest[mps.Desired]{},
 		properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
 		options:    func(*Options) {},
+		before:     func(*Driver) {},
 	}
 	cfg := plugin.DefaultConfig()
 	cfg.API, cfg.KubeletDir, cfg.CDI.Dir = plugin.APIDRA, dir, g.cdi
@@ -93,6 +107,7 @@ func (g *driverRig) start() {
 	}
 	g.options(&o)
 	g.Driver = New(o)
+	g.before(g.Driver)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- g.Run(ctx) }()
@@ -312,6 +327,9 @@ func TestDriverServesKubelet(t *testing.T) {
 	g.await("unhealthy for the kubelet", func() bool { h, _ := g.kubelet.Health("node1/gpu-0"); return h.Health == "UNHEALTHY" })
 	g.awaitDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1", "gpu-2")
 	g.unprepare(a)
+	if s := g.Status(); s.Unprepares.Sum <= 0 {
+		t.Errorf("durations %+v", s.Unprepares)
+	}
 	if uids := g.specs(g.cdi); len(uids) > 0 || len(g.Claims().Load().ByUID) > 0 {
 		t.Errorf("left: %q, %+v", uids, g.Claims().Load())
 	}
@@ -446,6 +464,7 @@ func TestDriverOfAnotherName(t *testing.T) {
 func TestDriverBesideAnother(t *testing.T) {
 	t.Parallel()
 	g := newDriverRig(t)
+	g.poll(testDevices()[0])
 	socket := filepath.Join(g.dir, "plugins_registry", "other.sock")
 	stop := serveRegistration(t, socket, registration{kind: registerapi.DRAPlugin, name: g.driver})
 	g.start()
@@ -461,21 +480,24 @@ func TestDriverBesideAnother(t *testing.T) {
 	if err := FindDriver(t.Context(), g.config.Load()); err == nil {
 		t.Error("the agent's own socket was not found") // for a command beside the agent
 	}
-	a := claim("a", result("gpu-1"))
+	a := claim("a", result("gpu-0"))
 	g.prepare(a)
 
 	stop = serveRegistration(t, socket, registration{kind: registerapi.DRAPlugin, name: g.driver})
 	g.awaitErr("another driver of the name")
-	g.poll(breakGPU0(testDevices()[:3])...)
-	b := claim("b", result("gpu-2"))
+	g.poll(breakGPU0(testDevices()[:1])...)
+	b := claim("b", result("gpu-0", asAdmin))
 	g.prepare(b)
-	g.refused(claim("c", result("gpu-0")), "xid-79")
-	if got := g.published(); !slices.Equal(got, []string{"gpu-0", "gpu-1", "gpu-2"}) {
+	g.await("known as broken to claims", func() bool {
+		_, err := g.tryPrepare(claim("c", result("gpu-0")))
+		return err != nil && strings.Contains(err.Error(), "xid-79")
+	})
+	if got := g.published(); !slices.Equal(got, []string{"gpu-0"}) {
 		t.Errorf("published %q beside another driver", got)
 	}
 	stop()
 	g.awaitServing()
-	g.awaitDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1", "gpu-2")
+	g.awaitDevices("gpu-0!gpu-node-agent/xid=79")
 
 	serveRegistration(t, socket, registration{kind: registerapi.DRAPlugin, name: g.driver})
 	g.awaitErr("another driver of the name")
@@ -484,7 +506,7 @@ func TestDriverBesideAnother(t *testing.T) {
 	g.unprepare(a)
 	g.unprepare(b)
 	g.awaitReleased()
-	if got := g.published(); len(got) != 3 {
+	if got := g.published(); len(got) != 1 {
 		t.Errorf("published %q: slices of the other driver are withdrawn", got)
 	}
 }
@@ -961,9 +983,9 @@ func TestDriverNamesClaims(t *testing.T) {
 	g.configure(usePlugin)
 	of := func(i int) string { return fmt.Sprintf("default/c%d of default/a%d and default/z%d", i, i, i) }
 	g.awaitNotReleased("the end of claims " + strings.Join([]string{of(0), of(1), of(2), of(3), of(4)}, ", ") + ", 2 more")
-	for _, c := range claims[:2] {
-		g.unprepare(c)
-	}
+	g.unprepare(claims[0])
+	g.await("naming five of six claims", func() bool { return strings.HasSuffix(g.Released().Load().Reason, of(5)+", 1 more") })
+	g.unprepare(claims[1])
 	g.await("naming five claims", func() bool { return strings.HasSuffix(g.Released().Load().Reason, of(5)+", "+of(6)) })
 	for _, c := range claims[2:6] {
 		g.unprepare(c)
@@ -1035,4 +1057,127 @@ func TestRestoreHandover(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Shares of a GPU's memory are offered when the node has been examined and can limit them, and what claims have of them is counted.
+func TestDriverSharesMemory(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t, func(c *plugin.Config) {
+		m := &c.Sharing.Memory
+		m.Resource, m.Unit, m.Reserve, m.Devices, m.Enforcement, m.RequireEnforcement = "nvidia.com/gpu-memory", "10Gi", "0", []string{"0"}, plugin.EnforceDriver, true
+	})
+	limits := &health.Latest[memlimits.Capabilities]{}
+	g.before = func(d *Driver) { d.SetMemoryCapabilities(limits) }
+	g.start()
+	g.awaitServing()
+	g.awaitDevices("gpu-0!gpu-node-agent/memory-limits", "gpu-1", "gpu-2")
+	a := claim("a", result("gpu-0", share("s", 30*gib)))
+	g.refused(a, "device gpu-0")
+	if s := g.Status(); s.Warning != "" { // it is a matter of seconds
+		t.Errorf("warning %q", s.Warning)
+	}
+	limits.Store(&memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": "the driver is too old"}})
+	g.await("warned", func() bool { return strings.Contains(g.Status().Warning, "the driver is too old") })
+	g.refused(a, "the driver is too old")
+	if all := g.Shares(); len(all) != 1 || all[0].Free != 8 || all[0].Largest != 0 {
+		t.Errorf("shares %+v", all)
+	}
+	planner := New(Options{Config: g.config, Snapshots: g.snapshots, Node: testNode, Released: g.plugin, Holders: g.holders, Properties: g.properties, Log: zap.NewNop()})
+	planner.SetMemoryCapabilities(limits)
+	if s, err := planner.Slices(t.Context()); err != nil || !slices.ContainsFunc(s.Warnings, func(w string) bool { return strings.Contains(w, "the driver is too old") }) {
+		t.Errorf("planned with the warnings %q, %v", s.Warnings, err)
+	}
+	limits.Store(&memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": ""}})
+	g.awaitDevices("gpu-0", "gpu-1", "gpu-2")
+	g.prepare(a)
+	all := g.Shares()
+	want := plugin.ShareUnits{
+		Device: "GPU-0", Sharing: plugin.SharingMemory, Unit: 10 * gib, Total: 8, Free: 5, Largest: 5, Enforcement: memlimits.Driver,
+	}
+	if len(all) != 1 || all[0] != want {
+		t.Errorf("shares %+v, want %+v", all, want)
+	}
+	h := claimHolder(a, "gpu-0")
+	h.Claim.ShareID = "s"
+	if bytes, byMPS := g.Memory(h); bytes != 30*gib || byMPS {
+		t.Errorf("the container has %d bytes, by MPS %v", bytes, byMPS)
+	}
+	g.unprepare(a)
+	if all := g.Shares(); len(all) != 1 || all[0].Free != 8 {
+		t.Errorf("shares %+v", all)
+	}
+}
+
+// An agent that serves nothing does not wait for the lock of the node, unless claims of an earlier process are left.
+func TestDriverDisabledNeedsLock(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	g.start()
+	g.awaitServing()
+	a := claim("a", result("gpu-1"))
+	g.prepare(a)
+	g.end()
+	g.configure(func(c *plugin.Config) { c.Enabled = false })
+	if err := os.Mkdir(filepath.Join(g.dir, "device-plugins"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	locks := make([]*nodelock.Lock, 2)
+	for i := range locks {
+		locks[i] = nodelock.New(nodelock.Holder{Pod: "agent", PID: 7 + i}, zap.NewNop()).Faster(10)
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = locks[i].Run(ctx) }()
+		t.Cleanup(func() { cancel(); <-done; locks[i].Close() })
+	}
+	locks[0].Request(g.dir)
+	g.await("locked", func() bool { return locks[0].State().Load().Held })
+	g.options = func(o *Options) { o.Lock = locks[1] }
+	g.restart()
+	g.awaitNotReleased("another agent serves this node")
+	if s := g.Status(); s.Enabled {
+		t.Errorf("status %+v", s)
+	}
+	g.end()
+	if err := os.Remove(filepath.Join(g.dir, "plugins", g.driver, checkpointName)); err != nil {
+		t.Fatal(err)
+	}
+	if err := cdi.RemoveClaimSpec(g.cdi, string(a.UID)); err != nil {
+		t.Fatal(err)
+	}
+	g.restart()
+	g.awaitReleased()
+}
+
+// The driver ends when the kubelet has the answers to its calls: it could not ask again, and the pod of a claim would not end.
+func TestDriverAnswersBeforeRelease(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	asked, slow := make(chan struct{}), make(chan struct{})
+	g.before = func(d *Driver) {
+		remove := d.preparer.disk.removeSpec
+		d.preparer.disk.removeSpec = func(dir, uid string) error {
+			if uid == "uid-slow" {
+				close(asked)
+				<-slow
+			}
+			return remove(dir, uid)
+		}
+	}
+	g.start()
+	g.awaitServing()
+	a := claim("a", result("gpu-1"))
+	g.prepare(a)
+	answer := make(chan error, 1)
+	go func() {
+		answer <- g.kubelet.Unprepare(t.Context(), g.driver, kubelettest.Claim{Namespace: "default", Name: "slow", UID: "uid-slow"})
+	}()
+	<-asked
+	g.configure(usePlugin)
+	g.unprepare(a)
+	g.awaitNotReleased("the kubelet's last call is being answered")
+	close(slow)
+	if err := <-answer; err != nil {
+		t.Error(err)
+	}
+	g.awaitReleased()
 }

@@ -451,6 +451,10 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 		s.setReleasing(reason, facts.Unknown() == "")
 		return false
 	}
+	if !s.sockets.answered() {
+		s.setReleasing("the kubelet's last call is being answered", false)
+		return false
+	}
 	return true
 }
 

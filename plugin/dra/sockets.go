@@ -40,6 +40,8 @@ type sockets struct {
 	err           string     // why they are not served
 	accepted      bool       // the kubelet has accepted the registration
 	refusal       string     // why the kubelet has not accepted it
+	calls         int        // running ones
+	lastCallEnd   time.Time  // zero if none has ended
 	streams       int        // open health streams
 	lastStreamEnd time.Time  // zero if none has ended since the registration
 }
@@ -176,8 +178,25 @@ func (s *sockets) forgetRegistration() {
 	s.accepted, s.refusal, s.lastStreamEnd = false, "", time.Time{}
 }
 
-// interceptCall follows the registration. The helper's RegistrationStatus has no lock.
+// answered reports whether the kubelet has the answers to all its calls. It would lose one that is sent while the sockets close, and without the
+// driver it could not ask again: the pod of a claim would not end.
+func (s *sockets) answered() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.calls == 0 && time.Since(s.lastCallEnd) >= s.timing.poll
+}
+
+// interceptCall counts the calls, and follows the registration. The helper's RegistrationStatus has no lock.
 func (s *sockets) interceptCall(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	s.mu.Lock()
+	s.calls++
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.calls--
+		s.lastCallEnd = time.Now()
+	}()
 	if r, ok := req.(*registerapi.RegistrationStatus); ok {
 		s.mu.Lock()
 		was := s.accepted

@@ -571,6 +571,7 @@ func TestPrepareRefuses(t *testing.T) {
 		"share of less than 1 MiB": {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 1<<20-1))), reason: reasonMemory, parts: []string{"1048575 bytes"}},
 		"shares of several sizes": {
 			config: shareMemory, claim: claim("a", result("gpu-0", share("s", gib)), result("gpu-2", share("t", 2*gib))), reason: reasonMemory,
+			parts: []string{"request gpu", "1024 MiB of gpu-0 and 2048 MiB of gpu-2"},
 		},
 		"not enforced": {
 			config: func(c *plugin.Config) { shareMemory(c); c.Sharing.Memory.RequireEnforcement = true },
@@ -1366,6 +1367,44 @@ func TestPrepareAwaitsCheckOfSpec(t *testing.T) {
 		begin = time.Now()
 		if err := prepare(); err != nil || time.Since(begin) != time.Second {
 			t.Errorf("after %v: %v", time.Since(begin), err)
+		}
+	})
+}
+
+// Calls that wait for one write of the checkpoint share what becomes of it.
+func TestPrepareTogetherOnFullDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newClaimNode(t)
+		defer n.stop()
+		gone := claim("gone", result(mig0))
+		n.must(gone)
+		end, write := make(chan struct{}), n.prepare.disk.writeFile
+		n.prepare.disk.writeFile = func(path string, text []byte) (durable.Written, error) { <-end; return write(path, text) }
+		n.faults.setFull(true)
+		claims := []*resourceapi.ResourceClaim{claim("a", result("gpu-0")), claim("b", result("gpu-1")), claim("c", result("gpu-2"))}
+		var calls sync.WaitGroup
+		for _, c := range claims {
+			calls.Go(func() { n.refused(c, reasonCheckpoint, "no space left") })
+			synctest.Wait() // the first one writes
+		}
+		calls.Go(func() {
+			if err := n.unprepare(gone); err != nil {
+				t.Error(err)
+			}
+		})
+		synctest.Wait()
+		close(end)
+		calls.Wait()
+		if got := n.prepared(); len(got) > 0 {
+			t.Errorf("prepared %v", got)
+		}
+		n.faults.setFull(false)
+		for _, c := range claims {
+			calls.Go(func() { n.must(c) })
+		}
+		calls.Wait()
+		if got := n.prepared(); len(got) != 3 {
+			t.Errorf("prepared %v", got)
 		}
 	})
 }

@@ -123,6 +123,7 @@ type timing struct {
 	retryMin   time.Duration // between two attempts; doubles up to retryMax
 	retryMax   time.Duration
 	call       time.Duration // of another driver's socket
+	answer     time.Duration // from the end of the kubelet's call until its answer is sent
 	properties time.Duration // to wait for the properties of devices before they are published without
 	resend     time.Duration // of the health of all devices; the kubelet forgets it after 30 s
 	streamLost time.Duration // from the end of the kubelet's health stream until the kubelet counts as lost; it opens a new one every 5 s
@@ -130,7 +131,7 @@ type timing struct {
 
 func defaultTiming() timing {
 	return timing{
-		poll: time.Second, retryMin: time.Second, retryMax: 30 * time.Second, call: 2 * time.Second, properties: 10 * time.Second,
+		poll: time.Second, retryMin: time.Second, retryMax: 30 * time.Second, call: 2 * time.Second, answer: time.Second / 2, properties: 10 * time.Second,
 		resend: 10 * time.Second, streamLost: 15 * time.Second,
 	}
 }

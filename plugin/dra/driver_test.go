@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -464,6 +465,7 @@ func TestDriverOfAnotherName(t *testing.T) {
 func TestDriverBesideAnother(t *testing.T) {
 	t.Parallel()
 	g := newDriverRig(t)
+	g.before = func(d *Driver) { d.timing.call = time.Minute } // a driver that answers late counts as none
 	g.poll(testDevices()[0])
 	socket := filepath.Join(g.dir, "plugins_registry", "other.sock")
 	stop := serveRegistration(t, socket, registration{kind: registerapi.DRAPlugin, name: g.driver})
@@ -626,12 +628,12 @@ func TestDriverNeedsLock(t *testing.T) {
 		t.Cleanup(end)
 		return l, end
 	}
-	hold := func(l *nodelock.Lock) {
-		l.Request(g.dir)
+	hold := func(l *nodelock.Lock, dir string) {
+		l.Request(dir)
 		g.await("locked", func() bool { return l.State().Load().Held })
 	}
 	first, endFirst := run("agent-a")
-	hold(first)
+	hold(first, g.dir)
 	own, _ := run("agent-b")
 	g.options = func(o *Options) { o.Lock = own }
 	g.start()
@@ -643,18 +645,16 @@ func TestDriverNeedsLock(t *testing.T) {
 	endFirst()
 	g.awaitServing()
 
-	if err := os.Rename(lockDir, lockDir+"-old"); err != nil { // as a kubelet's directory that is replaced
+	// The kubelet's directory is replaced by one that another agent has locked.
+	next := filepath.Join(g.dir, "next")
+	if err := os.MkdirAll(filepath.Join(next, "device-plugins"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	other, endOther := run("agent-c")
-	other.Request(g.dir)
-	g.await("locked by another agent", func() bool {
-		_ = os.Mkdir(lockDir, 0o700)
-		if own.State().Load().Held && !other.State().Load().Held {
-			_ = os.RemoveAll(lockDir) // the driver's own lock was faster
-		}
-		return other.State().Load().Held
-	})
+	hold(other, next)
+	if err := errors.Join(os.Rename(lockDir, lockDir+"-old"), os.Rename(filepath.Join(next, "device-plugins"), lockDir)); err != nil {
+		t.Fatal(err)
+	}
 	g.awaitErr("another agent serves this node")
 	g.await("forgotten by the kubelet", func() bool { return !g.kubelet.Registered(g.driver) })
 	if n := len(g.api.Slices()); n != 1 {
@@ -1180,4 +1180,33 @@ func TestDriverAnswersBeforeRelease(t *testing.T) {
 		t.Error(err)
 	}
 	g.awaitReleased()
+}
+
+// Slices that cannot be removed keep the devices from the device plugin: a pod could get one by each API. That is not for pods to end.
+func TestDriverReleasesAfterSlices(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	g.start()
+	g.awaitServing()
+	g.api.Answer(func(r apiservertest.Request) error {
+		if r.Verb == "delete" {
+			return apierrors.NewServiceUnavailable("overloaded")
+		}
+		return nil
+	})
+	g.configure(usePlugin)
+	g.awaitNotReleased("removing the ResourceSlices of the node: ", "overloaded")
+	if g.Released().Load().Pods {
+		t.Error("it waits for pods")
+	}
+	g.configure(func(c *plugin.Config) { c.Enabled = false }) // nobody else reports the reason
+	g.await("a warning", func() bool {
+		s := g.Status()
+		return s.Err == "" && strings.Contains(s.Warning, "releasing the devices: removing the ResourceSlices")
+	})
+	g.api.Answer(nil)
+	g.awaitReleased()
+	if n := len(g.api.Slices()); n > 0 {
+		t.Errorf("%d slices are left", n)
+	}
 }

@@ -593,7 +593,7 @@ func TestPublisherNeedsRights(t *testing.T) {
 					t.Errorf("%d requests in 5 minutes", n)
 				}
 				g.api.Deny()
-				g.advance(maxRefusedPause + 2*time.Second)
+				g.advance(32 * time.Second) // half a minute and the writes
 				g.wantPublished(true)
 				g.wantDevices("gpu-0")
 			})

@@ -183,7 +183,7 @@ func (s *sockets) forgetRegistration() {
 func (s *sockets) answered() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.calls == 0 && time.Since(s.lastCallEnd) >= s.timing.poll
+	return s.calls == 0 && time.Since(s.lastCallEnd) >= s.timing.answer
 }
 
 // interceptCall counts the calls, and follows the registration. The helper's RegistrationStatus has no lock.

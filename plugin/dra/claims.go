@@ -478,9 +478,6 @@ func (p *preparer) update(cfg *plugin.Config, snap *health.Snapshot, pool *Pool)
 	}
 }
 
-// client sets the client of the API server.
-func (p *preparer) client(c kubernetes.Interface) { p.api.Store(&c) }
-
 // releasing sets whether new claims are refused, because the driver releases the devices.
 func (p *preparer) releasing(on bool) { p.refuses.Store(on) }
 

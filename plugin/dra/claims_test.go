@@ -160,6 +160,7 @@ func (n *claimNode) start() {
 	n.claims = &health.Latest[Claims]{}
 	n.options = Options{
 		Config: &n.config, Snapshots: &n.snaps, Node: testNode, BootID: n.boot, MPS: n.mps, Log: zap.NewNop(),
+		Connect:   func() (kubernetes.Interface, error) { return n.api, nil },
 		Simulated: func() bool { return true },
 		Holders:   &health.Latest[podresources.Holders]{}, NoPlugin: func() bool { return n.noPlugin },
 		Ask: func(context.Context, time.Duration) podresources.Holders {
@@ -196,7 +197,6 @@ func (n *claimNode) start() {
 	if err := p.open(n.pluginDir()); err != nil {
 		n.t.Fatal(err)
 	}
-	p.client(n.api)
 	n.update(func(*health.Snapshot) {})
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
@@ -632,6 +632,9 @@ func TestPrepareAccepts(t *testing.T) {
 		"share by the driver": {
 			config: shareMemory, claim: claim("a", result("gpu-0", share("s", 10*gib))),
 			env: []string{"GPU_NODE_AGENT_MEMORY_LIMIT_MIB=10240", "GPU_NODE_AGENT_MEMORY_FRACTION=0.1250", "NVIDIA_GPU_MEMORY_LIMIT=10240", "NVIDIA_GPU_MEMORY_REQUEST=0"},
+		},
+		"share of a device that is not shared any more": {
+			claim: claim("a", result("gpu-0", share("s", 10*gib))), env: []string{"GPU_NODE_AGENT_MEMORY_LIMIT_MIB=10240"},
 		},
 		"share without enforcement": {
 			config: shareMemory, claim: claim("a", result("gpu-1", share("s", 10*gib))), env: []string{"GPU_NODE_AGENT_MEMORY_LIMIT_MIB=10240"},
@@ -1466,7 +1469,6 @@ func TestPrepareConnects(t *testing.T) {
 	a, b := claim("a", result("gpu-0")), claim("b", result("gpu-0"))
 	n.create(a)
 	n.must(a)
-	n.prepare.api.Store(nil)
 	fail := true
 	opened := 0
 	n.options.Connect = func() (kubernetes.Interface, error) {
@@ -1560,6 +1562,36 @@ func TestRefresh(t *testing.T) {
 	}
 	if err := second.refresh(t.Context()); err != nil || !second.needed() {
 		t.Errorf("a file that was deleted: %v, needed %t", err, second.needed())
+	}
+	// The first one was killed before it had prepared a claim, and has given its device to another one since.
+	c := checkpoint{BootID: n.boot, Claims: maps.Clone(n.claims.Load().ByUID)}
+	killed := c.Claims["uid-a"]
+	killed.UID = "uid-killed"
+	c.Claims[killed.UID] = killed
+	text, err := c.encode()
+	if err == nil {
+		err = os.WriteFile(filepath.Join(n.pluginDir(), checkpointName), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.refresh(t.Context()); err != nil || len(second.published.Load().ByUID) != 2 {
+		t.Errorf("%v, %+v", err, second.published.Load())
+	}
+	if err := os.RemoveAll(n.pluginDir()); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(n.pluginDir(), n.pluginDir()); err != nil { // too many levels of symbolic links
+		t.Fatal(err)
+	}
+	if err := second.refresh(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot read the checkpoint") || !second.needed() {
+		t.Errorf("an unreadable file: %v", err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	second.writing <- struct{}{}
+	if err := second.refresh(ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("while another write is in progress: %v", err)
 	}
 }
 

@@ -315,6 +315,9 @@ func TestDriverServesKubelet(t *testing.T) {
 		t.Errorf("durations %+v, %+v", s.Prepares, s.Unprepares)
 	}
 	version := g.api.Slices()[0].ResourceVersion
+	if saved := g.Saved().Load(); saved != nil {
+		t.Errorf("saved %s without a handover", *saved)
+	}
 
 	g.restart()
 	g.awaitServing()
@@ -599,6 +602,9 @@ func TestDriverUnreadableCheckpoint(t *testing.T) {
 	}
 	g.start()
 	g.awaitErr("the prepared claims are unknown", "symbolic links")
+	if g.Status().WaitsForPods {
+		t.Error("it waits for pods")
+	}
 	g.awaitNotReleased("the prepared claims are unknown", "symbolic links")
 	g.configure(usePlugin)
 	g.await("disabled", func() bool { return !g.Status().Enabled })
@@ -928,6 +934,17 @@ func TestDriverNamesDevicesByCDI(t *testing.T) {
 // Claims of a checkpoint that was lost keep the devices from the device plugin until their pods have ended.
 func TestDriverReleasesAfterLostCheckpoint(t *testing.T) {
 	t.Parallel()
+	for name, lose := range map[string]func(path string) error{
+		"missing": os.Remove, "corrupt": func(path string) error { return os.Truncate(path, 20) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			testReleaseAfterLostCheckpoint(t, name, lose)
+		})
+	}
+}
+
+func testReleaseAfterLostCheckpoint(t *testing.T, warning string, lose func(path string) error) {
 	g := newDriverRig(t)
 	g.start()
 	g.awaitServing()
@@ -935,14 +952,14 @@ func TestDriverReleasesAfterLostCheckpoint(t *testing.T) {
 	g.prepare(a)
 	g.hold(map[health.DeviceID][]podresources.Holder{"GPU-1": {claimHolder(a, "gpu-1")}})
 	g.end()
-	if err := os.Remove(filepath.Join(g.dir, "plugins", g.driver, checkpointName)); err != nil {
+	if err := lose(filepath.Join(g.dir, "plugins", g.driver, checkpointName)); err != nil {
 		t.Fatal(err)
 	}
 	g.configure(usePlugin)
 	g.restart()
 	g.awaitNotReleased("waiting for the end of pods with claims that were prepared before the checkpoint was lost")
 	g.await("waiting for pods", func() bool { return g.Released().Load().Pods })
-	if s := g.Status(); !strings.Contains(s.Warning, "is missing") || !strings.Contains(s.Warning, "until these pods have ended") || len(g.api.Slices()) > 0 {
+	if s := g.Status(); !strings.Contains(s.Warning, warning) || !strings.Contains(s.Warning, "until these pods have ended") || len(g.api.Slices()) > 0 {
 		t.Errorf("warning %q, slices %+v", s.Warning, g.api.Slices())
 	}
 	if !g.Prepared().Load().Lost {

@@ -71,9 +71,6 @@ func (d *Driver) serve(ctx context.Context, i instance) {
 		sockets: newSockets(d, i, log), publisher: newPublisher(i.driver, d.Node, d.Connect, log),
 	}
 	s.publisher.unseen /= time.Duration(max(1, d.Faster))
-	if client, err := d.Connect(); err == nil {
-		d.preparer.client(client)
-	}
 	d.pool.Store(&Pool{})
 	d.storeNames(i, d.pool.Load(), d.preparer.names())
 	d.setSession(s)

@@ -91,6 +91,12 @@ func TestRememberIsBounded(t *testing.T) {
 	if want := map[health.DeviceID]string{"MIG-3": "gpu-0-mig-3", "MIG-7": "gpu-0-mig-7"}; !reflect.DeepEqual(got, want) {
 		t.Errorf("got %d names", len(got))
 	}
+	n := newClaimNode(t)
+	names["GPU-1"] = "gpu-1"
+	if err := n.prepare.remember(t.Context(), names); err != nil || !reflect.DeepEqual(n.prepare.names(), map[health.DeviceID]string{"GPU-1": "gpu-1", "MIG-0": "gpu-0-mig-0", "MIG-1": "gpu-0-mig-1"}) {
+		t.Errorf("%v: %d names, want those of the node", err, len(n.prepare.names()))
+	}
+	delete(names, "GPU-1")
 	delete(names, "MIG-0")
 	if got := c.remember(names, nil).Names; len(got) != maxNames {
 		t.Errorf("got %d names", len(got))

@@ -4,6 +4,7 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -116,6 +117,26 @@ func TestPrepareAwaitsMPS(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A device that vanishes while its MPS daemon starts is the reason.
+func TestPrepareAwaitsMPSOfMissingDevice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newClaimNode(t)
+		defer n.stop()
+		n.stopMPS()
+		begin, vanished := time.Now(), make(chan struct{})
+		go func() {
+			defer close(vanished)
+			<-time.After(time.Second)
+			n.update(func(s *health.Snapshot) { s.Devices = slices.Delete(s.Devices, 1, 2) })
+		}()
+		n.refused(withConfig(claim("a", result("gpu-1")), "FromClaim", gpuConfigMPS), reasonMPSNotReady, "device gpu-1", "the device is missing")
+		if took := time.Since(begin); took > 45*time.Second { // then the kubelet's call ends
+			t.Errorf("took %v", took)
+		}
+		<-vanished
+	})
 }
 
 // The last device of a claim by MPS decides, also if it is missing.

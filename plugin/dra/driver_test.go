@@ -277,10 +277,13 @@ func (g *driverRig) specs(dir string) []string {
 func TestDriverServesKubelet(t *testing.T) {
 	t.Parallel()
 	g := newDriverRig(t)
+	cfg := g.config.Load()
+	g.config.Store(nil)
 	g.start()
-	if err := g.Status().Err; err == "" {
-		t.Error("serves at once")
+	if s := g.Status(); s.Enabled || s.Registered {
+		t.Errorf("status %+v without a configuration", s)
 	}
+	g.config.Store(cfg)
 	g.awaitServing()
 	g.awaitDevices("gpu-0", "gpu-1", "gpu-2")
 	a := claim("a", result("gpu-1"))
@@ -380,7 +383,8 @@ func TestDriverHandsOver(t *testing.T) {
 	g.configure(useDRA) // it has changed its mind
 	g.awaitServing()
 	g.awaitDevices("gpu-0", "gpu-1", "gpu-2")
-	g.await("no handover", func() bool { s := g.Status(); return !s.Handover && s.HandoverSince.IsZero() })
+	g.await("no handover", func() bool { return !g.Status().Handover && string(*g.Saved().Load()) == "{}" })
+	g.awaitNotReleased("dynamic resource allocation serves the devices")
 	g.prepare(b)
 	g.unprepare(b)
 
@@ -816,7 +820,7 @@ func TestSlices(t *testing.T) {
 		t.Fatalf("%s: %+v, published %+v", s.NotPublished, s.List, published)
 	}
 	got, want := s.List.Items[0], published[0]
-	if got.Kind != "ResourceSlice" || got.APIVersion != "resource.k8s.io/v1" || s.List.Kind != "ResourceSliceList" || got.Name != "node1-gpu.nvidia.com-0" {
+	if got.Kind != "ResourceSlice" || got.APIVersion != "resource.k8s.io/v1" || s.List.Kind != "ResourceSliceList" || got.Name != "node1-gpu.nvidia.com-0" || got.Spec.Pool.Generation != 1 {
 		t.Errorf("%s %s %s", got.APIVersion, got.Kind, got.Name)
 	}
 	if want.Spec.Pool.Generation = got.Spec.Pool.Generation; !equality.Semantic.DeepEqual(got.Spec, want.Spec) {

@@ -184,7 +184,7 @@ func TestHandleError(t *testing.T) {
 	for range 2 {
 		svc.HandleError(t.Context(), errors.New("closed"), "server failed")
 	}
-	if err := <-svc.sockets.failed; err == nil || err.Error() != "server failed: closed" {
-		t.Errorf("%v", err)
+	if err := <-svc.sockets.failed; err == nil || err.Error() != "server failed: closed" || len(svc.sockets.failed) != 0 {
+		t.Errorf("%v, and %d more", err, len(svc.sockets.failed))
 	}
 }

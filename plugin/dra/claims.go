@@ -274,12 +274,7 @@ func (p *preparer) heal(c *checkpoint, dir string) {
 }
 
 // cdiDir returns the directory of new CDI specs.
-func (p *preparer) cdiDir() string {
-	if c := p.options.Config.Load(); c != nil {
-		return c.CDI.Dir
-	}
-	return plugin.DefaultConfig().CDI.Dir
-}
+func (p *preparer) cdiDir() string { return p.options.Config.Load().CDI.Dir }
 
 // store replaces the state. The caller fills p.writing.
 func (p *preparer) store(s *claimState) {

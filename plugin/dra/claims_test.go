@@ -1025,6 +1025,19 @@ func TestPrepareReboot(t *testing.T) {
 	if got := n.prepared(); !slices.Equal(got, []types.UID{"uid-b"}) {
 		t.Errorf("got %v", got)
 	}
+	n.restart("") // unknown
+	if claims := n.claims.Load().ByUID; len(claims) != 1 {
+		t.Errorf("got %v where the boot is unknown", claims)
+	}
+	n.must(claim("c", result("gpu-1")))
+	n.restart("boot-3") // the checkpoint is of an unknown boot
+	if claims := n.claims.Load().ByUID; len(claims) != 2 {
+		t.Errorf("got %v of an unknown boot", claims)
+	}
+	n.restart("boot-3")
+	if err := n.unprepare(claim("c")); err != nil {
+		t.Fatal(err)
+	}
 	if names := n.prepare.names(); names["GPU-0"] != "gpu-0" || !n.prepare.publishing() || !n.prepare.needed() {
 		t.Errorf("got %v, %t", names, n.prepare.publishing())
 	}

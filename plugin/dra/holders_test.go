@@ -128,10 +128,25 @@ func TestOrphans(t *testing.T) {
 	if s := d.Status(); s.Warning != d.Orphans() {
 		t.Errorf("the status warns %q", s.Warning)
 	}
-	cfg.API = plugin.APIDRA
-	if text := d.Orphans(); text != "" {
-		t.Errorf("with a driver: %s", text)
+	none := func(when string) {
+		t.Helper()
+		if text := d.Orphans(); text != "" {
+			t.Errorf("%s: %s", when, text)
+		}
 	}
+	d.setReleased("the lock of the node is held by another agent")
+	none("beside another agent")
+	d.setReleased("")
+	cfg.Enabled = false
+	none("without plugin and driver")
+	cfg.Enabled = true
+	d.setSession(&session{Driver: d, instance: configuredInstance(&cfg)})
+	none("while a driver still serves")
+	d.setSession(nil)
+	cfg.API = plugin.APIDRA
+	none("with a driver")
+	d.Config.Store(nil)
+	none("without a configuration")
 }
 
 func TestClaimDevice(t *testing.T) {

@@ -107,7 +107,6 @@ func (p *publisher) watch() <-chan struct{} {
 func (p *publisher) report(s *Status) {
 	now := p.state.Load()
 	s.Published, s.Behind, s.PublishErr, s.PublishErrors, s.DroppedFeatures = now.published, now.behind, now.err, now.errors, now.lacks.gates()
-	s.Slices, s.Devices, s.Tainted = 0, 0, 0
 	if now.desired == nil {
 		return
 	}

@@ -429,6 +429,42 @@ func TestPublisherFindsFeaturesAfterReconnect(t *testing.T) {
 	})
 }
 
+// While it is unknown what an API server lacks, it is asked again within minutes, and then each hour again.
+func TestPublisherAsksForFeatures(t *testing.T) {
+	withPublisher(t, func(g *publishRig) {
+		asked := func(during time.Duration) (n int) {
+			before := len(g.api.Requests())
+			g.advance(during)
+			for _, r := range g.api.Requests()[before:] {
+				if r.DryRun {
+					n++
+				}
+			}
+			return n
+		}
+		g.publish(publishedGPU(0))
+		if n := asked(50 * time.Minute); n != 0 {
+			t.Errorf("asked %d times in 50 minutes", n)
+		}
+		g.api.Answer(func(r apiservertest.Request) error {
+			if r.DryRun {
+				return apierrors.NewServiceUnavailable("away")
+			}
+			return nil
+		})
+		if n := asked(15 * time.Minute); n < 5 || n > 15 {
+			t.Errorf("asked %d times in minutes without an answer", n)
+		}
+		g.api.Answer(nil)
+		if n := asked(time.Minute); n == 0 {
+			t.Error("not asked again")
+		}
+		if n := asked(50 * time.Minute); n != 0 {
+			t.Errorf("asked %d times in 50 minutes after an answer", n)
+		}
+	})
+}
+
 // One of several API servers is older: it drops what the other accepted.
 func TestPublisherFieldsDropped(t *testing.T) {
 	withPublisher(t, func(g *publishRig) {

@@ -51,11 +51,9 @@ func TestClaimsOrderMPSDaemons(t *testing.T) {
 	if err := n.unprepare(one); err != nil {
 		t.Fatal(err)
 	}
-	n.cfg.Sharing.MPS.Control = "/usr/bin/other-control"
-	n.update(func(*health.Snapshot) {})
+	n.update(func(*health.Snapshot) { n.cfg.Sharing.MPS.Control = "/usr/bin/other-control" })
 	n.awaitMPS(gpu1, gpu2, mig)
-	n.cfg.Sharing.MPS.Root = "/other"
-	n.update(func(*health.Snapshot) {})
+	n.update(func(*health.Snapshot) { n.cfg.Sharing.MPS.Root = "/other" })
 	n.awaitMPS(gpu1, gpu2, mig)
 	if err := n.unprepare(two); err != nil {
 		t.Fatal(err)

@@ -995,8 +995,7 @@ func TestUnprepareAfterChangeOfDirectory(t *testing.T) {
 	before, other := claim("before", result("gpu-0")), claim("other", result("gpu-1"))
 	n.must(before)
 	old := n.cfg.CDI.Dir
-	n.cfg.CDI.Dir = filepath.Join(n.dir, "other")
-	n.update(func(*health.Snapshot) {})
+	n.update(func(*health.Snapshot) { n.cfg.CDI.Dir = filepath.Join(n.dir, "other") })
 	n.must(before)
 	n.must(other)
 	if got := n.specs(); !slices.Equal(got, []string{"uid-other"}) {
@@ -1375,12 +1374,13 @@ func TestPrepareAwaitsCheckOfSpec(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newClaimNode(t)
 		defer n.stop()
-		n.options.Simulated = func() bool { return false }
+		options := n.options
+		options.Simulated = func() bool { return false }
 		if err := errors.Join(os.MkdirAll(n.cfg.CDI.Dir, 0o700),
 			os.WriteFile(filepath.Join(n.cfg.CDI.Dir, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "GPU-0"}]}`), 0o600)); err != nil {
 			t.Fatal(err)
 		}
-		p := newPreparer(&n.options, &health.Latest[Claims]{})
+		p := newPreparer(&options, &health.Latest[Claims]{})
 		if err := p.open(filepath.Join(n.dir, "plugins", "other", n.cfg.DRA.DriverName)); err != nil {
 			t.Fatal(err)
 		}

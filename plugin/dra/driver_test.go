@@ -1231,3 +1231,30 @@ func TestDriverReleasesAfterSlices(t *testing.T) {
 		t.Errorf("%d slices are left", n)
 	}
 }
+
+// A server of the kubelet's helper that fails is the reason for a moment, and served again.
+func TestDriverServesAgainAfterFailure(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	g.options = func(o *Options) { o.Faster = 1 } // the next try is after a second
+	g.start()
+	g.awaitServing()
+	files, err := filepath.Glob(filepath.Join(g.dir, "plugins_registry", "*"))
+	if err != nil || len(files) != 1 {
+		t.Fatalf("%q, %v", files, err)
+	}
+	before, err := os.Stat(files[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.mu.Lock()
+	sockets := g.session.sockets
+	g.mu.Unlock()
+	service{g.preparer, sockets}.HandleError(t.Context(), errors.New("closed"), "server failed")
+	g.awaitErr("server failed: closed")
+	g.await("served again", func() bool {
+		now, err := os.Stat(files[0])
+		return err == nil && !unixsock.SameSocket(before, now)
+	})
+	g.awaitServing()
+}

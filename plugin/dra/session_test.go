@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -282,16 +283,21 @@ func TestSessionReleasesAfterDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := prepareSession(t, apiservertest.New(t, publishNode))
 		blocked := make(chan struct{})
-		writes := 0
+		var writes atomic.Int32
+		var full atomic.Bool
+		full.Store(true)
 		g.write = func() error {
-			switch writes++; writes {
+			switch writes.Add(1) {
 			case 1:
 				<-blocked
 				return nil
 			case 2: // of the same
 				return nil
 			}
-			return errors.New("no space left on device")
+			if full.Load() {
+				return errors.New("no space left on device")
+			}
+			return nil
 		}
 		g.begin()
 		g.poll(unchanged)
@@ -312,7 +318,7 @@ func TestSessionReleasesAfterDisk(t *testing.T) {
 		if !g.session.preparer.needed() {
 			t.Error("released, but a later process would have slices")
 		}
-		g.write = nil
+		full.Store(false)
 		g.advance(5 * time.Second)
 		if g.session.preparer.needed() {
 			t.Errorf("not released: %+v", g.session.Released().Load())

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -277,13 +278,7 @@ func (g *driverRig) specs(dir string) []string {
 func TestDriverServesKubelet(t *testing.T) {
 	t.Parallel()
 	g := newDriverRig(t)
-	cfg := g.config.Load()
-	g.config.Store(nil)
 	g.start()
-	if s := g.Status(); s.Enabled || s.Registered {
-		t.Errorf("status %+v without a configuration", s)
-	}
-	g.config.Store(cfg)
 	g.awaitServing()
 	g.awaitDevices("gpu-0", "gpu-1", "gpu-2")
 	a := claim("a", result("gpu-1"))
@@ -345,6 +340,30 @@ func TestDriverServesKubelet(t *testing.T) {
 // hold stores which container holds which device by a claim.
 func (g *driverRig) hold(by map[health.DeviceID][]podresources.Holder) {
 	g.holders.Store(&podresources.Holders{By: by})
+}
+
+// A driver does nothing before it has a configuration.
+func TestDriverAwaitsConfiguration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		config := &health.Latest[plugin.Config]{}
+		d := New(Options{Config: config, Released: &health.Latest[plugin.Handover]{}, Snapshots: &health.Latest[health.Snapshot]{}, Log: zap.NewNop()})
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- d.Run(ctx) }()
+		synctest.Wait()
+		if d.Released().Load() != nil {
+			t.Errorf("released %+v", d.Released().Load())
+		}
+		config.Store(&plugin.Config{Enabled: false, KubeletDir: t.TempDir()})
+		synctest.Wait()
+		if r := d.Released().Load(); r == nil || !r.Released {
+			t.Errorf("released %+v", r)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // The devices go to the device plugin when every claim has ended, and come back when it has released them.

@@ -380,12 +380,12 @@ func TestPublisherWithoutFeatures(t *testing.T) {
 		g.api.Lack(apiservertest.TaintsGate, apiservertest.SharesGate)
 		g.api.SetRefused(true) // what it lacks is unknown
 		g.start()
-		g.advance(10 * time.Second)
-		g.api.SetRefused(false)
 		shared := publishedGPU(1)
 		shared.AllowMultipleAllocations = new(true)
 		full := Pool{Slices: []Slice{{Devices: []resourceapi.Device{publishedGPU(0, "xid-79"), shared}}}}
 		g.update(full)
+		g.advance(10 * time.Second)
+		g.api.SetRefused(false)
 		g.advance(10 * time.Second)
 		f, changed := g.features()
 		if s := g.status(); !f.noTaints || !f.noShares || !slices.Equal(s.DroppedFeatures, []string{taintsGate, sharesGate}) {

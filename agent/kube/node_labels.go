@@ -66,7 +66,7 @@ func (w *labelsWriter) write(ctx context.Context, api *client, s *NodeState, cha
 	if err != nil {
 		return "", err
 	}
-	if !maps.Equal(applied, w.applied) || node.UID != w.uid || !containsAll(node.Labels, applied) {
+	if !maps.Equal(applied, w.applied) || !containsAll(node.Labels, applied) {
 		w.countWrite()
 	}
 	w.applied, w.uid = applied, node.UID

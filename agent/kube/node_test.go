@@ -561,6 +561,9 @@ func TestNodeLabelsForeignEdits(t *testing.T) {
 		g.createNode()
 		g.heartbeat()
 		g.wantLabels(want)
+		if n := g.writer.Status().Writes; n != 3 {
+			t.Errorf("%d writes, want one for each edit", n)
+		}
 		g.setLabel("kubectl", "a", "theirs")
 		g.heartbeat()
 		g.wantLabels(map[string]string{"a": "theirs", "b": "2"})
@@ -597,11 +600,15 @@ func TestNodeLabelsConflict(t *testing.T) {
 		g.wantLabels(map[string]string{"a": "theirs", "b": "2", "c": "theirs"})
 		g.wantStatus(labelsErr, `"kubectl-label" set c to other values; the agent sets them when they are removed; field manager "nfd-master" set a to`)
 		g.took()
+		writes := g.writer.Status().Writes
 		for range 12 {
 			g.heartbeat()
 		}
 		if n := strings.Count(g.took(), "PATCH"); n > 2*14 {
 			t.Errorf("%d tries in an hour", n)
+		}
+		if n := g.writer.Status().Writes; n != writes { // nothing has changed
+			t.Errorf("%d writes, want %d", n, writes)
 		}
 		g.wantWarnings(2)
 		g.setLabel("", "a", "")

@@ -56,6 +56,13 @@ func TestRESTConfig(t *testing.T) {
 	if _, err := RESTConfigOf("a.kubeconfig", ""); !errors.Is(err, errNoAccount) || !strings.HasPrefix(err.Error(), "a.kubeconfig: ") {
 		t.Error(err)
 	}
+	if _, err := os.Stat("/var/run/secrets/kubernetes.io/serviceaccount/token"); err != nil { // as in a pod without an account
+		t.Setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+		t.Setenv("KUBERNETES_SERVICE_PORT", "443")
+		if _, err := RESTConfigOf("a.kubeconfig", ""); !errors.Is(err, errNoAccount) {
+			t.Error(err)
+		}
+	}
 	if _, err := RESTConfigOf("a.kubeconfig", "/none"); err == nil || !strings.HasPrefix(err.Error(), "a.kubeconfig: ") || errors.Is(err, errNoAccount) {
 		t.Error(err)
 	}

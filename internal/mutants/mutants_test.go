@@ -23,9 +23,10 @@ func f(t *T, names []string) (int, error) {
 		t.n = 0
 	}
 	for _, name := range names {
-		set(&T{n: 1, s: name})
+		_ = set(&T{n: 1, s: name})
 	}
 	t.s = string(rune(t.n))
+	clear(names)
 	err := set(t)
 	return t.n, err
 }
@@ -59,8 +60,7 @@ func TestFind(t *testing.T) {
 	}
 	want := []string{
 		`condition: t.n > 2 && t.s != "x" -> !(t.n > 2 && t.s != "x")`, `condition: && -> ||`, `condition: > -> >=`, `constant: 2 -> 4`,
-		`condition: != -> ==`, `constant: "x" -> ""`, `assignment: t.n = 0 -> `, `constant: 0 -> 1`, `call: set(&T{n: 1, s: name}) -> `,
-		`assignment: n: 1, -> `, `assignment: s: name -> `, `constant: 1 -> 2`, `assignment: t.s -> _`, `return: t.n -> (t.n)+1`, `return: err -> nil`,
+		`condition: != -> ==`, `constant: "x" -> ""`, `assignment: t.n = 0 -> `, `constant: 0 -> 1`, `assignment: n: 1, -> `, `assignment: s: name -> `, `constant: 1 -> 2`, `assignment: t.s -> _`, `call: clear(names) -> `, `return: t.n -> (t.n)+1`, `return: err -> nil`,
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%q, want\n%q", got, want)

@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/token"
 	"go/types"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -206,7 +207,8 @@ func (f *finder) result(e ast.Expr) {
 
 // assignment drops an assignment to something that exists, but not the calls that it makes.
 func (f *finder) assignment(n *ast.AssignStmt) {
-	if n.Tok == token.DEFINE {
+	blank := func(e ast.Expr) bool { id, ok := e.(*ast.Ident); return ok && id.Name == "_" }
+	if n.Tok == token.DEFINE || !slices.ContainsFunc(n.Lhs, func(e ast.Expr) bool { return !blank(e) }) {
 		return
 	}
 	calls := false

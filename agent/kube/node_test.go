@@ -1079,3 +1079,27 @@ func (g *nodeRig) wantTaints(want ...string) {
 		g.t.Errorf("taints %q, want %q; annotations %v", have, want, g.node.Annotations)
 	}
 }
+
+// roundTripper answers requests.
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// What cannot be decoded is no state to write over, such as the answer of a proxy.
+func TestNodeWriterUndecodableAnswers(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		g.writer.open = func(string) (*client, error) {
+			return newClient(&rest.Config{Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+				if r.Method != "GET" {
+					t.Errorf("%s %s", r.Method, r.URL)
+				}
+				return respond(r, map[string]any{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": map[string]any{"name": "node1"}, "spec": 5}, nil)
+			})})
+		}
+		s := g.set(NodeState{Feature: map[string]string{"a": "1"}, Taints: taintsOf("a:NoSchedule")})
+		if status := g.writer.Status(); status.FeatureErr == "" || status.TaintsErr == "" {
+			t.Errorf("%+v", status)
+		}
+		g.wantWritten(s, false)
+	})
+}

@@ -702,6 +702,13 @@ func TestRunRepairsFile(t *testing.T) {
 					if now, err := os.Stat(path); err != nil || !os.SameFile(info, now) {
 						t.Error("written more than once")
 					}
+					want := 0
+					if polled {
+						want = 1 // before, this process has written nothing that could differ
+					}
+					if logged := h.logs.FilterMessageSnippet("another process changed").Len(); logged != want {
+						t.Errorf("logged %d times that another process changed the file, want %d", logged, want)
+					}
 					h.stop()
 				})
 			})

@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -369,5 +370,42 @@ func TestSessionKeepsStrongerTaints(t *testing.T) {
 		g.hold(podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}})
 		g.advance(5 * time.Second)
 		want("gpu-node-agent/xid=79:NoSchedule", "gpu-node-agent/lost:NoExecute")
+	})
+}
+
+// The driver is asked again for properties that it did not know, less and less often, and at once for those of a new device.
+func TestSessionAsksForProperties(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		devices := testDevices()[:2]
+		var snapshots health.Latest[health.Snapshot]
+		show := func(devices []health.DeviceState) {
+			snapshots.Store(&health.Snapshot{At: time.Now(), Devices: devices})
+			synctest.Wait()
+		}
+		var asked []int // devices, by question
+		d := &Driver{timing: defaultTiming(), Options: Options{
+			Snapshots: &snapshots,
+			Properties: func(_ context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
+				asked = append(asked, len(devices))
+				return nil
+			},
+		}}
+		stop := healthtest.Run(t, func(ctx context.Context) error {
+			newProperties(d).run(ctx)
+			return nil
+		})
+		show(devices[:1])
+		for range 30 {
+			healthtest.Advance(time.Second)
+			show(devices[:1]) // a poll that shows the same
+		}
+		if n := len(asked); n < 3 || n > 6 {
+			t.Errorf("asked %d times in 30 s, want 5 times with pauses of 1, 2, 4 and 8 s", n)
+		}
+		show(devices)
+		if n := asked[len(asked)-1]; n != 2 {
+			t.Errorf("last asked for %d devices; want both, without a pause", n)
+		}
+		stop()
 	})
 }

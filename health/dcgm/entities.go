@@ -114,7 +114,7 @@ func (s *session) measureEntities(now time.Time) []health.Entity {
 	}
 	switch {
 	case len(w.sets) == 0:
-	case w.running == nil && elapsed(w.startedAt, now, s.cfg.Interval):
+	case w.running == nil && elapsed(w.startedAt, now, s.cfg.Interval-pollShift):
 		running := make(chan []health.Entity, 1)
 		go func() { running <- w.measure(s, now) }()
 		w.running, w.startedAt = running, now

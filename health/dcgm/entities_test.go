@@ -149,6 +149,20 @@ func TestEntities(t *testing.T) {
 	}
 }
 
+// Entities are measured in each nth poll, also if that comes early because the monitor follows DCGM's measurements.
+func TestEntitiesInEarlyPoll(t *testing.T) {
+	for early, want := range map[time.Duration]float64{200 * time.Millisecond: 60, 500 * time.Millisecond: 40} {
+		b := newFixture(t, 1)
+		b.addHardware()
+		b.open(testConfig(fieldSwitchTemp)).pollEntities()
+		b.add(b.cfg.Interval - early)
+		b.lib.Int(script.Switch, 0, fieldSwitchTemp, 60, 0, b.clock.now())
+		_, r := b.pollEntities()
+		expectEntities(t, r, entityValue{health.EntityNVSwitch, 0, 0, "", fieldSwitchTemp, want}, switchTemps()[1])
+		b.close()
+	}
+}
+
 // Without a selected field nothing is listed, which would load a module, and nothing is watched.
 func TestEntitiesAreNotWatchedWithoutFields(t *testing.T) {
 	b := newFixture(t, 1)

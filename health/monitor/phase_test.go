@@ -427,6 +427,27 @@ func TestCheckBeforePollOfEvent(t *testing.T) {
 	})
 }
 
+// A poll that comes early, as after a change of the configuration, does not put off the next one.
+func TestPollAfterEarlyPoll(t *testing.T) {
+	for _, interval := range []time.Duration{300 * time.Millisecond, 700 * time.Millisecond, time.Second, 1500 * time.Millisecond, 10 * time.Second} {
+		t.Run(fmt.Sprint(interval), func(t *testing.T) {
+			runTestWithEngine(t, 1, interval, func(t *testing.T, h *harness, e *engine) {
+				advance(learning + interval)
+				e.forget()
+				for range 100 {
+					advance(interval + e.upTo(2*interval))
+					h.configure(func(c *health.Config) { c.Interval = interval })
+				}
+				for i, at := range e.polls[1:] {
+					if gap, most := at.Sub(e.polls[i]), interval+min(interval, time.Second); gap > most {
+						t.Errorf("polls %v apart, want at most %v", gap, most)
+					}
+				}
+			})
+		})
+	}
+}
+
 // Other clients can have the engine measure more often.
 func TestEngineThatMeasuresMoreOften(t *testing.T) {
 	for _, period := range []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, 500 * time.Millisecond} {

@@ -77,8 +77,11 @@ func (r *reads) learnXIDs(samples []health.Sample) {
 // polled records that a reading was judged; the latest read was its poll. The next poll is due after the interval.
 func (r *reads) polled(now time.Time, interval time.Duration) {
 	from := now
-	// An interval that does not fit the engine's period is kept on average.
-	if fits := interval%measurePeriod == 0 || measurePeriod%interval == 0; r.phase.known() && !fits && now.Sub(r.nominal).Abs() <= min(interval, measurePeriod) {
+	// An interval that does not fit the engine's period is kept on average. A poll that came early for another reason, as a new XID,
+	// begins an interval of its own.
+	fits := interval%measurePeriod == 0 || measurePeriod%interval == 0
+	reach := min(interval, measurePeriod)
+	if early := r.nominal.Sub(now); r.phase.known() && !fits && early <= reach/4 && early >= -reach {
 		from = r.nominal
 	}
 	r.polledAt, r.nominal, r.interval = now, from.Add(interval), interval

@@ -56,7 +56,7 @@ type session struct {
 	xidsDue       bool                   // the stream has new rows
 	xidStreamRead bool                   // the stream was read in this poll
 	latestXID     map[entity]xidRow      // as of the last poll
-	paceGPU       []dcgm.GroupEntityPair // whose paceField tells when DCGM has measured; empty if none is reachable
+	paceGPU       []dcgm.GroupEntityPair // whose paceField tells when DCGM has measured; empty if none does
 	measured      time.Time              // of that field, in this poll
 
 	rewatchedAt  time.Time           // when the watches were last recreated because DCGM took no new samples

@@ -46,11 +46,11 @@ func (s *session) XIDsChanged(context.Context) (changed bool, measured time.Time
 // fields, and every supported GPU has it.
 const paceField = dcgm.Short(health.FieldGPUTemp)
 
-// choosePaceGPU chooses the first GPU that the driver reaches.
+// choosePaceGPU chooses the first GPU that the driver reaches and DCGM measures.
 func (s *session) choosePaceGPU() {
 	s.paceGPU = nil
 	for i, e := range s.watches.gpus {
-		if p := s.presence[e.id]; p != nil && reachable(p.status) {
+		if p := s.presence[e.id]; p != nil && reachable(p.status) && !s.stale[e.id] {
 			s.paceGPU = s.watches.gpuPairs[i : i+1]
 			return
 		}

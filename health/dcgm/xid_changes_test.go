@@ -145,6 +145,18 @@ func TestMeasured(t *testing.T) {
 	b.expectMeasured("without that GPU", b.clock.now())
 }
 
+// A GPU that DCGM measures no longer does not tell when it measures the others.
+func TestMeasuredBesideStaleGPU(t *testing.T) {
+	b := startFixture(t, 2)
+	for range 10 {
+		b.add(time.Second)
+		b.sampleGPUs(2)
+		b.blankGPUs(0)
+		b.poll()
+	}
+	b.expectMeasured("beside a stale GPU", b.clock.now())
+}
+
 // A poll that comes earlier, because the monitor follows DCGM's measurements, still reads what is due.
 func TestFullPollComesEarly(t *testing.T) {
 	for early, want := range map[time.Duration]bool{200 * time.Millisecond: true, 500 * time.Millisecond: false} {

@@ -16,6 +16,7 @@ import (
 
 	"go.uber.org/goleak"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -1276,4 +1277,26 @@ func TestDriverServesAgainAfterFailure(t *testing.T) {
 		return err == nil && !unixsock.SameSocket(before, now)
 	})
 	g.awaitServing()
+}
+
+// Without a CDI spec of the devices no claim can be prepared. The log says so once.
+func TestDriverLogsThatClaimsCannotBePrepared(t *testing.T) {
+	t.Parallel()
+	core, logs := observer.New(zap.WarnLevel)
+	g := newDriverRig(t, func(c *plugin.Config) { c.CDI.Kind = "absent.example/gpu" }) // no host has a spec of it
+	g.options = func(o *Options) {
+		o.Simulated, o.Log = func() bool { return false }, zap.New(core)
+	}
+	g.start()
+	logged := func() []observer.LoggedEntry { return logs.FilterMessage("claims cannot be prepared").All() }
+	g.await("logged", func() bool { return len(logged()) > 0 })
+	for range 3 { // polls with the same result, each after the one before was followed
+		before := g.preparer.base.Load()
+		g.poll(testDevices()[:3]...)
+		g.await("followed", func() bool { return g.preparer.base.Load() != before })
+	}
+	g.end()
+	if all := logged(); len(all) != 1 || all[0].ContextMap()["error"] == "" {
+		t.Errorf("logged %v, want one error", all)
+	}
 }

@@ -41,7 +41,7 @@ type sockets struct {
 	accepted      bool       // the kubelet has accepted the registration
 	refusal       string     // why the kubelet has not accepted it
 	calls         int        // running ones
-	lastCallEnd   time.Time  // zero if none has ended
+	lastUnprepare time.Time  // end of the last call that ended claims; zero before
 	streams       int        // open health streams
 	lastStreamEnd time.Time  // zero if none has ended since the registration
 }
@@ -178,16 +178,17 @@ func (s *sockets) forgetRegistration() {
 	s.accepted, s.refusal, s.lastStreamEnd = false, "", time.Time{}
 }
 
-// answered reports whether the kubelet has the answers to all its calls. It would lose one that is sent while the sockets close, and without the
-// driver it could not ask again: the pod of a claim would not end.
+// answered reports whether no call runs and the kubelet has the answers to those that ended claims. It would lose one that is sent while the
+// sockets close, and without the driver it could not ask again: the pod of a claim would not end. Pods whose claims are refused, and other
+// processes, may call often, and their answers do not matter.
 func (s *sockets) answered() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.calls == 0 && time.Since(s.lastCallEnd) >= s.timing.answer
+	return s.calls == 0 && time.Since(s.lastUnprepare) >= s.timing.answer
 }
 
 // interceptCall counts the calls, and follows the registration. The helper's RegistrationStatus has no lock.
-func (s *sockets) interceptCall(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (s *sockets) interceptCall(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	s.mu.Lock()
 	s.calls++
 	s.mu.Unlock()
@@ -195,7 +196,9 @@ func (s *sockets) interceptCall(ctx context.Context, req any, _ *grpc.UnaryServe
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.calls--
-		s.lastCallEnd = time.Now()
+		if strings.HasSuffix(info.FullMethod, "/NodeUnprepareResources") { // of any version
+			s.lastUnprepare = time.Now()
+		}
 	}()
 	if r, ok := req.(*registerapi.RegistrationStatus); ok {
 		s.mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +21,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -1237,6 +1239,32 @@ func TestDriverReleasesDespiteOtherCalls(t *testing.T) {
 		r := g.Released().Load()
 		return r != nil && r.Released
 	})
+}
+
+// A kubeconfig that was changed counts from the next start of the driver on, also for the question whether a claim still exists.
+func TestDriverConnectsAnew(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	var current atomic.Pointer[apiservertest.Server]
+	current.Store(g.api)
+	g.options = func(o *Options) {
+		o.Connect = func() (kubernetes.Interface, error) { return current.Load().Client() }
+	}
+	g.start()
+	g.awaitServing()
+	a, b := claim("a", result("gpu-1")), claim("b", result("gpu-1"))
+	g.prepare(a)
+	g.refused(b, "default/a")
+	g.unprepare(a)
+	g.configure(usePlugin)
+	g.awaitReleased()
+	g.api.Delete("resourceclaims", a.Namespace, a.Name)
+	g.api = apiservertest.New(t, testNode)
+	current.Store(g.api)
+	g.configure(useDRA)
+	g.awaitServing()
+	g.prepare(a)
+	g.refused(b, "is prepared for claim default/a of ") // not: which does not exist any more
 }
 
 // Slices that cannot be removed keep the devices from the device plugin: a pod could get one by each API. That is not for pods to end.

@@ -79,6 +79,7 @@ func (s *sockets) serve(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.preparer.api.Store(&client) // kubernetes.kubeconfig may have changed
 	if err := s.makeDataDir(); err != nil {
 		s.setOther("") // no kubelet, so no other driver either
 		return err

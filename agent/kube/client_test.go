@@ -151,45 +151,51 @@ func TestConnector(t *testing.T) {
 // Each component connects by the file that is configured.
 func TestComponentsConnect(t *testing.T) {
 	outsidePod(t)
-	requests := make(chan string, 100)
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		requests <- r.UserAgent() + " " + r.Method + " " + r.URL.Path
-		http.NotFound(w, r)
-	}))
-	defer s.Close()
-	file := writeKubeconfig(t, s.URL, "a")
-	var desired, written health.Latest[NodeState]
-	desired.Store(&NodeState{Labels: map[string]string{"a": "1"}})
-	writer := NewNodeWriter(NodeOptions{
-		Desired: &desired, Written: &written, Kubeconfig: func() string { return file }, Node: "writer", Log: zap.NewNop(),
-	})
-	var runtime health.Latest[RuntimeConfig]
-	runtime.Store(&RuntimeConfig{Needed: true, Kubeconfig: file})
-	follower := NewRuntimeFollower(RuntimeOptions{Config: &runtime, Node: "follower", Answered: func(Runtime, error, bool) {}, Log: zap.NewNop()})
-	config := health.DefaultConfig()
-	config.Kubernetes = health.KubernetesConfig{Enabled: true, Kubeconfig: file}
-	var configs health.Latest[health.Config]
-	configs.Store(&config)
-	var snapshots health.Latest[health.Snapshot]
-	snapshots.Store(snapshotOf(gpu(0, nil)))
-	reporter := New(Options{
-		Config: &configs, Snapshots: &snapshots, Node: "reporter", Log: zap.NewNop(),
-		Holders: func(health.DeviceID) []Pod { return nil }, Unschedulable: func() ([]string, bool) { return nil, true },
-	})
-	for node, run := range map[string]func(context.Context) error{"writer": writer.Run, "follower": follower.Run, "reporter": reporter.Run} {
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- run(ctx) }()
-		if got, want := <-requests, "gpu-node-agent GET /a/api/v1/nodes/"+node; got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-		for len(requests) > 0 {
-			<-requests
-		}
+	for node, component := range map[string]func(kubeconfig string) (run func(context.Context) error){
+		"writer": func(kubeconfig string) func(context.Context) error {
+			var desired, written health.Latest[NodeState]
+			desired.Store(&NodeState{Labels: map[string]string{"a": "1"}})
+			return NewNodeWriter(NodeOptions{
+				Desired: &desired, Written: &written, Kubeconfig: func() string { return kubeconfig }, Node: "writer", Log: zap.NewNop(),
+			}).Run
+		},
+		"follower": func(kubeconfig string) func(context.Context) error {
+			var config health.Latest[RuntimeConfig]
+			config.Store(&RuntimeConfig{Needed: true, Kubeconfig: kubeconfig})
+			return NewRuntimeFollower(RuntimeOptions{Config: &config, Node: "follower", Answered: func(Runtime, error, bool) {}, Log: zap.NewNop()}).Run
+		},
+		"reporter": func(kubeconfig string) func(context.Context) error {
+			config := health.DefaultConfig()
+			config.Kubernetes = health.KubernetesConfig{Enabled: true, Kubeconfig: kubeconfig}
+			var configs health.Latest[health.Config]
+			configs.Store(&config)
+			var snapshots health.Latest[health.Snapshot]
+			snapshots.Store(snapshotOf(gpu(0, nil)))
+			return New(Options{
+				Config: &configs, Snapshots: &snapshots, Node: "reporter", Log: zap.NewNop(),
+				Holders: func(health.DeviceID) []Pod { return nil }, Unschedulable: func() ([]string, bool) { return nil, true },
+			}).Run
+		},
+	} {
+		t.Run(node, func(t *testing.T) {
+			requests := make(chan string, 100)
+			s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				requests <- r.UserAgent() + " " + r.Method + " " + r.URL.Path
+				http.NotFound(w, r)
+			}))
+			defer s.Close()
+			run := component(writeKubeconfig(t, s.URL, "a"))
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error)
+			go func() { done <- run(ctx) }()
+			if got, want := <-requests, "gpu-node-agent GET /a/api/v1/nodes/"+node; got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

@@ -78,8 +78,8 @@ func (f *Follower) examineHost(ctx context.Context) {
 	}
 }
 
-// examine returns what the host has of the devices of a snapshot, and whether that is everything and stays so. What cannot be read now is
-// as in last, which may be nil.
+// examine returns what the host has of the devices of a snapshot, and whether that is everything and stays so. What cannot be read of a
+// device now is as in last, which may be nil.
 func (f *Follower) examine(ctx context.Context, snap *health.Snapshot, last *host, useNVML bool) (next *host, complete bool) {
 	sysfs := f.SysFS()
 	next, complete = &host{machine: machineOf(sysfs), devices: make(map[health.DeviceID]hostDevice, len(snap.Devices)), nvml: useNVML}, true

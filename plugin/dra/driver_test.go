@@ -1218,11 +1218,15 @@ func TestDriverAnswersBeforeRelease(t *testing.T) {
 	g.configure(usePlugin)
 	g.unprepare(a)
 	g.awaitNotReleased("the kubelet's last call is being answered")
+	begin := time.Now()
 	close(slow)
 	if err := <-answer; err != nil {
 		t.Error(err)
 	}
 	g.awaitReleased()
+	if d := time.Since(begin); d < g.timing.answer {
+		t.Errorf("released within %v of the last answer", d)
+	}
 }
 
 // Calls that end no claim, as those of pods whose claims are refused, hold up no release.

@@ -132,6 +132,7 @@ func TestControlLog(t *testing.T) {
 	}{
 		"waits":                  {[]string{serves, pending}, []int{17}, []int{1001}},
 		"served later":           {[]string{serves, pending, later}, []int{18}, nil},
+		"was served":             {[]string{serves, pending, later}, []int{17}, nil},
 		"accepted":               {[]string{serves, pending, exists}, []int{17}, nil},
 		"no server":              {[]string{serves, pending}, nil, nil},
 		"user of server unknown": {[]string{pending}, []int{17}, nil},

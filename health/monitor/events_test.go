@@ -436,7 +436,8 @@ func TestEventPollsSuitSource(t *testing.T) {
 func TestEventsOfInstances(t *testing.T) {
 	mig0, mig1, other := healthtest.MIG0, healthtest.MIG0, healthtest.MIG1
 	mig1.ID, mig1.CI = "MIG-0b", 1
-	listed := []health.Device{healthtest.GPU0, mig0, mig1, other}
+	third := health.Device{ID: "MIG-3", Kind: health.KindMIG, Parent: "GPU-0", GI: 3, CI: 5}
+	listed := []health.Device{healthtest.GPU0, mig0, mig1, other, third}
 	for name, c := range map[string]struct {
 		gpu     string
 		gi, ci  int
@@ -453,6 +454,7 @@ func TestEventsOfInstances(t *testing.T) {
 		"unknown GPU instance":            {"GPU-0", 9, 0, nil, false, 2 * time.Second, "GPU-0"},
 		"unknown instance, source stalls": {"GPU-0", 9, -1, nil, true, instanceDelay, "GPU-0"},
 		"unknown compute instance":        {"GPU-0", 1, 7, nil, false, 2 * time.Second, "MIG-0 MIG-0b"},
+		"unknown first compute instance":  {"GPU-0", 3, 0, nil, false, 2 * time.Second, "MIG-3"},
 		"new GPU instance":                {"GPU-0", 9, -1, []health.Device{{ID: "MIG-9", Kind: health.KindMIG, Parent: "GPU-0", GI: 9, CI: 3}}, false, eventPollDelay, "MIG-9"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -125,8 +125,11 @@ func TestLogChanges(t *testing.T) {
 	reported.XIDs[0].Detail = detail
 	found := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, nil, gpu, mig0, mig1)
 	faulty := healthtest.Judge(health.DefaultConfig(), found, 1, nil, map[health.DeviceID]health.Sample{"GPU-0": reported}, gpu, mig0, mig1)
+	one := healthtest.Judge(health.DefaultConfig(), found, 1, nil, map[health.DeviceID]health.Sample{
+		"GPU-0": healthtest.Present(healthtest.Value(health.FieldRemapPending, 1)),
+	}, gpu, mig0, mig1)
 	core, logs := observer.New(zapcore.InfoLevel)
-	for _, step := range [][2][]health.DeviceState{{nil, found}, {found, faulty}, {faulty, found}, {found, found[:1]}} {
+	for _, step := range [][2][]health.DeviceState{{nil, found}, {found, faulty}, {faulty, found}, {one, found}, {found, found[:1]}} {
 		logChanges(zap.New(core), step[0], step[1])
 	}
 	var got []string
@@ -141,6 +144,7 @@ func TestLogChanges(t *testing.T) {
 		"XID GPU-0 <nil>: the driver's message",
 		"device state GPU-0 2: [unhealthy xid-48 [row-remap-pending] <nil>]",
 		"device state GPU-0 2: [healthy <nil> <nil> [xid-48 row-remap-pending]]",
+		"device state GPU-0 2: [healthy <nil> <nil> [row-remap-pending]]",
 		"device removed GPU-0 2: <nil>",
 	}
 	if !slices.Equal(got, want) {

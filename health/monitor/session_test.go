@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -221,6 +222,29 @@ func TestRunWithoutSource(t *testing.T) {
 		stop()
 		if s := out.Load(); s != nil && s.Source.Status != health.SourceStarting {
 			t.Errorf("%+v", s)
+		}
+	})
+}
+
+// The source is starting, not up as the one before, until the new one has given a reading.
+func TestStatusOfNewSource(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		advance(2 * time.Second)
+		open := make(chan struct{})
+		src := *h.source.Load()
+		src.Inventory = "another"
+		src.Open = func(ctx context.Context) (health.Session, error) {
+			<-open
+			return h.Open(ctx)
+		}
+		was := h.out.Load().Source.Status
+		h.source.Store(&src)
+		synctest.Wait()
+		starting := h.out.Load().Source.Status
+		close(open)
+		advance(2 * time.Second)
+		if now := h.out.Load().Source.Status; was != health.SourceUp || starting != health.SourceStarting || now != health.SourceUp {
+			t.Errorf("was %v, then %v, then %v; want up, starting, up", was, starting, now)
 		}
 	})
 }

@@ -72,7 +72,7 @@ func TestClaimAgainAfterKubeletWithoutAnswer(t *testing.T) {
 	first.stop()
 	k.Stop()
 	h := newHarnessIn(t, first.root, snapshot(2))
-	h.p.timing.pods.QuickRefresh = 40 * time.Millisecond
+	h.p.timing.pods.QuickRefresh = 200 * time.Millisecond // the kubelet settles for five of them: long enough to be observed
 	h.p.pods = h.p.newPodResources()
 	h.p.layouts.holders = &h.p.pods.Holders
 	h.setConfig(sharedBy(2))

@@ -84,7 +84,7 @@ func TestMIGNodes(t *testing.T) {
 }
 
 func TestDestroyedMIGFindingKeepsBeginning(t *testing.T) {
-	for _, code := range []int{48, 95} {
+	for _, code := range []int{48, 95, 151} {
 		devices := judge(nil, 0, samples{"MIG-0": migXIDs(code)}, gpu0, mig0, mig1)
 		devices = judge(devices, 1, nil, gpu0, mig1)
 		v := devices[0].Verdict
@@ -154,5 +154,19 @@ func TestTripsOfMIGDevices(t *testing.T) {
 	devices = judge(devices, 10, samples{gpu0.ID: reboot, mig0.ID: migXIDs(48)}, all...)
 	if a, b := len(verdictOf(devices, mig0.ID).Trips), len(verdictOf(devices, mig1.ID).Trips); a != 1 || b != 0 {
 		t.Errorf("%d trips of the faulty MIG device, %d of its sibling; want 1 and 0", a, b)
+	}
+}
+
+// That a MIG device flapped concerns its partition only, so it ends with the device.
+func TestFlappingEndsWithMIGDevice(t *testing.T) {
+	c := DefaultConfig()
+	c.Flap.Trips = 1
+	devices := judgeAll(c, nil, 0, nil, samples{"MIG-0": migXIDs(48)}, gpu0, mig0, mig1)
+	if v := verdictOf(devices, mig0.ID); !v.unhealthyBy(CauseFlapping) {
+		t.Fatalf("the MIG device has %v", v.Causes())
+	}
+	devices = judgeAll(c, devices, 1, nil, nil, gpu0, mig1)
+	if v := verdictOf(devices, gpu0.ID); v.Has(CauseFlapping) || !v.Has(xidCause(48)) {
+		t.Errorf("the GPU has %v, want the XID alone", v.Causes())
 	}
 }

@@ -85,7 +85,9 @@ func TestRuntimeIgnoresCDI(t *testing.T) {
 	h.waitResource(k, gpu, func(r kubelettest.Resource) bool {
 		return r.Connected && r.Devices[0].Healthy && !r.Devices[1].Healthy // the pod keeps its device
 	})
-	s := h.waitPlugin(func(s Status) bool { return strings.Contains(s.Err, old) && len(s.Resources) == 1 && s.Resources[0].Registered })
+	s := h.waitPlugin(func(s Status) bool {
+		return strings.Contains(s.Err, old) && len(s.Resources) == 1 && s.Resources[0].Registered
+	})
 	if len(s.Warnings) > 0 {
 		t.Errorf("%+v", s)
 	}

@@ -23,7 +23,7 @@ func packages() []string {
 
 func main() {
 	seed := flag.Uint64("seed", 1, "what draws the mutants; equal seeds draw equal mutants from equal code")
-	count := flag.Int("n", 15, "mutants per package that compile")
+	count := flag.Int("n", 20, "mutants per package that compile")
 	dir := flag.String("results", "internal/mutants/results", "the directory of the results, one file per package and seed")
 	again := flag.Bool("again", false, "try again what the results have")
 	flag.Usage = func() {

@@ -298,7 +298,7 @@ func (e *engine) limited(t *testing.T, when string) {
 	begin := e.reads[0]
 	e.mu.Unlock()
 	seconds := int(time.Since(begin)/time.Second) + 1
-	if n := e.count(&e.reads); n > seconds*215/100+2 || e.most() > 4 {
+	if n := e.count(&e.reads); n > seconds*215/100+2 || e.most() > 3 {
 		t.Errorf("%s: %d reads in %d s, %d in one", when, n, seconds, e.most())
 	}
 	if n := e.count(&e.polls); n < seconds*98/100-2 || n > seconds*101/100+2 {
@@ -555,7 +555,7 @@ func TestXIDsOfOnePhase(t *testing.T) {
 					e.limited(t, "an XID when the engine measures")
 				}
 				slices.Sort(e.took)
-				if n := len(e.took); n != 60 || e.took[n/2] > 150*time.Millisecond || e.took[n-2] > 600*time.Millisecond || e.most() > 4 {
+				if n := len(e.took); n != 60 || e.took[n/2] > 150*time.Millisecond || e.took[n-2] > 600*time.Millisecond || e.most() > 3 {
 					t.Errorf("%d XIDs after %v, at most %v; %d reads in a second", n, e.took[n/2], e.took[n-2], e.most())
 				}
 				advance(xidPhaseLasts)

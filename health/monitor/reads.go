@@ -18,6 +18,9 @@ const (
 	// of the measurements (health/dcgm/OBSERVED.md#xid-thread): only XIDs tell it, and it drifts.
 	xidPhaseLasts = 5 * time.Minute
 
+	// shortXIDDelay is a delay from a measurement to the record of an XID for which the poll waits, because a check would come too soon after it.
+	shortXIDDelay = 200 * time.Millisecond
+
 	// minReadGap is the least time from a read to a check.
 	minReadGap = 50 * time.Millisecond
 
@@ -94,23 +97,30 @@ func (r *reads) pollDue() time.Time {
 		return at
 	}
 	reach := min(r.interval, measurePeriod)
-	if measured := r.phase.next(at.Add(-reach / 4)); measured.Sub(at) < reach*3/4 {
+	measured := r.phase.next(at.Add(-reach / 4))
+	if r.expectsXIDs() && r.xidDelay < shortXIDDelay {
+		measured = measured.Add(r.xidDelay)
+	}
+	if measured.Sub(at) < reach*3/4 {
 		at = measured
 	}
 	if r.interval >= time.Second/maxReads {
-		at = latest(at, r.recent[0].Add(time.Second))
+		at = latest(at, r.allowed())
 	}
 	return latest(at, r.polledAt.Add(r.interval/2)) // what counts polls expects them apart
 }
 
+// allowed returns when the next read is within maxReads.
+func (r *reads) allowed() time.Time { return r.recent[0].Add(time.Second) }
+
 // checkDue returns when the next check is due if the next poll is due at poll. The poll is the check if that is not earlier.
 func (r *reads) checkDue(poll time.Time) time.Time {
 	at := r.xidDue(poll)
-	if left := poll.Sub(r.ended); left > maxXIDGap+minReadGap { // a gap that is a bit longer is no reason for another check
+	if left := poll.Sub(r.ended); !r.checksXIDs() && left > maxXIDGap+minReadGap { // a gap that is a bit longer is no reason for another check
 		gaps := (left - minReadGap + maxXIDGap - 1) / maxXIDGap
 		at = earliest(at, r.ended.Add(left/gaps))
 	}
-	allowed := r.recent[0].Add(time.Second)
+	allowed := r.allowed()
 	probe := r.probeDue(poll)
 	instead := !r.phase.narrow() && probe.Sub(r.ended) <= maxXIDGap+minReadGap // of another check, which can come later
 	if !probe.Before(allowed) && probe.Before(poll.Add(-minReadGap)) && (instead || probe.Before(at)) {
@@ -119,13 +129,22 @@ func (r *reads) checkDue(poll time.Time) time.Time {
 	return latest(at, allowed)
 }
 
+// expectsXIDs reports whether reads follow the phase of the latest XID: the poll if the delay is short, a check otherwise.
+func (r *reads) expectsXIDs() bool {
+	return r.phase.known() && r.phase.narrow() && !r.xidAt.IsZero() && r.ended.Sub(r.xidAt) <= xidPhaseLasts
+}
+
+// checksXIDs reports whether the check of a period follows that phase. It then replaces the check between two polls: with the poll that an XID
+// causes, there are maxReads.
+func (r *reads) checksXIDs() bool { return r.expectsXIDs() && r.xidDelay >= shortXIDDelay }
+
 // xidDue returns when the engine has just recorded an XID, if it has one; poll if that is not known, or the poll shows it.
 func (r *reads) xidDue(poll time.Time) time.Time {
-	if !r.phase.known() || !r.phase.narrow() || r.xidAt.IsZero() || r.ended.Sub(r.xidAt) > xidPhaseLasts {
+	if !r.checksXIDs() {
 		return poll
 	}
 	at := latest(r.phase.next(r.ended.Add(-r.xidDelay)).Add(r.xidDelay), r.ended.Add(minReadGap))
-	if r.xidDelay < minReadGap || !at.Before(poll.Add(-minReadGap)) {
+	if !at.Before(poll.Add(-minReadGap)) {
 		return poll
 	}
 	return at

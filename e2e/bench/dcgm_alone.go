@@ -8,7 +8,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -53,9 +52,8 @@ func (b *bench) measurePace(ctx context.Context, pace string, xids int, aim floa
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	build := exec.CommandContext(ctx, filepath.Join(b.repo, "e2e/chaos/testdata/build-libdcgm"), dir) //nolint:gosec // of the repository
-	if out, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("%w\n%s", err, out)
+	if err := b.buildScripted(ctx, dir, scriptedDCGM); err != nil {
+		return err
 	}
 	agents := []*pacedAgent{{name: "", binary: b.agent, seed: 1, xids: b.scale(xids)}}
 	if b.old != "" {
@@ -105,27 +103,16 @@ func (a *pacedAgent) run(ctx context.Context, libraries, pace string, idle time.
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	path := filepath.Join(dir, "script")
-	lines := []byte("up\n")
-	for gpu := range engineGPUs {
-		lines = fmt.Appendf(lines, "status %d 1\n", gpu) // dcgm_structs.h: DcgmEntityStatusOk
-	}
-	if err := os.WriteFile(path, append(lines, "ready\n"...), 0o600); err != nil {
-		return err
-	}
-	a.testNode, err = startSource(ctx, a.binary, "address: localhost:5555, events: off", engineGPUs,
-		"LD_LIBRARY_PATH="+libraries, "CHAOS_DCGM="+path, fmt.Sprintf("DCGM_PACE=%d %s", a.seed, pace))
+	a.testNode, err = startScripted(ctx, a.binary, libraries, dir, "address: localhost:5555, events: off", "", fmt.Sprintf("DCGM_PACE=%d %s", a.seed, pace))
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, a.stop()) }()
-	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
+	if a.script, err = openScript(dir); err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }()
-	a.script = &engineScript{f}
-	if a.record, err = openRecord(path + ".record"); err != nil {
+	defer func() { _ = a.script.Close() }()
+	if a.record, err = openRecord(filepath.Join(dir, dcgmScript+".record")); err != nil {
 		return err
 	}
 	defer func() { _ = a.record.file.Close() }()
@@ -209,7 +196,7 @@ func (a *pacedAgent) awaitSource(ctx context.Context, up float64) error {
 }
 
 func (a *pacedAgent) measureXID(ctx context.Context, gpu int) error {
-	id := fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", gpu)
+	id := engineGPU(gpu)
 	if err := a.script.report(xidNumber, gpu); err != nil {
 		return err
 	}

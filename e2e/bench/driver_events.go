@@ -97,7 +97,7 @@ func (b *bench) measureDriverEvents(ctx context.Context, r *testNode, socket str
 func (b *bench) measureDriverEvent(ctx context.Context, r *testNode, d *driver, dcgm *engineScript, gpus []int) (time.Duration, error) {
 	ids := map[string]bool{}
 	for _, gpu := range gpus {
-		ids[fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", gpu)] = true
+		ids[engineGPU(gpu)] = true
 	}
 	begin := time.Now()
 	if err := d.report(xidNumber, gpus...); err != nil {

@@ -34,10 +34,10 @@ func (b *bench) measureEngine(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if err := b.buildScripted(ctx, dir); err != nil {
+	if err := b.buildScripted(ctx, dir, scriptedDCGM, scriptedNVML); err != nil {
 		return err
 	}
-	r, err := b.startScripted(ctx, dir, dir, "mode: embedded", "")
+	r, err := startScripted(ctx, b.agent, dir, dir, "mode: embedded", "")
 	if err != nil {
 		return err
 	}
@@ -45,21 +45,26 @@ func (b *bench) measureEngine(ctx context.Context) (err error) {
 	if err := b.measureEngineIdle(ctx, r.Pid()); err != nil {
 		return err
 	}
-	f, err := os.OpenFile(filepath.Join(dir, dcgmScript), os.O_APPEND|os.O_WRONLY, 0)
+	dcgm, err := openScript(dir)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = f.Close() }()
-	dcgm := &engineScript{f}
+	defer func() { _ = dcgm.Close() }()
 	if err := b.measureDriverEvents(ctx, r, filepath.Join(dir, nvmlSocket), dcgm); err != nil {
 		return err
 	}
 	return b.measureXIDs(ctx, r, dcgm)
 }
 
-// buildScripted builds the scripted DCGM and NVML in a directory.
-func (b *bench) buildScripted(ctx context.Context, dir string) error {
-	for _, script := range []string{"e2e/chaos/testdata/build-libdcgm", "health/nvml/testdata/build-libnvidia-ml"} {
+// The programs that build the scripted libraries, in the repository.
+const (
+	scriptedDCGM = "e2e/chaos/testdata/build-libdcgm"
+	scriptedNVML = "health/nvml/testdata/build-libnvidia-ml"
+)
+
+// buildScripted builds scripted libraries in a directory.
+func (b *bench) buildScripted(ctx context.Context, dir string, scripts ...string) error {
+	for _, script := range scripts {
 		if out, err := exec.CommandContext(ctx, filepath.Join(b.repo, script), dir).CombinedOutput(); err != nil { //nolint:gosec // of the repository
 			return fmt.Errorf("%s: %w\n%s", script, err, out)
 		}
@@ -69,7 +74,7 @@ func (b *bench) buildScripted(ctx context.Context, dir string) error {
 
 // startScripted starts an agent with the scripted libraries of a directory, which the files in another one control. lines are
 // those of DCGM's script that apply from the start, beside the GPUs.
-func (b *bench) startScripted(ctx context.Context, libraries, control, source, lines string, env ...string) (*testNode, error) {
+func startScripted(ctx context.Context, binary, libraries, control, source, lines string, env ...string) (*testNode, error) {
 	script := []byte("up\n" + lines)
 	for gpu := range engineGPUs {
 		script = fmt.Appendf(script, "status %d 1\n", gpu) // dcgm_structs.h: DcgmEntityStatusOk
@@ -78,12 +83,21 @@ func (b *bench) startScripted(ctx context.Context, libraries, control, source, l
 	if err := os.WriteFile(path, append(script, "ready\n"...), 0o600); err != nil {
 		return nil, err
 	}
-	return startSource(ctx, b.agent, source, engineGPUs,
+	return startSource(ctx, binary, source, engineGPUs,
 		append(env, "LD_LIBRARY_PATH="+libraries, "CHAOS_DCGM="+path, "NVML_SCRIPT="+filepath.Join(control, nvmlSocket))...)
 }
 
 // engineScript controls the scripted DCGM in the agent.
 type engineScript struct{ *os.File }
+
+// openScript opens the script in the directory of startScripted that controls.
+func openScript(control string) (*engineScript, error) {
+	f, err := os.OpenFile(filepath.Join(control, dcgmScript), os.O_APPEND|os.O_WRONLY, 0)
+	return &engineScript{f}, err
+}
+
+// engineGPU returns the ID of a GPU of the scripted DCGM.
+func engineGPU(gpu int) string { return fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", gpu) }
 
 // report makes DCGM record XIDs of GPUs within 10 ms.
 func (e *engineScript) report(code int, gpus ...int) error {
@@ -112,7 +126,7 @@ func (b *bench) measureXIDs(ctx context.Context, r *testNode, dcgm *engineScript
 	var took []time.Duration
 	for i := range b.scale(100) {
 		gpu := i % engineGPUs
-		id := fmt.Sprintf("GPU-%08d-0000-0000-0000-000000000000", gpu)
+		id := engineGPU(gpu)
 		if err := pause(ctx, time.Duration(random.Int64N(int64(time.Second)))); err != nil {
 			return err
 		}

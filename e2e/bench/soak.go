@@ -52,7 +52,7 @@ func defaultArenas() int { return 8 * runtime.NumCPU() }
 // startArenaNodes starts two agents for each source: as it is, and with as many arenas as glibc would allow. One more caller joins every
 // so often.
 func (b *bench) startArenaNodes(ctx context.Context, dir string, every time.Duration, sources ...string) (nodes []*arenaNode, err error) {
-	if err := b.buildScripted(ctx, dir); err != nil {
+	if err := b.buildScripted(ctx, dir, scriptedDCGM, scriptedNVML); err != nil {
 		return nil, err
 	}
 	lines := fmt.Sprintf("message %d\ncallers %d %d\n", messageSize, callers, every.Milliseconds())
@@ -68,7 +68,7 @@ func (b *bench) startArenaNodes(ctx context.Context, dir string, every time.Dura
 			if n.dir, err = os.MkdirTemp(dir, ""); err != nil {
 				return nodes, err
 			}
-			if n.testNode, err = b.startScripted(ctx, dir, n.dir, source, lines, env...); err != nil {
+			if n.testNode, err = startScripted(ctx, b.agent, dir, n.dir, source, lines, env...); err != nil {
 				return nodes, err
 			}
 			nodes = append(nodes, n)
@@ -228,12 +228,12 @@ func (b *bench) measureArenaLatency(ctx context.Context) error {
 				return err
 			}
 			defer func() { _ = d.Close() }()
-			f, err := os.OpenFile(filepath.Join(n.dir, dcgmScript), os.O_APPEND|os.O_WRONLY, 0)
+			script, err := openScript(n.dir)
 			if err != nil {
 				return err
 			}
-			defer func() { _ = f.Close() }()
-			drivers[i], scripts[i] = d, &engineScript{f}
+			defer func() { _ = script.Close() }()
+			drivers[i], scripts[i] = d, script
 		}
 		for round := range b.scale(1000) {
 			for turn := range nodes {

@@ -18,9 +18,6 @@ const (
 	// of the measurements (health/dcgm/OBSERVED.md#xid-thread): only XIDs tell it, and it drifts.
 	xidPhaseLasts = 5 * time.Minute
 
-	// shortXIDDelay is a delay from a measurement to the record of an XID for which the poll waits, because a check would come too soon after it.
-	shortXIDDelay = 200 * time.Millisecond
-
 	// minReadGap is the least time from a read to a check.
 	minReadGap = 50 * time.Millisecond
 
@@ -90,19 +87,17 @@ func (r *reads) polled(now time.Time, interval time.Duration) {
 	r.polledAt, r.nominal, r.interval = now, from.Add(interval), interval
 }
 
-// pollDue returns when the next poll is due: after the measurement that is closest to the interval's end, or rather a bit later.
+// pollDue returns when the next poll is due: after the measurement, or the record of an XID, that is closest to the interval's end, or rather a
+// bit later.
 func (r *reads) pollDue() time.Time {
 	at := r.nominal
 	if !r.phase.known() {
 		return at
 	}
 	reach := min(r.interval, measurePeriod)
-	measured := r.phase.next(at.Add(-reach / 4))
-	if r.expectsXIDs() && r.xidDelay < shortXIDDelay {
-		measured = measured.Add(r.xidDelay)
-	}
-	if measured.Sub(at) < reach*3/4 {
-		at = measured
+	delay := r.awaitedDelay()
+	if follow := r.phase.next(at.Add(-reach/4 - delay)).Add(delay); follow.Sub(at) < reach*3/4 {
+		at = follow
 	}
 	if r.interval >= time.Second/maxReads {
 		at = latest(at, r.allowed())
@@ -115,10 +110,10 @@ func (r *reads) allowed() time.Time { return r.recent[0].Add(time.Second) }
 
 // checkDue returns when the next check is due if the next poll is due at poll. The poll is the check if that is not earlier.
 func (r *reads) checkDue(poll time.Time) time.Time {
-	at := r.xidDue(poll)
-	if left := poll.Sub(r.ended); !r.checksXIDs() && left > maxXIDGap+minReadGap { // a gap that is a bit longer is no reason for another check
+	at := poll
+	if left := poll.Sub(r.ended); left > maxXIDGap+minReadGap { // a gap that is a bit longer is no reason for another check
 		gaps := (left - minReadGap + maxXIDGap - 1) / maxXIDGap
-		at = earliest(at, r.ended.Add(left/gaps))
+		at = r.ended.Add(left / gaps)
 	}
 	allowed := r.allowed()
 	probe := r.probeDue(poll)
@@ -129,25 +124,13 @@ func (r *reads) checkDue(poll time.Time) time.Time {
 	return latest(at, allowed)
 }
 
-// expectsXIDs reports whether reads follow the phase of the latest XID: the poll if the delay is short, a check otherwise.
-func (r *reads) expectsXIDs() bool {
-	return r.phase.known() && r.phase.narrow() && !r.xidAt.IsZero() && r.ended.Sub(r.xidAt) <= xidPhaseLasts
-}
-
-// checksXIDs reports whether the check of a period follows that phase. It then replaces the check between two polls: with the poll that an XID
-// causes, there are maxReads.
-func (r *reads) checksXIDs() bool { return r.expectsXIDs() && r.xidDelay >= shortXIDDelay }
-
-// xidDue returns when the engine has just recorded an XID, if it has one; poll if that is not known, or the poll shows it.
-func (r *reads) xidDue(poll time.Time) time.Time {
-	if !r.checksXIDs() {
-		return poll
+// awaitedDelay returns how long after a measurement polls come: xidDelay while XIDs are expected at the phase of the latest one. Checks keep the
+// time between two polls: the next XID may have another phase.
+func (r *reads) awaitedDelay() time.Duration {
+	if !r.phase.narrow() || r.xidAt.IsZero() || r.ended.Sub(r.xidAt) > xidPhaseLasts {
+		return 0
 	}
-	at := latest(r.phase.next(r.ended.Add(-r.xidDelay)).Add(r.xidDelay), r.ended.Add(minReadGap))
-	if !at.Before(poll.Add(-minReadGap)) {
-		return poll
-	}
-	return at
+	return r.xidDelay
 }
 
 // probeDue returns when a check is due that tells something about the phase; the poll if none does.

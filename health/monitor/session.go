@@ -106,10 +106,9 @@ func awaitPoll(ctx context.Context, w watchdog, s health.Session, reads *reads, 
 	due := time.NewTimer(time.Until(dueAt))
 	defer due.Stop()
 	watcher, _ := s.(health.XIDWatcher)
-	found := false // an XID
 	for {
 		var check <-chan time.Time
-		if at := reads.checkDue(dueAt); watcher != nil && !found && at.Before(dueAt) { // the poll is the last check
+		if at := reads.checkDue(dueAt); watcher != nil && at.Before(dueAt) { // the poll is the last check
 			check = time.After(time.Until(at))
 		}
 		select {
@@ -130,14 +129,11 @@ func awaitPoll(ctx context.Context, w watchdog, s health.Session, reads *reads, 
 				reported, measured, err = watcher.XIDsChanged(ctx)
 				return reported, err
 			})
-			if err != nil || time.Since(started) >= w.stallAfter {
+			if err != nil || reported || time.Since(started) >= w.stallAfter {
 				return err
 			}
 			reads.add(started, time.Now(), measured)
-			switch {
-			case reported:
-				found, dueAt = true, earliest(dueAt, reads.allowed())
-			case dueAt.Equal(planned): // not sooner because of an event
+			if dueAt.Equal(planned) { // not sooner because of an event
 				planned = reads.pollDue()
 				dueAt = polls.next(time.Now(), planned)
 			}

@@ -96,11 +96,12 @@ func (p *phase) nextOf(m, t time.Time) time.Time {
 	if !p.known() {
 		return t
 	}
-	ahead := m.Sub(t) % measurePeriod
-	if ahead < 0 {
-		ahead += measurePeriod
-	}
-	return t.Add(ahead)
+	return t.Add(inPeriod(m.Sub(t)))
+}
+
+// inPeriod returns d without whole periods, from 0 on.
+func inPeriod(d time.Duration) time.Duration {
+	return (d%measurePeriod + measurePeriod) % measurePeriod
 }
 
 func latest(a, b time.Time) time.Time {

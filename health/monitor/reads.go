@@ -68,7 +68,7 @@ func (r *reads) learnXIDs(samples []health.Sample) {
 	for i := range samples {
 		for _, x := range samples[i].XIDs {
 			if !r.measured.IsZero() && !health.InKernelLog(x.Code) { // the time of one in the kernel log is the driver's
-				r.xidDelay, r.xidAt = (x.At.Sub(r.measured)%measurePeriod+measurePeriod)%measurePeriod, r.ended
+				r.xidDelay, r.xidAt = inPeriod(x.At.Sub(r.measured)), r.ended
 			}
 		}
 	}

@@ -131,11 +131,7 @@ func keepRest(now, earlier *results) error {
 	merged := *now
 	if earlier.hash == now.hash {
 		for _, old := range earlier.rows {
-			known := false
-			for _, r := range now.rows {
-				known = known || r.same(old) && r.place == old.place
-			}
-			if !known {
+			if !slices.ContainsFunc(now.rows, func(r row) bool { return r.same(old) && r.place == old.place }) {
 				merged.rows = append(slices.Clip(merged.rows), old)
 			}
 		}

@@ -29,14 +29,7 @@ type source struct {
 
 // load reads the package in a directory below the current one and finds its mutants.
 func load(ctx context.Context, path string) (*source, error) {
-	var listed struct {
-		Dir               string
-		GoFiles, CgoFiles []string
-	}
-	if err := goList(ctx, &listed, "-json=Dir,GoFiles,CgoFiles", "./"+path); err != nil {
-		return nil, err
-	}
-	exports, err := exportFiles(ctx, path)
+	listed, exports, err := list(ctx, path)
 	if err != nil {
 		return nil, err
 	}
@@ -72,33 +65,29 @@ func load(ctx context.Context, path string) (*source, error) {
 	return s, nil
 }
 
-func goList(ctx context.Context, into any, args ...string) error {
-	cmd := exec.CommandContext(ctx, "go", append([]string{"list"}, args...)...)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.Output()
-	if err != nil {
-		return fmt.Errorf("go list: %w", err)
-	}
-	return json.Unmarshal(out, into)
+// goPackage is a package as go list prints it.
+type goPackage struct {
+	Dir, ImportPath   string
+	GoFiles, CgoFiles []string
+	Export            string // the file with its types
 }
 
-// exportFiles returns the files with the types of what a package imports, by import path.
-func exportFiles(ctx context.Context, path string) (map[string]string, error) {
-	cmd := exec.CommandContext(ctx, "go", "list", "-deps", "-export", "-json=ImportPath,Export", "./"+path)
+// list returns a package, and the files with the types of what it imports, by import path.
+func list(ctx context.Context, path string) (p goPackage, exports map[string]string, err error) {
+	cmd := exec.CommandContext(ctx, "go", "list", "-deps", "-export", "-json=Dir,ImportPath,GoFiles,CgoFiles,Export", "./"+path)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return nil, fmt.Errorf("go list: %w", err)
+		return p, nil, fmt.Errorf("go list: %w", err)
 	}
-	files := map[string]string{}
-	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); {
-		var p struct{ ImportPath, Export string }
+	exports = make(map[string]string)
+	for d := json.NewDecoder(bytes.NewReader(out)); d.More(); exports[p.ImportPath] = p.Export { // the package is the last
+		p = goPackage{}
 		if err := d.Decode(&p); err != nil {
-			return nil, err
+			return p, nil, err
 		}
-		files[p.ImportPath] = p.Export
 	}
-	return files, nil
+	return p, exports, nil
 }
 
 // draw returns all mutants in a random order that the seed and the package determine. The kinds take turns, because a

@@ -1,13 +1,16 @@
-// Package healthtest has devices, samples and readings for tests that judge, and runs components in synctest bubbles.
+// Package healthtest has devices, samples and readings for tests that judge, and runs components in synctest bubbles and packages of tests.
 package healthtest
 
 import (
 	"context"
+	"flag"
 	"maps"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"go.uber.org/goleak"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -118,4 +121,14 @@ func Run(t *testing.T, run func(context.Context) error) (stop func()) {
 func Advance(d time.Duration) {
 	time.Sleep(d) //nolint:forbidigo // the bubble's time
 	synctest.Wait()
+}
+
+// Main runs the tests of a package. They wait for timers and the disk most of the time, so more of them run at once than there are processors.
+// They may leave no goroutine.
+func Main(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
 }

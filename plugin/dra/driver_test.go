@@ -3,7 +3,6 @@ package dra
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -15,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 	resourceapi "k8s.io/api/resource/v1"
@@ -28,6 +26,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
@@ -37,14 +36,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	// The tests wait for timers and the disk most of the time, so more of them run at once than there are processors.
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		panic(err)
-	}
-	goleak.VerifyTestMain(m)
-}
+func TestMain(m *testing.M) { healthtest.Main(m) }
 
 // driverRig runs a whole driver: a kubelet calls it over unix sockets, and it publishes to an API server.
 type driverRig struct {
@@ -97,6 +89,15 @@ func newDriverRig(t *testing.T, edits ...func(*plugin.Config)) *driverRig {
 	g.plugin.Store(&plugin.Handover{Released: true})
 	g.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}})
 	g.poll(testDevices()[:3]...)
+	return g
+}
+
+// servingRig starts a driver, and waits until it serves.
+func servingRig(t *testing.T) *driverRig {
+	t.Helper()
+	g := newDriverRig(t)
+	g.start()
+	g.awaitServing()
 	return g
 }
 
@@ -280,9 +281,7 @@ func (g *driverRig) specs(dir string) []string {
 // A driver publishes the devices, prepares claims for the kubelet and tells it the health of devices. A restart of it changes nothing of that.
 func TestDriverServesKubelet(t *testing.T) {
 	t.Parallel()
-	g := newDriverRig(t)
-	g.start()
-	g.awaitServing()
+	g := servingRig(t)
 	g.awaitDevices("gpu-0", "gpu-1", "gpu-2")
 	a := claim("a", result("gpu-1"))
 	want := []string{"k8s.gpu-node-agent/claim=uid-a-gpu-1"}
@@ -450,9 +449,7 @@ func TestDriverHandsOver(t *testing.T) {
 // A driver of another name gets the devices when the claims of the one before have ended, also after a restart.
 func TestDriverOfAnotherName(t *testing.T) {
 	t.Parallel()
-	g := newDriverRig(t)
-	g.start()
-	g.awaitServing()
+	g := servingRig(t)
 	a := claim("a", result("gpu-1"))
 	names := g.prepare(a)
 	g.configure(func(c *plugin.Config) { c.DRA.DriverName = "gpu.example.com" })
@@ -545,9 +542,7 @@ func TestDriverBesideAnother(t *testing.T) {
 // A driver registers again after the loss of a socket, a restart of the kubelet and a refusal.
 func TestDriverRegistersAgain(t *testing.T) {
 	t.Parallel()
-	g := newDriverRig(t)
-	g.start()
-	g.awaitServing()
+	g := servingRig(t)
 	a := claim("a", result("gpu-1"))
 	g.prepare(a)
 	for _, pattern := range []string{"plugins_registry/*", "plugins/*/*.sock"} {
@@ -971,9 +966,7 @@ func TestDriverReleasesAfterLostCheckpoint(t *testing.T) {
 }
 
 func testReleaseAfterLostCheckpoint(t *testing.T, warning string, lose func(path string) error) {
-	g := newDriverRig(t)
-	g.start()
-	g.awaitServing()
+	g := servingRig(t)
 	a := claim("a", result("gpu-1"))
 	g.prepare(a)
 	g.hold(map[health.DeviceID][]podresources.Holder{"GPU-1": {claimHolder(a, "gpu-1")}})
@@ -1004,9 +997,7 @@ func testReleaseAfterLostCheckpoint(t *testing.T, warning string, lose func(path
 // The reason of a handover that waits names some of many claims, each with its pods.
 func TestDriverNamesClaims(t *testing.T) {
 	t.Parallel()
-	g := newDriverRig(t)
-	g.start()
-	g.awaitServing()
+	g := servingRig(t)
 	holders := map[health.DeviceID][]podresources.Holder{}
 	var claims []*resourceapi.ResourceClaim
 	for i := range 7 {
@@ -1154,9 +1145,7 @@ func TestDriverSharesMemory(t *testing.T) {
 // An agent that serves nothing does not wait for the lock of the node, unless claims of an earlier process are left.
 func TestDriverDisabledNeedsLock(t *testing.T) {
 	t.Parallel()
-	g := newDriverRig(t)
-	g.start()
-	g.awaitServing()
+	g := servingRig(t)
 	a := claim("a", result("gpu-1"))
 	g.prepare(a)
 	g.end()
@@ -1232,9 +1221,7 @@ func TestDriverAnswersBeforeRelease(t *testing.T) {
 // Calls that end no claim, as those of pods whose claims are refused, hold up no release.
 func TestDriverReleasesDespiteOtherCalls(t *testing.T) {
 	t.Parallel()
-	g := newDriverRig(t)
-	g.start()
-	g.awaitServing()
+	g := servingRig(t)
 	a := claim("a", result("gpu-1"))
 	g.api.Put(a)
 	g.configure(usePlugin)
@@ -1274,9 +1261,7 @@ func TestDriverConnectsAnew(t *testing.T) {
 // Slices that cannot be removed keep the devices from the device plugin: a pod could get one by each API. That is not for pods to end.
 func TestDriverReleasesAfterSlices(t *testing.T) {
 	t.Parallel()
-	g := newDriverRig(t)
-	g.start()
-	g.awaitServing()
+	g := servingRig(t)
 	g.api.Answer(func(r apiservertest.Request) error {
 		if r.Verb == "delete" {
 			return apierrors.NewServiceUnavailable("overloaded")

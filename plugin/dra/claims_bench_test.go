@@ -3,13 +3,13 @@ package dra
 import (
 	"fmt"
 	"os"
-	"strings"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
 // benchNode has eight GPUs. Nothing of it asks a source: a host engine that hangs delays no claim.
@@ -110,17 +110,11 @@ func BenchmarkPrepareCycles(b *testing.B) {
 	}
 }
 
-// anonymousMemory returns RssAnon in KiB.
-func anonymousMemory(b *testing.B) (kib float64) {
-	text, err := os.ReadFile("/proc/self/status")
+// anonymousMemory returns the anonymous memory of this process in KiB.
+func anonymousMemory(b *testing.B) float64 {
+	u, err := node.UsageOf(os.Getpid())
 	if err != nil {
 		b.Skip(err)
 	}
-	for line := range strings.Lines(string(text)) {
-		if _, err := fmt.Sscanf(line, "RssAnon: %f kB", &kib); err == nil {
-			return kib
-		}
-	}
-	b.Skip("no RssAnon")
-	return 0
+	return float64(u.Anon) / 1024
 }

@@ -103,15 +103,22 @@ func TestConditionHeartbeat(t *testing.T) {
 	})
 }
 
+// endedRig returns a process that has ended after it had reported the devices for a minute, and its condition.
+func endedRig(t *testing.T, devices ...health.DeviceState) (g *rig, last corev1.NodeCondition) {
+	t.Helper()
+	g = newRig(newAPI())
+	g.start(t)
+	g.setDevices(devices...)
+	g.advance(time.Minute)
+	last = g.condition(t)
+	g.stop()
+	return g, last
+}
+
 func TestRestartKeepsCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newRig(newAPI())
-		g.start(t)
 		sick := gpu(0, nil, finding("xid-79", health.Unhealthy))
-		g.setDevices(sick)
-		g.advance(time.Minute)
-		before := g.condition(t)
-		g.stop()
+		g, before := endedRig(t, sick)
 
 		next := newRig(g.apiServer, sick)
 		next.start(t)
@@ -139,12 +146,7 @@ func TestRestartWritesChange(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				g := newRig(newAPI())
-				g.start(t)
-				g.setDevices(gpu(0, nil, xid79), gpu(1, nil))
-				g.advance(time.Minute)
-				before := g.condition(t)
-				g.stop()
+				g, before := endedRig(t, gpu(0, nil, xid79), gpu(1, nil))
 
 				next := newRig(g.apiServer)
 				next.start(t)
@@ -165,13 +167,8 @@ func TestRestartWritesChange(t *testing.T) {
 // The condition of the earlier process is read before it is written, also if that fails at first.
 func TestRestartReadsCondition(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newRig(newAPI())
-		g.start(t)
 		sick := gpu(0, nil, finding("xid-79", health.Unhealthy))
-		g.setDevices(sick)
-		g.advance(time.Minute)
-		before := g.condition(t)
-		g.stop()
+		g, before := endedRig(t, sick)
 
 		g.fail = func(r *http.Request) error {
 			if r.Method == "GET" {

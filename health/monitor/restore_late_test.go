@@ -175,8 +175,8 @@ func TestRestoreLateBeforeFirstReading(t *testing.T) {
 	}
 }
 
-// A detach of before the start is in force again.
-func TestRestoreLateDetaches(t *testing.T) {
+// runAwaitingRestore runs a test of a monitor of a host engine that has waited for its state for a minute.
+func runAwaitingRestore(t *testing.T, test func(*testing.T, *harness)) {
 	runTest(t, func(t *testing.T, h *harness) {
 		h.stop()
 		next := newHarness(zap.NewNop())
@@ -185,35 +185,35 @@ func TestRestoreLateDetaches(t *testing.T) {
 		next.start(t)
 		defer next.stop()
 		advance(time.Minute)
+		test(t, next)
+	})
+}
+
+// A detach of before the start is in force again.
+func TestRestoreLateDetaches(t *testing.T) {
+	runAwaitingRestore(t, func(t *testing.T, h *harness) {
 		now := time.Now()
-		next.m.RestoreLate(statefile.Restored{Detachment: health.Detachment{Since: now.Add(-time.Minute), Until: now.Add(9 * time.Minute), For: 10 * time.Minute}})
+		h.m.RestoreLate(statefile.Restored{Detachment: health.Detachment{Since: now.Add(-time.Minute), Until: now.Add(9 * time.Minute), For: 10 * time.Minute}})
 		advance(time.Minute)
-		next.wantCauses(t, "restored", health.SourceDetached, health.CauseReleased)
-		if d := next.status().Detachment; !d.Until.Equal(now.Add(9 * time.Minute)) {
+		h.wantCauses(t, "restored", health.SourceDetached, health.CauseReleased)
+		if d := h.status().Detachment; !d.Until.Equal(now.Add(9 * time.Minute)) {
 			t.Errorf("%+v", d)
 		}
 		advance(10 * time.Minute)
-		next.wantCauses(t, "time limit", health.SourceUp, "")
+		h.wantCauses(t, "time limit", health.SourceUp, "")
 	})
 }
 
 // A detach of before the start that is over may have left the host engine detached.
 func TestRestoreLateAttachesEngine(t *testing.T) {
 	for _, d := range []health.Detachment{{}, {Over: true}} {
-		runTest(t, func(t *testing.T, h *harness) {
-			h.stop()
-			next := newHarness(zap.NewNop())
-			next.useHostEngine()
-			next.m.AwaitRestore()
-			next.start(t)
-			defer next.stop()
+		runAwaitingRestore(t, func(t *testing.T, h *harness) {
+			h.m.RestoreLate(statefile.Restored{Detachment: d})
 			advance(time.Minute)
-			next.m.RestoreLate(statefile.Restored{Detachment: d})
-			advance(time.Minute)
-			if n := next.count(&next.attaches); (n == 1) != d.Over {
+			if n := h.count(&h.attaches); (n == 1) != d.Over {
 				t.Errorf("%+v: %d attaches", d, n)
 			}
-			next.wantCauses(t, "attached", health.SourceUp, "")
+			h.wantCauses(t, "attached", health.SourceUp, "")
 		})
 	}
 }

@@ -114,7 +114,8 @@ func refuseArguments(cmd *cobra.Command, args []string) error {
 	case len(args) == 0:
 		return nil
 	case args[0] == "true", args[0] == "false":
-		return fmt.Errorf("unexpected argument %q of %s; write the value of a boolean flag with =, such as --plugin.enabled=%s", args[0], cmd.Name(), args[0])
+		return fmt.Errorf("unexpected argument %q of %s; write the value of a boolean flag with =, such as --plugin.enabled=%s", args[0],
+			cmd.Name(), args[0])
 	case cmd.HasSubCommands():
 		var names []string
 		for _, c := range cmd.Commands() {
@@ -125,8 +126,8 @@ func refuseArguments(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unexpected argument %q of %s, which takes only flags", args[0], cmd.Name())
 }
 
-// refuseEmptyFlags refuses a flag of a command with an empty value, such as --cause= of an unset variable: the command would do what it does
-// without the flag. The flags of keys, which are hidden, may be empty.
+// refuseEmptyFlags refuses a flag of a command with an empty value, such as --cause= of an unset variable: the command would do what it
+// does without the flag. The flags of keys, which are hidden, may be empty.
 func refuseEmptyFlags(cmd *cobra.Command, _ []string) (err error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		if !f.Hidden && f.Value.String() == "" {

@@ -145,7 +145,8 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	err = supervise(ctx, log,
 		component{name: "source", run: a.runSource},
 		component{name: "monitor", run: a.monitor.Run},
-		component{name: "state file", run: a.stateFile.Run, after: []string{"monitor", "operator", "totals", "node"}}, // to save their last changes
+		// to save their last changes
+		component{name: "state file", run: a.stateFile.Run, after: []string{"monitor", "operator", "totals", "node"}},
 		component{name: "mounts", run: a.mounts.Run},
 		component{name: "operator", run: a.operatorServer().Run},
 		component{name: "lock", run: a.lock.Run, after: []string{"plugin", "dra"}}, // it stays to the end of the process
@@ -198,7 +199,8 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	})
 	a.monitor.SetMPS(a.mps.State())
 	a.dra = dra.New(dra.Options{
-		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: boot, Released: a.plugin.Released(), Holders: a.plugin.LatestHolders(),
+		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: boot, Released: a.plugin.Released(),
+		Holders:    a.plugin.LatestHolders(),
 		Ask:        a.plugin.AskHolders,
 		Runtime:    &a.runtime,
 		NoPlugin:   noPlugin,
@@ -218,7 +220,8 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.dra.SetMemoryCapabilities(a.memoryLimits.Capabilities())
 	a.podLabels = podlabels.New(podlabels.Options{Config: &a.podLabelsConfig, Node: nodeName(), Log: log.Named("kubernetes")})
 	a.processes = processes.New(processes.Options{
-		Config: &a.processesConfig, Snapshots: &a.snapshots, Holders: a.plugin.Holders, PodByUID: a.podLabels.PodByUID, Log: log.Named("processes"),
+		Config: &a.processesConfig, Snapshots: &a.snapshots, Holders: a.plugin.Holders, PodByUID: a.podLabels.PodByUID,
+		Log: log.Named("processes"),
 	})
 	a.totals = metrics.NewTotals(metrics.TotalsInputs{
 		Config: &a.metricsConfig, Snapshots: &a.snapshots, Holders: a.plugin.Holders, Processes: a.processes.Latest().Load,

@@ -23,7 +23,10 @@ func TestDRAWarnings(t *testing.T) {
 			dra.Status{Checkpoint: durable.Failure{Path: "/x/c.json", Err: "no space", Since: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}},
 			[]string{"/x/c.json cannot be written since 2026-01-02T03:04:05Z: no space; claims are refused"},
 		},
-		"all": {dra.Status{PublishErr: "forbidden", DroppedFeatures: []string{"A"}, Warning: "releasing"}, []string{"forbidden", "A", "releasing"}},
+		"all": {
+			dra.Status{PublishErr: "forbidden", DroppedFeatures: []string{"A"}, Warning: "releasing"},
+			[]string{"forbidden", "A", "releasing"},
+		},
 	} {
 		got := draWarnings(c.status)
 		if len(got) != len(c.want) {

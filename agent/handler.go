@@ -36,7 +36,8 @@ func (a *Agent) operatorServer() *operator.Server {
 			return a.plugin.Facts(a.plugin.AskHolders(ctx, timeout))
 		},
 		AwaitSaved:    a.stateFile.WaitWritten,
-		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Slices: a.dra.Slices, Labels: a.node.Labels, Log: a.log.Named("operator"),
+		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Slices: a.dra.Slices, Labels: a.node.Labels,
+		Log: a.log.Named("operator"),
 	}
 }
 
@@ -98,11 +99,14 @@ func (a *Agent) handler() http.Handler {
 // status returns the current status. Like a scrape, it only reads what the components have stored.
 func (a *Agent) status() status.Node {
 	in := status.Inputs{
-		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(), Lock: *a.lock.State().Load(),
-		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), DRA: a.dra.Status(), Claims: a.dra.Claims().Load(), Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
+		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(),
+		Lock:   *a.lock.State().Load(),
+		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), DRA: a.dra.Status(), Claims: a.dra.Claims().Load(),
+		Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
 		Shares: a.shares(), IdleTimes: a.totals.IdleTimes(), Idle: a.nodeConfig.Load().Idle, Memory: a.memoryLimits.Latest().Load(),
 		ConfigNotes: *a.configNotes.Load(), UnmatchedRefs: a.unmatchedRefs(),
-		Kube: a.reporter.Status(), NodeObject: a.nodeWriter.Status(), Unready: a.startupTaintReasons(), StateFile: a.stateFile.Status(), StateLoss: a.lossText(), Events: a.events.Latest(),
+		Kube: a.reporter.Status(), NodeObject: a.nodeWriter.Status(), Unready: a.startupTaintReasons(), StateFile: a.stateFile.Status(),
+		StateLoss: a.lossText(), Events: a.events.Latest(),
 	}
 	if err := a.configError.Load(); err != nil {
 		in.ConfigError = *err

@@ -18,7 +18,8 @@ import (
 func FuzzHandler(f *testing.F) {
 	for _, path := range []string{
 		"/", "/metrics", "/livez", "/readyz", status.SnapshotPath, "/favicon.ico", "/metrics/", "//metrics", "/../metrics", "/%2e%2e/etc/passwd",
-		"/..%2f..%2fetc%2fpasswd", "/metrics?name[]=x&name[]=", "/%00", "/%zz", "*", "http://other/metrics", "/debug/pprof/", "/?" + strings.Repeat("a=b&", 500),
+		"/..%2f..%2fetc%2fpasswd", "/metrics?name[]=x&name[]=", "/%00", "/%zz", "*", "http://other/metrics", "/debug/pprof/",
+		"/?" + strings.Repeat("a=b&", 500),
 		status.SnapshotPath + "?pretty=\xff", "/\r\nX: y",
 	} {
 		for _, method := range []string{"GET", "HEAD", "POST", "OPTIONS", "CONNECT", "TRACE", "get", "G\tET"} {
@@ -26,9 +27,12 @@ func FuzzHandler(f *testing.F) {
 		}
 	}
 	for _, headers := range []string{
-		"Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4", "Accept: application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited",
-		"Accept: text/plain;q=abc;;;=", "Accept: " + strings.Repeat("a/b,", 3000), "Accept-Encoding: gzip, zstd;q=0, *;q=x", "If-None-Match: *\r\nIf-Modified-Since: never",
-		"Range: bytes=5-1", "X-Prometheus-Scrape-Timeout-Seconds: -1", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0", "Content-Length: 5\r\n\r\nhell", "Expect: 100-continue",
+		"Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;version=0.0.4",
+		"Accept: application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited",
+		"Accept: text/plain;q=abc;;;=", "Accept: " + strings.Repeat("a/b,", 3000), "Accept-Encoding: gzip, zstd;q=0, *;q=x",
+		"If-None-Match: *\r\nIf-Modified-Since: never",
+		"Range: bytes=5-1", "X-Prometheus-Scrape-Timeout-Seconds: -1", "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0",
+		"Content-Length: 5\r\n\r\nhell", "Expect: 100-continue",
 		"Upgrade: h2c\r\nConnection: Upgrade, HTTP2-Settings", "Host: \x00", "Cookie: " + strings.Repeat("a", 9000),
 	} {
 		for _, path := range []string{"/", "/metrics", status.SnapshotPath} {
@@ -66,7 +70,8 @@ func checkResponse(t *testing.T, req *http.Request, w *httptest.ResponseRecorder
 		t.Errorf("%s returns a file: %.200s", req.URL, w.Body)
 	}
 	plain := w.Header().Get("Content-Encoding") == ""
-	if strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") && plain && req.Method == http.MethodGet && !json.Valid(w.Body.Bytes()) {
+	if strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") && plain && req.Method == http.MethodGet &&
+		!json.Valid(w.Body.Bytes()) {
 		t.Errorf("%s: invalid JSON: %.200s", req.URL, w.Body)
 	}
 	if where := w.Header().Get("Location"); where != "" && !strings.HasPrefix(where, "/") || strings.HasPrefix(where, "//") {

@@ -28,7 +28,8 @@ func TestCaptureStdLogAtDebugLevel(t *testing.T) {
 	defer stdlog.SetOutput(before)
 	defer restore()
 	stdlog.Print("Listening for violations...")
-	if all := logs.All(); len(all) != 1 || all[0].Level != zapcore.DebugLevel || all[0].LoggerName != "stdlog" || all[0].Message != "Listening for violations..." {
+	if all := logs.All(); len(all) != 1 || all[0].Level != zapcore.DebugLevel || all[0].LoggerName != "stdlog" ||
+		all[0].Message != "Listening for violations..." {
 		t.Errorf("logged %+v", all)
 	}
 }

@@ -35,7 +35,10 @@ func TestHostDirs(t *testing.T) {
 				c.Plugin.DeviceList, c.Plugin.CDI.Generate, c.Plugin.CDI.Dir = []string{plugin.ListCDIAnnotations}, true, "/cdi"
 			}, kubelet + " /cdi " + state,
 		},
-		"DRA":                  {func(c *config.Config) { c.Plugin.API = plugin.APIDRA }, kubelet + " " + claims + " /var/run/cdi /etc/cdi " + state},
+		"DRA": {
+			func(c *config.Config) { c.Plugin.API = plugin.APIDRA },
+			kubelet + " " + claims + " /var/run/cdi /etc/cdi " + state,
+		},
 		"beside another agent": {func(c *config.Config) { c.Plugin.API, c.Plugin.Enabled = plugin.APIDRA, false }, kubelet + " " + state},
 	} {
 		a := newAgent(config.DefaultConfig(), zap.NewNop(), zap.NewAtomicLevel(), "")

@@ -10,17 +10,25 @@ func TestCountGPUs(t *testing.T) {
 	gpu := func(id health.DeviceID, p health.Presence) health.DeviceState {
 		return health.DeviceState{Device: health.Device{ID: id}, Sample: health.Sample{Presence: p}}
 	}
-	mig := health.DeviceState{Device: health.Device{ID: "MIG-1", Kind: health.KindMIG, Parent: "GPU-1"}, Sample: health.Sample{Presence: health.Lost}}
+	mig := health.DeviceState{
+		Device: health.Device{ID: "MIG-1", Kind: health.KindMIG, Parent: "GPU-1"},
+		Sample: health.Sample{Presence: health.Lost},
+	}
 	for name, c := range map[string]struct {
 		source        health.SourceStatus
 		devices       []health.DeviceState
 		gpus, reached int
 		known         bool
 	}{
-		"present":            {health.SourceUp, []health.DeviceState{gpu("GPU-0", health.Present), gpu("GPU-1", health.Present), mig}, 2, 2, true},
-		"one lost":           {health.SourceUp, []health.DeviceState{gpu("GPU-0", health.Present), gpu("GPU-1", health.Lost)}, 2, 1, true},
-		"one missing":        {health.SourceUp, []health.DeviceState{gpu("GPU-0", health.Present), gpu("GPU-1", health.Missing)}, 2, 1, true},
-		"one is unknown":     {health.SourceUp, []health.DeviceState{gpu("GPU-0", health.Present), gpu("GPU-1", health.PresenceUnknown)}, 2, 1, false},
+		"present":     {health.SourceUp, []health.DeviceState{gpu("GPU-0", health.Present), gpu("GPU-1", health.Present), mig}, 2, 2, true},
+		"one lost":    {health.SourceUp, []health.DeviceState{gpu("GPU-0", health.Present), gpu("GPU-1", health.Lost)}, 2, 1, true},
+		"one missing": {health.SourceUp, []health.DeviceState{gpu("GPU-0", health.Present), gpu("GPU-1", health.Missing)}, 2, 1, true},
+		"one is unknown": {
+			health.SourceUp,
+			[]health.DeviceState{gpu("GPU-0", health.Present), gpu("GPU-1", health.PresenceUnknown)},
+			2, 1,
+			false,
+		},
 		"source down":        {health.SourceDown, []health.DeviceState{gpu("GPU-0", health.Present)}, 1, 1, false},
 		"driver detached":    {health.SourceDetached, []health.DeviceState{gpu("GPU-0", health.Present)}, 1, 1, false},
 		"a node without GPU": {health.SourceUp, nil, 0, 0, true},

@@ -40,8 +40,8 @@ func (a *Agent) startupTaintReasons() []string {
 	return a.notOffered()
 }
 
-// startupTaintStays reports whether the configured startup taint may be on the node. Once it was removed, it stays away when devices are not
-// offered for a moment, as after each change of a list that the kubelet has.
+// startupTaintStays reports whether the configured startup taint may be on the node. Once it was removed, it stays away when devices are
+// not offered for a moment, as after each change of a list that the kubelet has.
 func startupTaintStays(configured string, removed corev1.Taint) bool {
 	t, err := node.ParseTaint(configured)
 	return err == nil && !t.MatchTaint(&removed)
@@ -50,7 +50,11 @@ func startupTaintStays(configured string, removed corev1.Taint) bool {
 // nodeWarnings returns what of the Node object is not as configured.
 func nodeWarnings(s kube.NodeStatus, startupTaint []string) (all []string) {
 	for _, part := range []struct{ name, err string }{
-		{"labels", s.LabelsErr}, {"NodeFeature", s.FeatureErr}, {"taints", s.TaintsErr}, {"condition", s.ConditionErr}, {"startup taint stays", strings.Join(startupTaint, "; ")},
+		{"labels", s.LabelsErr},
+		{"NodeFeature", s.FeatureErr},
+		{"taints", s.TaintsErr},
+		{"condition", s.ConditionErr},
+		{"startup taint stays", strings.Join(startupTaint, "; ")},
 	} {
 		if part.err != "" {
 			all = append(all, "node "+part.name+": "+part.err)

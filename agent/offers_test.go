@@ -34,11 +34,14 @@ func TestNotAudited(t *testing.T) {
 		status plugin.Status
 		want   []string
 	}{
-		"nothing":               {plugin.Status{}, []string{"no device"}},
-		"audited":               {plugin.Status{Resources: []plugin.ResourceStatus{audited}}, nil},
-		"one is not":            {plugin.Status{Resources: []plugin.ResourceStatus{audited, pending}}, []string{"nvidia.com/mig-1g.10gb"}},
-		"cannot be":             {plugin.Status{AuditErr: "denied", Resources: []plugin.ResourceStatus{pending}}, []string{"denied"}},
-		"without devices":       {plugin.Status{Resources: []plugin.ResourceStatus{{Name: "nvidia.com/gpu", Registered: true, Audited: true}}}, []string{"no device"}},
+		"nothing":    {plugin.Status{}, []string{"no device"}},
+		"audited":    {plugin.Status{Resources: []plugin.ResourceStatus{audited}}, nil},
+		"one is not": {plugin.Status{Resources: []plugin.ResourceStatus{audited, pending}}, []string{"nvidia.com/mig-1g.10gb"}},
+		"cannot be":  {plugin.Status{AuditErr: "denied", Resources: []plugin.ResourceStatus{pending}}, []string{"denied"}},
+		"without devices": {
+			plugin.Status{Resources: []plugin.ResourceStatus{{Name: "nvidia.com/gpu", Registered: true, Audited: true}}},
+			[]string{"no device"},
+		},
 		"not registered either": {plugin.Status{Resources: []plugin.ResourceStatus{{Name: "nvidia.com/gpu", Devices: 8}}}, nil}, // in notReady
 	} {
 		t.Run(name, func(t *testing.T) { wantReasons(t, notAudited(c.status), c.want...) })
@@ -95,7 +98,8 @@ func TestNodeWarnings(t *testing.T) {
 func TestStartupTaintStays(t *testing.T) {
 	removed := corev1.Taint{Key: "gpu/not-ready", Effect: corev1.TaintEffectNoSchedule}
 	for configured, want := range map[string]bool{
-		"": false, "gpu/not-ready:NoSchedule": false, "gpu/not-ready=x:NoSchedule": false, "gpu/not-ready:NoExecute": true, "other:NoSchedule": true,
+		"": false, "gpu/not-ready:NoSchedule": false, "gpu/not-ready=x:NoSchedule": false, "gpu/not-ready:NoExecute": true,
+		"other:NoSchedule": true,
 	} {
 		if got := startupTaintStays(configured, removed); got != want {
 			t.Errorf("%q: %v", configured, got)

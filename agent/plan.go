@@ -36,7 +36,8 @@ func PlanSlices(ctx context.Context, c config.Config) (dra.PublishedSlices, erro
 		return dra.PublishedSlices{}, err
 	}
 	d := dra.New(dra.Options{
-		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: statefile.BootID(), Released: new(health.Latest[plugin.Handover]),
+		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: statefile.BootID(),
+		Released:   new(health.Latest[plugin.Handover]),
 		Properties: propertiesOf(&a.sourceConfig, &a.snapshots, nvml.Properties(a.log)), Log: a.log,
 	})
 	s, err := d.Slices(ctx)
@@ -82,7 +83,8 @@ func planLabels(ctx context.Context, c config.Config, saved statefile.Saved) (no
 }
 
 func withPlanTimeout(ctx context.Context, c config.Config) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, planTimeout, fmt.Errorf("source %s: no response within %v; run gpu-node-agent doctor", c.Source.Resolved(), planTimeout))
+	return context.WithTimeoutCause(ctx, planTimeout, fmt.Errorf("source %s: no response within %v; run gpu-node-agent doctor",
+		c.Source.Resolved(), planTimeout))
 }
 
 // planningAgent returns an agent that does not run.
@@ -135,7 +137,8 @@ func (a *Agent) pollOnce(ctx context.Context, c config.Config, saved statefile.S
 		snap, changed := a.snapshots.Watch()
 		switch confirm := c.Health.Confirm; {
 		case !snap.Polled():
-		case snap.Source.Polls >= uint64(confirm) || !slices.ContainsFunc(snap.Devices, func(d health.DeviceState) bool { return len(d.Sample.Incidents) > 0 }): //nolint:gosec // positive
+		case snap.Source.Polls >= uint64(confirm) || !slices.ContainsFunc(snap.Devices,
+			func(d health.DeviceState) bool { return len(d.Sample.Incidents) > 0 }): //nolint:gosec // positive
 			return nil
 		case confirmed == nil: // a check that fails counts when it has failed health.confirm times
 			confirmed = time.After(min(time.Duration(confirm)*c.Health.Interval, planTimeout/2))

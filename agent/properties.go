@@ -14,7 +14,8 @@ type readProperties func(context.Context, []health.Device) map[health.DeviceID]*
 func propertiesOf(source *health.Latest[sourceConfig], snapshots *health.Latest[health.Snapshot], read readProperties) readProperties {
 	return func(ctx context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
 		c, snap := source.Load(), snapshots.Load()
-		if c.Resolved() == config.ModeSim || !isLocal(c.SourceConfig) || snap == nil || snap.Source.Status != health.SourceUp || snap.Source.Detachment.InForce() {
+		if c.Resolved() == config.ModeSim || !isLocal(c.SourceConfig) || snap == nil || snap.Source.Status != health.SourceUp ||
+			snap.Source.Detachment.InForce() {
 			return nil
 		}
 		return read(ctx, devices)

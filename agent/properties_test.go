@@ -22,7 +22,10 @@ func TestPropertiesOfSource(t *testing.T) {
 		"simulated":          {config.ModeSim, "", &up, false},
 		"no snapshot":        {config.ModeEmbedded, "", nil, false},
 		"source down":        {config.ModeEmbedded, "", &health.Source{Status: health.SourceDown}, false},
-		"detached":           {config.ModeEmbedded, "", &health.Source{Status: health.SourceUp, Detachment: health.Detachment{Since: time.Now()}}, false},
+		"detached": {
+			config.ModeEmbedded, "", &health.Source{Status: health.SourceUp, Detachment: health.Detachment{Since: time.Now()}},
+			false,
+		},
 	} {
 		var source health.Latest[sourceConfig]
 		var snapshots health.Latest[health.Snapshot]

@@ -244,7 +244,8 @@ func sharingWarnings(s *health.Snapshot, shares []plugin.ShareUnits, enforcement
 		}
 	}
 	if len(single) > 0 {
-		all = append(all, "MPS: the clients of one user wait for those of another: the daemon has no multi-user server: "+strings.Join(single, ", "))
+		all = append(all, "MPS: the clients of one user wait for those of another: the daemon has no multi-user server: "+strings.Join(single,
+			", "))
 	}
 	for _, reason := range slices.Sorted(maps.Keys(unlimited)) {
 		all = append(all, fmt.Sprintf("memory sharing: nothing limits the containers on %s: %s", strings.Join(unlimited[reason], ", "), reason))

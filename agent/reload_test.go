@@ -29,7 +29,10 @@ import (
 // startReload returns an agent with the configuration in dir, and reloads in the background.
 func startReload(t *testing.T, dir string, log *zap.Logger, hup <-chan os.Signal, afterLoad func()) *Agent {
 	t.Helper()
-	a := &Agent{loader: config.Loader{File: filepath.Join(dir, "config.yaml")}, log: log, level: zap.NewAtomicLevel(), reloadInterval: reloadInterval}
+	a := &Agent{
+		loader: config.Loader{File: filepath.Join(dir, "config.yaml")}, log: log, level: zap.NewAtomicLevel(),
+		reloadInterval: reloadInterval,
+	}
 	c, err := a.loader.Load()
 	if err != nil {
 		t.Fatal(err)
@@ -251,7 +254,8 @@ func gpus(n int, inventory string) *health.Snapshot {
 // no last good one.
 func TestReloadChecksDevices(t *testing.T) {
 	file := func(replicas int, more string) string {
-		return fmt.Sprintf("source: {mode: sim}\nplugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}}\n%s", replicas, more)
+		return fmt.Sprintf("source: {mode: sim}\nplugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: %d}]}}}\n%s",
+			replicas, more)
 	}
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -293,15 +297,20 @@ func TestReloadChecksSharing(t *testing.T) {
 	const id = "GPU-09ee17f8-f59d-55e2-a8b5-000000000001"
 	for name, c := range map[string]struct{ sharing, key string }{
 		"time-slicing and MPS": {
-			"{timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2, devices: [1]}]}, mps: {resources: [{name: nvidia.com/gpu, replicas: 2, devices: [" + id + "]}]}}",
+			"{timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2, devices: [1]}]}, mps: {resources: [{name: nvidia.com/gpu, replicas: " +
+				"2, devices: [" + id + "]}]}}",
 			"plugin.sharing.timeSlicing.resources[0] and plugin.sharing.mps.resources[0]: ",
 		},
 		"MPS and memory": {
-			"{memory: {resource: nvidia.com/gpu-memory, devices: [1]}, mps: {resources: [{name: nvidia.com/gpu, replicas: 2, devices: [" + id + "]}]}}",
+			"{memory: {resource: nvidia.com/gpu-memory, devices: [1]}, mps: {resources: [{name: nvidia.com/gpu, replicas: 2, devices: [" + id +
+				"]}]}}",
 			"plugin.sharing.mps.resources[0] and plugin.sharing.memory: ",
 		},
-		"pinned memory": {"{mps: {resources: [{name: nvidia.com/gpu, replicas: 2, pinnedMemory: 41Gi}]}}", "plugin.sharing.mps.resources[0].pinnedMemory: "},
-		"unit":          {"{memory: {resource: nvidia.com/gpu-memory, unit: 1Mi}}", "plugin.sharing.memory.unit: "},
+		"pinned memory": {
+			"{mps: {resources: [{name: nvidia.com/gpu, replicas: 2, pinnedMemory: 41Gi}]}}",
+			"plugin.sharing.mps.resources[0].pinnedMemory: ",
+		},
+		"unit": {"{memory: {resource: nvidia.com/gpu-memory, unit: 1Mi}}", "plugin.sharing.memory.unit: "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -362,7 +371,8 @@ func TestStartChecksDevices(t *testing.T) {
 				if c.replaced {
 					want = good.Plugin
 				}
-				if got := *a.pluginConfig.Load(); !reflect.DeepEqual(got, want) || a.lastReload.Load().OK == c.replaced || (a.lastGood.Load() != nil) != c.replaced {
+				if got := *a.pluginConfig.Load(); !reflect.DeepEqual(got, want) || a.lastReload.Load().OK == c.replaced ||
+					(a.lastGood.Load() != nil) != c.replaced {
 					t.Errorf("%+v, %+v, %v", got.Sharing, a.lastReload.Load(), a.warnings())
 				}
 			})

@@ -60,7 +60,8 @@ func TestActionsAreOrdered(t *testing.T) {
 		t.Errorf("%d actions in the order, %d declared", len(ordered), len(declared))
 	}
 	falling := []Action{
-		ActionReplaceGPU, ActionRebootNode, ActionResetGPU, ActionResetGPUNow, ActionResetGPUWhenFree, ActionResetGPUAtDrain, ActionRestartApp, ActionCheckPCIe,
+		ActionReplaceGPU, ActionRebootNode, ActionResetGPU, ActionResetGPUNow, ActionResetGPUWhenFree, ActionResetGPUAtDrain, ActionRestartApp,
+		ActionCheckPCIe,
 		ActionCheckCooling, ActionWatch, ActionNone, "dance",
 	}
 	if !slices.IsSortedFunc(falling, Action.Compare) {
@@ -73,7 +74,8 @@ func TestStrongestActionIsFirst(t *testing.T) {
 	devices := judge(nil, 0, samples{"GPU-0": present(xids(48))}, gpu0, mig0)
 	devices = judge(devices, 5, samples{"GPU-0": present(value(FieldRemapFailed, 1), value(FieldRemapPending, 1))}, gpu0, mig0)
 	for _, d := range devices {
-		if got := d.Verdict.Causes(); !slices.Equal(got, []string{CauseRemapFailed, "xid-48", CauseRemapPending}) || d.Verdict.Findings[0].Action != ActionReplaceGPU {
+		if got := d.Verdict.Causes(); !slices.Equal(got, []string{CauseRemapFailed, "xid-48", CauseRemapPending}) ||
+			d.Verdict.Findings[0].Action != ActionReplaceGPU {
 			t.Errorf("%s: %v", d.Device.ID, got)
 		}
 	}
@@ -83,7 +85,10 @@ func TestStrongestActionIsFirst(t *testing.T) {
 func TestRebootAdvice(t *testing.T) {
 	const both = "drain and reboot the node; a reset that brings the GPU back clears it too"
 	devices := judge(nil, 0, nil, gpu0, gpu1)
-	devices = judge(devices, 1, samples{"GPU-0": func() Sample { s := blank(Lost); xids(79)(&s); return s }(), "GPU-1": present(xids(151), value(FieldRecoveryAction, 2))}, gpu0, gpu1)
+	devices = judge(devices, 1, samples{
+		"GPU-0": func() Sample { s := blank(Lost); xids(79)(&s); return s }(),
+		"GPU-1": present(xids(151), value(FieldRecoveryAction, 2)),
+	}, gpu0, gpu1)
 	for i, want := range []string{both, ActionRebootNode.Advice()} {
 		for _, f := range devices[i].Verdict.Findings {
 			if got := f.Advice(); got != want {

@@ -133,7 +133,8 @@ func Rebind(before Bindings, entry string, devices []DeviceState, onBus []string
 		all[i] = b
 	}
 	if !found {
-		return nil, fmt.Errorf("no key of the configuration has the entry %q; gpu-node-agent status -o json lists those that name a GPU by its index", entry)
+		return nil, fmt.Errorf("no key of the configuration has the entry %q; gpu-node-agent status -o json lists those that name a GPU by its "+
+			"index", entry)
 	}
 	return all, nil
 }
@@ -239,7 +240,8 @@ func (b *Binding) warning(n listing, index int, holder, gpu *Device) BindingWarn
 	rebind := "name a UUID instead, or run gpu-node-agent clear --binding " + b.Entry
 	switch {
 	case b.GPU == "" && n.hidden > 0:
-		return BindingWarning{BindingIncomplete, fmt.Sprintf("no GPU has index %d, and the driver lists %d of the %d GPUs on the PCI bus", index, n.onBus-n.hidden, n.onBus)}
+		return BindingWarning{BindingIncomplete, fmt.Sprintf("no GPU has index %d, and the driver lists %d of the %d GPUs on the PCI bus", index,
+			n.onBus-n.hidden, n.onBus)}
 	case b.GPU == "":
 	case holder != nil && holder != gpu:
 		where := "which is missing"
@@ -249,15 +251,18 @@ func (b *Binding) warning(n listing, index int, holder, gpu *Device) BindingWarn
 		case gpu != nil || n.unknown[b.GPU]:
 			where = "whose index is unknown now"
 		}
-		return BindingWarning{BindingRenumbered, fmt.Sprintf("it means %s, %s; index %d is now that of %s: %s to mean that GPU", b.GPU, where, index, holder.ID, rebind)}
+		return BindingWarning{BindingRenumbered, fmt.Sprintf("it means %s, %s; index %d is now that of %s: %s to mean that GPU", b.GPU, where,
+			index, holder.ID, rebind)}
 	case gpu != nil && gpu.Index != index:
-		return BindingWarning{BindingRenumbered, fmt.Sprintf("it means %s, which has index %d now; no GPU has index %d: name a UUID instead", b.GPU, gpu.Index, index)}
+		return BindingWarning{BindingRenumbered, fmt.Sprintf("it means %s, which has index %d now; no GPU has index %d: name a UUID instead",
+			b.GPU, gpu.Index, index)}
 	case b.Replaced != "":
 		return BindingWarning{BindingReplaced, fmt.Sprintf(
 			"it means %s, the card that replaced %s at %s; remove the entry to use the new card, or run gpu-node-agent clear --binding %s to keep it", b.GPU, b.Replaced, b.PCI, b.Entry)}
 	case !b.Confirmed && n.hidden > 0:
 		return BindingWarning{BindingIncomplete, fmt.Sprintf(
-			"it means %s, bound while the driver lists %d of the %d GPUs on the PCI bus; with all of them, index %d may be another GPU: %s to confirm it",
+			"it means %s, bound while the driver lists %d of the %d GPUs on the PCI bus; with all of them, index %d may be another GPU: %s to "+
+				"confirm it",
 			b.GPU, n.onBus-n.hidden, n.onBus, index, rebind)}
 	}
 	return BindingWarning{}

@@ -45,15 +45,27 @@ func TestBind(t *testing.T) {
 		want     Binding // without Others
 		text     string  // part of the warning's
 	}{
-		"all GPUs":               {[]node{threeCards}, Binding{GPU: "GPU-b", PCI: pciOf(2), Confirmed: true}, ""},
-		"the only GPU":           {[]node{listed(1, card("GPU-b", 1, 1, Present))}, Binding{GPU: "GPU-b", PCI: pciOf(1), Confirmed: true}, ""},
-		"an unknown bus":         {[]node{listed(0, cardA, cardB)}, Binding{GPU: "GPU-b", PCI: pciOf(2)}, ""},
-		"no GPU with the index":  {[]node{listed(1, cardA)}, Binding{}, ""},
-		"no GPU, unknown bus":    {[]node{listed(0, cardA)}, Binding{}, ""},
-		"a hidden GPU":           {[]node{listed(3, cardA)}, Binding{Warning: BindingWarning{Reason: BindingIncomplete}}, "no GPU has index 1, and the driver lists 1 of the 3 GPUs"},
-		"a missing GPU":          {[]node{listed(3, cardA, missing, cardC)}, Binding{GPU: "GPU-b", PCI: pciOf(2), Warning: BindingWarning{Reason: BindingIncomplete}}, "lists 2 of the 3 GPUs"},
-		"a GPU that is not read": {[]node{listed(3, cardA, card("GPU-b", 1, 2, PresenceUnknown), cardC)}, Binding{Warning: BindingWarning{Reason: BindingIncomplete}}, "lists 2 of the 3 GPUs"},
-		"a lost GPU":             {[]node{listed(3, cardA, card("GPU-b", 1, 2, Lost), cardC)}, Binding{GPU: "GPU-b", PCI: pciOf(2), Confirmed: true}, ""},
+		"all GPUs":              {[]node{threeCards}, Binding{GPU: "GPU-b", PCI: pciOf(2), Confirmed: true}, ""},
+		"the only GPU":          {[]node{listed(1, card("GPU-b", 1, 1, Present))}, Binding{GPU: "GPU-b", PCI: pciOf(1), Confirmed: true}, ""},
+		"an unknown bus":        {[]node{listed(0, cardA, cardB)}, Binding{GPU: "GPU-b", PCI: pciOf(2)}, ""},
+		"no GPU with the index": {[]node{listed(1, cardA)}, Binding{}, ""},
+		"no GPU, unknown bus":   {[]node{listed(0, cardA)}, Binding{}, ""},
+		"a hidden GPU": {
+			[]node{listed(3, cardA)},
+			Binding{Warning: BindingWarning{Reason: BindingIncomplete}},
+			"no GPU has index 1, and the driver lists 1 of the 3 GPUs",
+		},
+		"a missing GPU": {
+			[]node{listed(3, cardA, missing, cardC)},
+			Binding{GPU: "GPU-b", PCI: pciOf(2), Warning: BindingWarning{Reason: BindingIncomplete}},
+			"lists 2 of the 3 GPUs",
+		},
+		"a GPU that is not read": {
+			[]node{listed(3, cardA, card("GPU-b", 1, 2, PresenceUnknown), cardC)},
+			Binding{Warning: BindingWarning{Reason: BindingIncomplete}},
+			"lists 2 of the 3 GPUs",
+		},
+		"a lost GPU": {[]node{listed(3, cardA, card("GPU-b", 1, 2, Lost), cardC)}, Binding{GPU: "GPU-b", PCI: pciOf(2), Confirmed: true}, ""},
 		"another GPU is not read": {
 			[]node{listed(3, cardA, cardB, card("GPU-c", 2, 3, PresenceUnknown))},
 			Binding{GPU: "GPU-b", PCI: pciOf(2), Warning: BindingWarning{Reason: BindingIncomplete}},
@@ -64,7 +76,11 @@ func TestBind(t *testing.T) {
 			Binding{GPU: "GPU-c", PCI: pciOf(3), Warning: BindingWarning{Reason: BindingRenumbered}},
 			"it means GPU-c, which has index 2 now; index 1 is now that of GPU-b",
 		},
-		"bound while one was hidden, then confirmed": {[]node{listed(3, cardA, cardB), threeCards, listed(3, cardA, cardB)}, Binding{GPU: "GPU-b", PCI: pciOf(2), Confirmed: true}, ""},
+		"bound while one was hidden, then confirmed": {
+			[]node{listed(3, cardA, cardB), threeCards, listed(3, cardA, cardB)},
+			Binding{GPU: "GPU-b", PCI: pciOf(2), Confirmed: true},
+			"",
+		},
 		"missing":    {[]node{threeCards, listed(3, cardA, missing, cardC)}, Binding{GPU: "GPU-b", PCI: pciOf(2), Confirmed: true}, ""},
 		"not listed": {[]node{threeCards, listed(2, cardA, cardC)}, Binding{GPU: "GPU-b", PCI: pciOf(2), Confirmed: true}, ""},
 		"missing, and another has its index": {
@@ -123,7 +139,10 @@ func TestBind(t *testing.T) {
 			"which is missing; index 1 is now that of GPU-c",
 		},
 		"a GPU that came while it was missing moved to its address": {
-			[]node{threeCards, listed(4, cardA, missing, cardC, card("GPU-d", 3, 4, Present)), listed(3, cardA, card("GPU-d", 1, 2, Present), cardC)},
+			[]node{
+				threeCards, listed(4, cardA, missing, cardC, card("GPU-d", 3, 4, Present)),
+				listed(3, cardA, card("GPU-d", 1, 2, Present), cardC),
+			},
 			Binding{GPU: "GPU-b", PCI: pciOf(2), Confirmed: true, Warning: BindingWarning{Reason: BindingRenumbered}},
 			"which is missing; index 1 is now that of GPU-d",
 		},
@@ -202,7 +221,8 @@ func TestBindEntries(t *testing.T) {
 	if all := Bind(IndexEntries{Final: true}, nil, threeCards.gpus, nil); all != nil {
 		t.Errorf("without entries: %+v", all)
 	}
-	if b := before.Find(ref("a", "1")); b == nil || b.GPU != "GPU-b" || before.Find(ref("b", "1")) != nil || before.Find(ref("a", "2")) != nil {
+	if b := before.Find(ref("a", "1")); b == nil || b.GPU != "GPU-b" || before.Find(ref("b", "1")) != nil ||
+		before.Find(ref("a", "2")) != nil {
 		t.Errorf("found %+v", b)
 	}
 	config := cordoning("GPU-1", "3", "0:1", "0000:1b:00.0", "h100")
@@ -268,7 +288,8 @@ func TestRebindConfirms(t *testing.T) {
 			}
 			continue
 		}
-		if b.IndexRef != before[i].IndexRef || b.GPU != "GPU-b" || b.PCI != pciOf(2) || !b.Confirmed || b.Replaced != "" || !slices.Equal(b.Others, []DeviceID{"GPU-a", "GPU-c", "GPU-d", "GPU-e"}) {
+		if b.IndexRef != before[i].IndexRef || b.GPU != "GPU-b" || b.PCI != pciOf(2) || !b.Confirmed || b.Replaced != "" ||
+			!slices.Equal(b.Others, []DeviceID{"GPU-a", "GPU-c", "GPU-d", "GPU-e"}) {
 			t.Errorf("%+v", b)
 		}
 		if w := Bind(IndexEntries{Refs: []IndexRef{b.IndexRef}}, after, hidden.gpus, hidden.onBus())[0].Warning; w.Reason != "" {
@@ -279,7 +300,8 @@ func TestRebindConfirms(t *testing.T) {
 		t.Errorf("Rebind modified %+v", before)
 	}
 	for entry, want := range map[string]string{"3": `no key of the configuration has the entry "3"`, "2": "no GPU has index 2 now"} {
-		if after, err := Rebind(before, entry, listed(0, cardA, cardB).gpus, nil); err == nil || after != nil || !strings.Contains(err.Error(), want) {
+		if after, err := Rebind(before, entry, listed(0, cardA, cardB).gpus, nil); err == nil || after != nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %+v, %v", entry, after, err)
 		}
 	}

@@ -17,7 +17,10 @@ func TestValidCause(t *testing.T) {
 			t.Errorf("%q is not valid", cause)
 		}
 	}
-	for _, cause := range []string{"", "xid", "xid-", "xid-0", "xid-079", "xid--1", "xid79", "XID-79", "Lost", "lost ", "dcgm-", "dcgm-0", "dcgm-NVLINK-DOWN", "dcgm-nvlink_down", "dcgm-fr-nvlink-down", "dcgm-010000"} {
+	for _, cause := range []string{
+		"", "xid", "xid-", "xid-0", "xid-079", "xid--1", "xid79", "XID-79", "Lost", "lost ", "dcgm-", "dcgm-0",
+		"dcgm-NVLINK-DOWN", "dcgm-nvlink_down", "dcgm-fr-nvlink-down", "dcgm-010000",
+	} {
 		if ValidCause(cause) {
 			t.Errorf("%q is valid", cause)
 		}

@@ -20,8 +20,11 @@ func TestChanges(t *testing.T) {
 		before, after []DeviceState
 		want          []string
 	}{
-		"new, healthy":          {nil, healthy, []string{"GPU-0 found", "GPU-1 found"}},
-		"new, unhealthy":        {nil, faulty[:1], []string{"GPU-0 found", "GPU-0 XID 31 2/2", "GPU-0 XID 48 1/1", "GPU-0 unknown > unhealthy []"}},
+		"new, healthy": {nil, healthy, []string{"GPU-0 found", "GPU-1 found"}},
+		"new, unhealthy": {nil, faulty[:1], []string{
+			"GPU-0 found", "GPU-0 XID 31 2/2", "GPU-0 XID 48 1/1",
+			"GPU-0 unknown > unhealthy []",
+		}},
 		"nothing":               {faulty, slices.Clone(faulty), nil},
 		"a late detail":         {faulty, detailed, []string{"GPU-0 XID 31 0/2"}},
 		"an old detail":         {detailed, slices.Clone(detailed), nil},
@@ -57,26 +60,39 @@ func TestGroupChanges(t *testing.T) {
 		before, after []DeviceState
 		want          []string
 	}{
-		"all found":                      {nil, healthy, []string{"GPU-0 found +2", "GPU-1 found"}},
-		"all removed":                    {healthy, healthy[:0], []string{"GPU-0 removed +2", "GPU-1 removed"}},
-		"repartitioned":                  {healthy, judge(healthy, 1, nil, gpu0, gpu1), []string{"MIG-0 removed +2"}},
-		"one MIG device found":           {judge(nil, 0, nil, gpu0, mig0, gpu1), healthy, []string{"MIG-1 found +1"}},
-		"GPU lost":                       {healthy, lost, []string{"GPU-0 unhealthy +2"}},
-		"GPU back":                       {lost, judge(lost, 2, nil, all...), []string{"GPU-0 healthy +2"}},
-		"XID of the GPU":                 {healthy, reset, []string{"GPU-0 XID 48 1/1", "GPU-0 unhealthy +2"}},
-		"XID of a MIG device":            {healthy, own, []string{"MIG-0 XID 48 1/1 +1", "MIG-0 unhealthy +1"}},
-		"MIG device of an unhealthy GPU": {judge(reset, 2, nil, gpu0, gpu1), judge(reset, 2, nil, all...), []string{"MIG-0 found +2", "MIG-0 unhealthy +2 inherited"}},
+		"all found":            {nil, healthy, []string{"GPU-0 found +2", "GPU-1 found"}},
+		"all removed":          {healthy, healthy[:0], []string{"GPU-0 removed +2", "GPU-1 removed"}},
+		"repartitioned":        {healthy, judge(healthy, 1, nil, gpu0, gpu1), []string{"MIG-0 removed +2"}},
+		"one MIG device found": {judge(nil, 0, nil, gpu0, mig0, gpu1), healthy, []string{"MIG-1 found +1"}},
+		"GPU lost":             {healthy, lost, []string{"GPU-0 unhealthy +2"}},
+		"GPU back":             {lost, judge(lost, 2, nil, all...), []string{"GPU-0 healthy +2"}},
+		"XID of the GPU":       {healthy, reset, []string{"GPU-0 XID 48 1/1", "GPU-0 unhealthy +2"}},
+		"XID of a MIG device":  {healthy, own, []string{"MIG-0 XID 48 1/1 +1", "MIG-0 unhealthy +1"}},
+		"MIG device of an unhealthy GPU": {
+			judge(reset, 2, nil, gpu0, gpu1), judge(reset, 2, nil, all...),
+			[]string{"MIG-0 found +2", "MIG-0 unhealthy +2 inherited"},
+		},
 		"GPU of an unhealthy MIG device": {own, both, []string{"GPU-0 unhealthy +2"}},
-		"XIDs of MIG devices":            {healthy, judge(healthy, 1, samples{"MIG-0": migXIDs(48, 13), "MIG-1": migXIDs(48, 48)}, all...), []string{"MIG-0 XID 13 1/1 +1", "MIG-0 XID 48 3/3 +2", "MIG-0 unhealthy +2"}},
-		"different causes":               {healthy, judge(healthy, 1, samples{"MIG-0": migXIDs(48), "MIG-1": migXIDs(13)}, all...), []string{"MIG-0 XID 48 1/1 +1", "MIG-0 unhealthy +1", "MIG-1 XID 13 1/1 +1"}},
-		"XID of a MIG device, whole GPU": {healthy, judge(healthy, 1, samples{"MIG-1": migXIDs(95)}, all...), []string{"GPU-0 unhealthy +2", "MIG-1 XID 95 1/1 +1"}},
-		"nothing":                        {lost, slices.Clone(lost), nil},
+		"XIDs of MIG devices": {
+			healthy, judge(healthy, 1, samples{"MIG-0": migXIDs(48, 13), "MIG-1": migXIDs(48, 48)}, all...),
+			[]string{"MIG-0 XID 13 1/1 +1", "MIG-0 XID 48 3/3 +2", "MIG-0 unhealthy +2"},
+		},
+		"different causes": {
+			healthy, judge(healthy, 1, samples{"MIG-0": migXIDs(48), "MIG-1": migXIDs(13)}, all...),
+			[]string{"MIG-0 XID 48 1/1 +1", "MIG-0 unhealthy +1", "MIG-1 XID 13 1/1 +1"},
+		},
+		"XID of a MIG device, whole GPU": {
+			healthy, judge(healthy, 1, samples{"MIG-1": migXIDs(95)}, all...),
+			[]string{"GPU-0 unhealthy +2", "MIG-1 XID 95 1/1 +1"},
+		},
+		"nothing": {lost, slices.Clone(lost), nil},
 	} {
 		var got []string
 		members := make(map[string]int)
 		for _, g := range GroupChanges(c.before, c.after) {
 			text := map[ChangeKind]string{
-				ChangeFound: "found", ChangeRemoved: "removed", ChangeXID: fmt.Sprintf("XID %d %d/%d", g.XID, g.New, g.Count), ChangeState: g.Now.State.String(),
+				ChangeFound: "found", ChangeRemoved: "removed", ChangeXID: fmt.Sprintf("XID %d %d/%d", g.XID, g.New, g.Count),
+				ChangeState: g.Now.State.String(),
 			}[g.Kind]
 			if len(g.MIGDevices) > 0 {
 				text += fmt.Sprintf(" +%d", len(g.MIGDevices))

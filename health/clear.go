@@ -28,7 +28,9 @@ var (
 //
 // If cause is not empty, its finding staying is an error, and so is a device without that finding; the error names the causes
 // that can be cleared.
-func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, now time.Time) (after []DeviceState, cleared []string, err error) {
+func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, now time.Time) (after []DeviceState, cleared []string,
+	err error,
+) {
 	i := slices.IndexFunc(devices, func(d DeviceState) bool { return d.Device.ID == id })
 	if i < 0 {
 		var known []string
@@ -62,7 +64,8 @@ func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, 
 		if slices.Contains(inherited, cause) {
 			return nil, nil, fmt.Errorf("cannot clear %q of %s: %w; clear it on %s", cause, id, ErrInherited, d.Device.Parent)
 		}
-		return nil, nil, fmt.Errorf("cannot clear %q of %s: %w; its findings are %s", cause, id, ErrNoFinding, cmp.Or(strings.Join(others, ", "), "none"))
+		return nil, nil, fmt.Errorf("cannot clear %q of %s: %w; its findings are %s", cause, id, ErrNoFinding,
+			cmp.Or(strings.Join(others, ", "), "none"))
 	}
 
 	v := d.Verdict.Without(now, func(f Finding) bool { return f.From == "" && slices.Contains(cleared, f.Cause) })

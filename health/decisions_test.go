@@ -114,7 +114,8 @@ func TestClearKeepsCordon(t *testing.T) {
 func TestIsolatePending(t *testing.T) {
 	free := func(DeviceID) bool { return false }
 	holding := func(ids ...DeviceID) Held { return func(id DeviceID) bool { return slices.Contains(ids, id) } }
-	pending, reset, drain := present(value(FieldRemapPending, 1)), present(value(FieldRecoveryAction, 1)), present(value(FieldRecoveryAction, 4))
+	pending, reset, drain := present(value(FieldRemapPending, 1)), present(value(FieldRecoveryAction, 1)),
+		present(value(FieldRecoveryAction, 4))
 	retired := present(value(FieldRetiredPending, 1))
 	type poll struct {
 		at     int
@@ -211,7 +212,8 @@ func TestCordonOfGPUAndMIGDevice(t *testing.T) {
 	}
 }
 
-// Of findings with one severity a fault of the device is the first, then that of its MPS daemon, then decisions, however strong their actions are.
+// Of findings with one severity a fault of the device is the first, then that of its MPS daemon, then decisions, however strong their
+// actions are.
 func TestOrderOfFaultsAndDecisions(t *testing.T) {
 	c := cordoning("0")
 	devices := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(xids(110))}, gpu0)
@@ -238,7 +240,8 @@ func TestDetachmentEndsWithMeasurement(t *testing.T) {
 	before := Decide(c, unread(), unread(), nil, Detachment{Since: at(0), Until: at(60)}, MPSState{}, at(1))
 	over := Decide(c, before, before, nil, Detachment{Over: true}, MPSState{}, at(2))
 	for _, d := range over {
-		if f := d.Verdict.Findings; len(f) != 1 || f[0].Cause != CauseReleased || !f[0].Since.Equal(at(1)) || f[0].Action == before[0].Verdict.Findings[0].Action {
+		if f := d.Verdict.Findings; len(f) != 1 || f[0].Cause != CauseReleased || !f[0].Since.Equal(at(1)) ||
+			f[0].Action == before[0].Verdict.Findings[0].Action {
 			t.Errorf("%s: %+v", d.Device.ID, f)
 		}
 	}
@@ -253,7 +256,8 @@ func TestDetachmentEndsWithMeasurement(t *testing.T) {
 func TestDecideDetachment(t *testing.T) {
 	devices := judgeAll(DefaultConfig(), nil, 0, nil, samples{gpu0.ID: present(), mig0.ID: present()}, gpu0, mig0)
 	devices = Decide(DefaultConfig(), devices, devices, nil, Detachment{Until: at(60)}, MPSState{}, at(1))
-	if f := devices[1].Verdict.Findings; len(f) != 1 || f[0].From != gpu0.ID || f[0].Cause != CauseReleased || devices[1].Verdict.State != Unhealthy {
+	if f := devices[1].Verdict.Findings; len(f) != 1 || f[0].From != gpu0.ID || f[0].Cause != CauseReleased ||
+		devices[1].Verdict.State != Unhealthy {
 		t.Errorf("%+v", f)
 	}
 	devices = Decide(DefaultConfig(), devices, devices, nil, Detachment{Over: true}, MPSState{}, at(2))

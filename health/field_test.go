@@ -36,14 +36,17 @@ func TestFields(t *testing.T) {
 	names := readFieldNames(t)
 	for name, id := range map[string]Field{
 		"DEV_SERIAL": FieldSerial, "DEV_MIG_MODE": FieldMIGMode, "DEV_SM_CLOCK": FieldSMClock, "DEV_MEM_CLOCK": FieldMemClock,
-		"DEV_CLOCKS_EVENT_REASONS": FieldClocksEvents, "DEV_MEMORY_TEMP": FieldMemoryTemp, "DEV_GPU_TEMP": FieldGPUTemp, "DEV_POWER_USAGE": FieldPower,
+		"DEV_CLOCKS_EVENT_REASONS": FieldClocksEvents, "DEV_MEMORY_TEMP": FieldMemoryTemp, "DEV_GPU_TEMP": FieldGPUTemp,
+		"DEV_POWER_USAGE":              FieldPower,
 		"DEV_TOTAL_ENERGY_CONSUMPTION": FieldEnergy, "DEV_ENFORCED_POWER_LIMIT": FieldPowerLimit, "DEV_PCIE_REPLAY_COUNTER": FieldPCIeReplays,
 		"DEV_GPU_UTIL": FieldGPUUtil, "DEV_MEM_COPY_UTIL": FieldMemCopyUtil, "DEV_ENC_UTIL": FieldEncUtil, "DEV_DEC_UTIL": FieldDecUtil,
-		"DEV_XID_ERRORS": FieldXID, "DEV_FB_TOTAL": FieldFBTotal, "DEV_FB_FREE": FieldFBFree, "DEV_FB_USED": FieldFBUsed, "DEV_FB_RESERVED": FieldFBReserved,
+		"DEV_XID_ERRORS": FieldXID, "DEV_FB_TOTAL": FieldFBTotal, "DEV_FB_FREE": FieldFBFree, "DEV_FB_USED": FieldFBUsed,
+		"DEV_FB_RESERVED":       FieldFBReserved,
 		"DEV_ECC_DBE_VOL_TOTAL": FieldDBEVolatile, "DEV_RETIRED_SBE": FieldRetiredSBE, "DEV_RETIRED_DBE": FieldRetiredDBE,
 		"DEV_RETIRED_PENDING": FieldRetiredPending, "DEV_UNCORRECTABLE_REMAPPED_ROWS": FieldRemappedUncorr,
 		"DEV_CORRECTABLE_REMAPPED_ROWS": FieldRemappedCorr, "DEV_ROW_REMAP_FAILURE": FieldRemapFailed, "DEV_ROW_REMAP_PENDING": FieldRemapPending,
-		"DEV_NVLINK_BANDWIDTH_TOTAL": FieldNVLinkBandwidth, "DEV_VGPU_LICENSE_STATUS": FieldVGPULicense, "PROF_GR_ENGINE_ACTIVE": FieldEngineActive,
+		"DEV_NVLINK_BANDWIDTH_TOTAL": FieldNVLinkBandwidth, "DEV_VGPU_LICENSE_STATUS": FieldVGPULicense,
+		"PROF_GR_ENGINE_ACTIVE":        FieldEngineActive,
 		"DEV_MEMORY_UNREPAIRABLE_FLAG": FieldUnrepairable, "DEV_GET_GPU_RECOVERY_ACTION": FieldRecoveryAction,
 		"DEV_SM_CLOCK_HERTZ": FieldSMClockHertz, "DEV_FB_USED_BYTES": FieldFBUsedBytes,
 	} {

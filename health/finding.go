@@ -109,7 +109,8 @@ type confirmation struct {
 func (v *Verdict) setFindings(findings []Finding) {
 	slices.SortStableFunc(findings, func(a, b Finding) int {
 		// A fault comes before a decision of the same severity, because the fault needs the attention.
-		return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(a.rank(), b.rank()), a.Action.Compare(b.Action), a.Since.Compare(b.Since), cmp.Compare(a.Cause, b.Cause))
+		return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(a.rank(), b.rank()), a.Action.Compare(b.Action), a.Since.Compare(b.Since),
+			cmp.Compare(a.Cause, b.Cause))
 	})
 	v.Findings = findings
 	switch {

@@ -79,8 +79,9 @@ var incidentRules = map[string]incidentRule{
 		EffectUnhealthy, ActionReplaceGPU, incidentFail, "NVSentinel",
 		"NVSentinel resets the GPU; a reset does not repair a memory row that could not be remapped", nil,
 	},
-	"UNCONTAINED_ERROR":              {EffectIgnore, ActionResetGPU, incidentFail, "DCGM", incidentSticky, nil}, // XID 95
-	"XID_ERROR":                      {EffectIgnore, ActionWatch, incidentFail, "DCGM", incidentSticky, nil},    // any other XID, application errors too
+	"UNCONTAINED_ERROR": {EffectIgnore, ActionResetGPU, incidentFail, "DCGM", incidentSticky, nil}, // XID 95
+	// any other XID, application errors too
+	"XID_ERROR":                      {EffectIgnore, ActionWatch, incidentFail, "DCGM", incidentSticky, nil},
 	"NVLINK_EFFECTIVE_BER_THRESHOLD": {EffectWarn, ActionCheckNVLink, incidentFail, "DCGM", incidentRates, nil},
 	"FALLEN_OFF_BUS":                 {EffectIgnore, ActionRebootNode, incidentFail, "DCGM", incidentSticky, nil}, // XID 79
 	"NVLINK_SYMBOL_BER_THRESHOLD":    {EffectWarn, ActionCheckNVLink, incidentFail, "DCGM", incidentRates, nil},
@@ -90,7 +91,8 @@ var incidentRules = map[string]incidentRule{
 	},
 	"FABRIC_PROBE_STATE": {
 		EffectWarn, ActionCheckFabricManager, incidentFail + ", MONITOR", "DCGM",
-		"DCGM's advice is to monitor it, and AWS eks-node-monitoring-agent warns; ignored on a GPU without NVLink and with an old driver", onlyFabric,
+		"DCGM's advice is to monitor it, and AWS eks-node-monitoring-agent warns; ignored on a GPU without NVLink and with an old driver",
+		onlyFabric,
 	},
 	"GPU_RECOVERY_RESET":       {EffectIgnore, ActionResetGPU, incidentFail, "DCGM", incidentDriver, nil},
 	"GPU_RECOVERY_REBOOT":      {EffectIgnore, ActionRebootNode, incidentFail, "DCGM", incidentDriver, nil},

@@ -132,7 +132,10 @@ func TestIncidentEffect(t *testing.T) {
 		{"fabric, no NVLink", pcie, 123, "GPU 0: Fabric State is Failed (4).", i, i},
 		{"fabric, old driver", nvlink, 123, "GPU 0: Fabric State is NvmlTooOld (6).", i, i},
 		{"fabric failed", nvlink, 123, "GPU 0: Fabric State is Failed (4).", w, w},
-		{"NVLink replay or recovery", nvlink, 71, "Detected 3 nvlink_recovery_error_count_total NvLink errors on GPU 0's NVLink (should be 0)", w, w},
+		{
+			"NVLink replay or recovery", nvlink, 71, "Detected 3 nvlink_recovery_error_count_total NvLink errors on GPU 0's NVLink (should be 0)", w,
+			w,
+		},
 		{"many CRC errors", nvlink, 70, "", u, w},
 		{"few CRC errors", nvlink, 13, "", w, w},
 		{"bit error rate", nvlink, 119, "", w, w},
@@ -334,10 +337,13 @@ func TestIncidentsFromBeforeStart(t *testing.T) {
 	}{
 		"a FAIL":                             {uncontained, false, "dcgm-uncontained-error"},
 		"a FAIL beside an application's XID": {withApplicationError, false, "dcgm-uncontained-error"},
-		"a check that an XID triggered":      {incident(80, SeverityFail, "Row remap failure (triggered by XID 64: x)"), false, "dcgm-row-remap-failure"},
-		"a WARN":                             {incident(101, SeverityWarn, "XID 31"), false, ""},
-		"a finding of DCGM itself":           {incident(14, SeverityFail, "NVLink down"), false, ""},
-		"with saved state":                   {uncontained, true, ""},
+		"a check that an XID triggered": {
+			incident(80, SeverityFail, "Row remap failure (triggered by XID 64: x)"), false,
+			"dcgm-row-remap-failure",
+		},
+		"a WARN":                   {incident(101, SeverityWarn, "XID 31"), false, ""},
+		"a finding of DCGM itself": {incident(14, SeverityFail, "NVLink down"), false, ""},
+		"with saved state":         {uncontained, true, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rc := ReadingContext{XIDHistory: c.saved}

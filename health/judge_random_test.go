@@ -29,8 +29,9 @@ func (r random) sample(d Device, seconds int) Sample {
 		s.Values = nil
 	} else if d.Kind == KindGPU {
 		for f, values := range map[Field][]float64{
-			FieldRecoveryAction: {0, 0, 1, 2, 3, 4, 5, 6, 7, 9, 1 << 40, -1}, FieldRemapFailed: {0, 0, 1}, FieldRemapPending: {0, 1}, FieldUnrepairable: {0, 0, 0, 1},
-			FieldDBEVolatile: {0, 0, 2}, FieldGPUTemp: {40, 50, 95}, FieldRetiredPending: {0, 1}, FieldClocksEvents: {0, 4, 8},
+			FieldRecoveryAction: {0, 0, 1, 2, 3, 4, 5, 6, 7, 9, 1 << 40, -1}, FieldRemapFailed: {0, 0, 1}, FieldRemapPending: {0, 1},
+			FieldUnrepairable: {0, 0, 0, 1},
+			FieldDBEVolatile:  {0, 0, 2}, FieldGPUTemp: {40, 50, 95}, FieldRetiredPending: {0, 1}, FieldClocksEvents: {0, 4, 8},
 		} {
 			if r.IntN(3) == 0 {
 				s.Values[f] = values[r.IntN(len(values))]
@@ -142,7 +143,9 @@ func TestJudgeRandomSequences(t *testing.T) {
 	}
 }
 
-func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus map[DeviceID]bool, samples map[DeviceID]Sample, before, devices []DeviceState, now time.Time) {
+func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus map[DeviceID]bool, samples map[DeviceID]Sample, before,
+	devices []DeviceState, now time.Time,
+) {
 	t.Helper()
 	verdicts := make(map[DeviceID]Verdict)
 	for _, d := range devices {

@@ -235,12 +235,18 @@ func TestJudgeGPU(t *testing.T) {
 		},
 		"the recovery action decides the severity of XIDs that the sources dispute": {
 			{0, present(xids(38, 44, 121, 166, 175)), Degraded, []string{"xid-121", "xid-166", "xid-175", "xid-38", "xid-44"}},
-			{1, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{"xid-121", "xid-166", "xid-175", "xid-38", "xid-44", CauseRecoveryAction}},
+			{1, present(value(FieldRecoveryAction, 1)), Unhealthy, []string{
+				"xid-121", "xid-166", "xid-175", "xid-38", "xid-44",
+				CauseRecoveryAction,
+			}},
 			{2, present(), Healthy, nil},
 		},
 		"an application error with a reset request for another reason": {
 			{0, present(xids(32, 60, 69, 80, 94, 174)), Degraded, []string{"xid-94", "xid-174", "xid-32", "xid-60", "xid-69", "xid-80"}},
-			{1, present(value(FieldRecoveryAction, 1), xids(31)), Degraded, []string{CauseRecoveryAction, "xid-94", "xid-174", "xid-32", "xid-60", "xid-69", "xid-80"}},
+			{
+				1, present(value(FieldRecoveryAction, 1), xids(31)), Degraded,
+				[]string{CauseRecoveryAction, "xid-94", "xid-174", "xid-32", "xid-60", "xid-69", "xid-80"},
+			},
 		},
 		"the driver decides after peer-to-peer work has ended": {
 			{0, present(xids(149)), Degraded, []string{"xid-149"}},
@@ -389,7 +395,8 @@ func TestFlapping(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, f := range runSteps(t, DefaultConfig(), steps)[0].Verdict.Findings {
-				if f.Cause == CauseFlapping && (f.Clears != ClearsReboot || !strings.HasSuffix(f.Reason, "3 times within 1h0m0s, most recently by lost")) {
+				if f.Cause == CauseFlapping && (f.Clears != ClearsReboot ||
+					!strings.HasSuffix(f.Reason, "3 times within 1h0m0s, most recently by lost")) {
 					t.Errorf("flapping clears by %v: %s", f.Clears, f.Reason)
 				}
 			}
@@ -606,13 +613,18 @@ func TestUnreachableGPUHasNoValues(t *testing.T) {
 		gpu, mig []Sample // in turn
 		want     bool
 	}{
-		"present":                       {DefaultConfig(), []Sample{full(Present)}, []Sample{full(Present)}, true},
-		"lost":                          {DefaultConfig(), []Sample{full(Lost)}, []Sample{full(Lost)}, false},
-		"MIG device of a lost GPU":      {DefaultConfig(), []Sample{full(Lost)}, []Sample{full(Present)}, false},
-		"inaccessible":                  {DefaultConfig(), []Sample{full(Inaccessible)}, []Sample{full(Inaccessible)}, false},
-		"detached":                      {DefaultConfig(), []Sample{full(Detached)}, []Sample{full(Detached)}, false},
-		"unknown":                       {DefaultConfig(), []Sample{full(PresenceUnknown)}, []Sample{full(PresenceUnknown)}, true},
-		"lost, then unknown":            {DefaultConfig(), []Sample{full(Lost), full(PresenceUnknown)}, []Sample{full(Lost), full(PresenceUnknown)}, false},
+		"present":                  {DefaultConfig(), []Sample{full(Present)}, []Sample{full(Present)}, true},
+		"lost":                     {DefaultConfig(), []Sample{full(Lost)}, []Sample{full(Lost)}, false},
+		"MIG device of a lost GPU": {DefaultConfig(), []Sample{full(Lost)}, []Sample{full(Present)}, false},
+		"inaccessible":             {DefaultConfig(), []Sample{full(Inaccessible)}, []Sample{full(Inaccessible)}, false},
+		"detached":                 {DefaultConfig(), []Sample{full(Detached)}, []Sample{full(Detached)}, false},
+		"unknown":                  {DefaultConfig(), []Sample{full(PresenceUnknown)}, []Sample{full(PresenceUnknown)}, true},
+		"lost, then unknown": {
+			DefaultConfig(),
+			[]Sample{full(Lost), full(PresenceUnknown)},
+			[]Sample{full(Lost), full(PresenceUnknown)},
+			false,
+		},
 		"lost, then measured":           {DefaultConfig(), []Sample{full(Lost), full(Present)}, []Sample{full(Lost), full(Present)}, true},
 		"measured, and still a finding": {never, []Sample{full(Lost), full(Present)}, []Sample{full(Lost), full(Present)}, true},
 	} {

@@ -60,7 +60,12 @@ func TestMIGNodes(t *testing.T) {
 			{1, nil, []Device{gpu0, gpu1}, gpus(h, h)},
 		},
 		"a reset that destroys a MIG device clears its XID": {
-			{0, samples{"GPU-0": present(value(FieldRecoveryAction, 1)), "MIG-0": migXIDs(48)}, []Device{gpu0, mig0, gpu1}, map[DeviceID]State{"GPU-0": d, "MIG-0": u, "GPU-1": h}},
+			{
+				0,
+				samples{"GPU-0": present(value(FieldRecoveryAction, 1)), "MIG-0": migXIDs(48)},
+				[]Device{gpu0, mig0, gpu1},
+				map[DeviceID]State{"GPU-0": d, "MIG-0": u, "GPU-1": h},
+			},
 			{1, nil, []Device{gpu0, gpu1}, gpus(h, h)},
 		},
 		// The MIG devices of lost GPUs leave the list one reading later than the GPUs are lost.
@@ -95,7 +100,10 @@ func TestDestroyedMIGFindingKeepsBeginning(t *testing.T) {
 }
 
 func TestXIDOfWholeGPU(t *testing.T) {
-	for code, whole := range map[int]bool{48: false, 94: false, 13: false, 171: false, 999: false, 95: true, 79: true, 119: true, 64: true, 149: true} {
+	for code, whole := range map[int]bool{
+		48: false, 94: false, 13: false, 171: false, 999: false, 95: true, 79: true, 119: true, 64: true,
+		149: true,
+	} {
 		devices := judge(nil, 0, samples{"MIG-0": migXIDs(code), "MIG-1": migXIDs(code)}, gpu0, mig0, mig1, gpu1)
 		cause, gpu := xidCause(code), devices[0]
 		if gpu.Verdict.Has(cause) != whole || len(gpu.XIDCounts) != 0 {
@@ -142,7 +150,8 @@ func TestTripsOfMIGDevices(t *testing.T) {
 			t.Errorf("%s: GPU-0: trips %v, causes %v", name, v.Trips, v.Causes())
 		}
 		for _, id := range []DeviceID{mig0.ID, mig1.ID} {
-			if v := verdictOf(devices, id); len(v.Trips) != 0 || v.Cause() != CauseFlapping || v.Findings[0].From != gpu0.ID || v.State != Unhealthy {
+			if v := verdictOf(devices, id); len(v.Trips) != 0 || v.Cause() != CauseFlapping || v.Findings[0].From != gpu0.ID ||
+				v.State != Unhealthy {
 				t.Errorf("%s: %s: %v, trips %v, causes %v", name, id, v.State, v.Trips, v.Causes())
 			}
 		}

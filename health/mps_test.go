@@ -40,7 +40,8 @@ func TestDecideMPS(t *testing.T) {
 				if d.Device.ID != test.device || test.cause == "" {
 					continue
 				}
-				if f := d.Verdict.ownFinding(hasCause(test.cause)); f == nil || !f.Since.Equal(at(1)) || f.Action != ActionCheckMPSDaemon || d.Verdict.Decided() {
+				if f := d.Verdict.ownFinding(hasCause(test.cause)); f == nil || !f.Since.Equal(at(1)) || f.Action != ActionCheckMPSDaemon ||
+					d.Verdict.Decided() {
 					t.Errorf("%s: %+v", name, d.Verdict)
 				}
 			}
@@ -50,14 +51,16 @@ func TestDecideMPS(t *testing.T) {
 			devices = Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), nil, Detachment{}, state, now)
 			wantStates(t, devices, test.want)
 			for _, d := range devices {
-				if f := d.Verdict.ownFinding(Finding.OfMPS); f != nil && (!f.Since.Equal(at(1)) || !f.Last.Equal(at(3)) || len(d.Verdict.Trips) > 0 || len(d.Verdict.Findings) != 1) {
+				if f := d.Verdict.ownFinding(Finding.OfMPS); f != nil &&
+					(!f.Since.Equal(at(1)) || !f.Last.Equal(at(3)) || len(d.Verdict.Trips) > 0 || len(d.Verdict.Findings) != 1) {
 					t.Errorf("%s: %+v", name, d.Verdict)
 				}
 			}
 			healthy := map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy, gpu1.ID: Healthy}
 			wantStates(t, Decide(c, devices, devices, nil, Detachment{}, daemons(test.device, ""), at(4)), healthy)
 			r, now = reading(5, samples{gpu0.ID: present(), mig0.ID: present(), gpu1.ID: present()}, gpu0, mig0, gpu1)
-			wantStates(t, Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), nil, Detachment{}, MPSState{}, now), healthy)
+			wantStates(t, Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), nil, Detachment{}, MPSState{}, now),
+				healthy)
 		}
 	}
 }

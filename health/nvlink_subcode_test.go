@@ -9,7 +9,8 @@ import (
 
 // nvlinkXID returns an XID with the kernel log's line of an NVLink error.
 func nvlinkXID(code int, grade string, info, status uint32) XID {
-	return XID{Code: code, Detail: XIDDetail{Text: fmt.Sprintf("UNIT %s XC0 i0 Link 08 (0x%08x 0x%08x 0x00000000 0x00000000 0x00000000 0x00000000)", grade, info, status)}}
+	return XID{Code: code, Detail: XIDDetail{Text: fmt.Sprintf(
+		"UNIT %s XC0 i0 Link 08 (0x%08x 0x%08x 0x00000000 0x00000000 0x00000000 0x00000000)", grade, info, status)}}
 }
 
 func TestNVLinkDetail(t *testing.T) {
@@ -20,21 +21,29 @@ func TestNVLinkDetail(t *testing.T) {
 		want  nvlinkError
 		valid bool
 	}{
-		"a line":            {149, line, nvlinkError{149, "NETIR_LINK_EVT", true, false, 8, 0x4505c6, 0}, true},
-		"an alias":          {149, "NETIR_LINK_EVT/NETIR_LINK_DOWN Fatal XC0 i0 Link 08 (0x004505c6 0x1 0x0)", nvlinkError{149, "NETIR_LINK_EVT/NETIR_LINK_DOWN", true, false, 8, 0x4505c6, 1}, true},
-		"no link, injected": {145, "RLW_REMAP Nonfatal XC1 i1 Link -1 (0x00000082 0x00000040)", nvlinkError{145, "RLW_REMAP", false, true, -1, 0x82, 0x40}, true},
-		"cut":               {149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6", nvlinkError{}, false},
-		"another XID":       {74, line, nvlinkError{}, false},
-		"another grade":     {149, "NETIR_LINK_EVT Severe XC0 i0 Link 08 (0x004505c6 0x0)", nvlinkError{}, false},
-		"another word":      {149, "NETIR_LINK_EVT Fatal XC0 i0 Port 08 (0x004505c6 0x0)", nvlinkError{}, false},
-		"no number":         {149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x 0x0)", nvlinkError{}, false},
-		"too large":         {149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x1004505c6 0x0)", nvlinkError{}, false},
-		"status too large":  {149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x100000000)", nvlinkError{}, false},
-		"the first XID":     {144, "SAW_MVB Fatal XC0 i0 Link 08 (0x21 0x1)", nvlinkError{144, "SAW_MVB", true, false, 8, 0x21, 1}, true},
-		"the last XID":      {150, "MSE Fatal XC0 i0 Link 08 (0x0 0x1)", nvlinkError{150, "MSE", true, false, 8, 0, 1}, true},
-		"the XID before":    {143, line, nvlinkError{}, false},
-		"the XID after":     {151, line, nvlinkError{}, false},
-		"no text":           {149, "", nvlinkError{}, false},
+		"a line": {149, line, nvlinkError{149, "NETIR_LINK_EVT", true, false, 8, 0x4505c6, 0}, true},
+		"an alias": {
+			149, "NETIR_LINK_EVT/NETIR_LINK_DOWN Fatal XC0 i0 Link 08 (0x004505c6 0x1 0x0)",
+			nvlinkError{149, "NETIR_LINK_EVT/NETIR_LINK_DOWN", true, false, 8, 0x4505c6, 1},
+			true,
+		},
+		"no link, injected": {
+			145, "RLW_REMAP Nonfatal XC1 i1 Link -1 (0x00000082 0x00000040)",
+			nvlinkError{145, "RLW_REMAP", false, true, -1, 0x82, 0x40},
+			true,
+		},
+		"cut":              {149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6", nvlinkError{}, false},
+		"another XID":      {74, line, nvlinkError{}, false},
+		"another grade":    {149, "NETIR_LINK_EVT Severe XC0 i0 Link 08 (0x004505c6 0x0)", nvlinkError{}, false},
+		"another word":     {149, "NETIR_LINK_EVT Fatal XC0 i0 Port 08 (0x004505c6 0x0)", nvlinkError{}, false},
+		"no number":        {149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x 0x0)", nvlinkError{}, false},
+		"too large":        {149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x1004505c6 0x0)", nvlinkError{}, false},
+		"status too large": {149, "NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x100000000)", nvlinkError{}, false},
+		"the first XID":    {144, "SAW_MVB Fatal XC0 i0 Link 08 (0x21 0x1)", nvlinkError{144, "SAW_MVB", true, false, 8, 0x21, 1}, true},
+		"the last XID":     {150, "MSE Fatal XC0 i0 Link 08 (0x0 0x1)", nvlinkError{150, "MSE", true, false, 8, 0, 1}, true},
+		"the XID before":   {143, line, nvlinkError{}, false},
+		"the XID after":    {151, line, nvlinkError{}, false},
+		"no text":          {149, "", nvlinkError{}, false},
 	} {
 		got, ok := XID{Code: c.code, Detail: XIDDetail{Text: c.text}}.nvlinkDetail()
 		if ok != c.valid || ok && got != c.want {
@@ -80,8 +89,8 @@ func TestNVLinkResolutions(t *testing.T) {
 	}
 }
 
-// The rules are those of NVIDIA's catalogue, and there are no others. A unit with one status in the catalogue, 0, has the resolution whatever
-// the status is.
+// The rules are those of NVIDIA's catalogue, and there are no others. A unit with one status in the catalogue, 0, has the resolution
+// whatever the status is.
 func TestNVLinkCatalogue(t *testing.T) {
 	resolutions := map[string]nvlinkResolution{"IGNORE": nvlinkIgnore, "XID_154_EVAL": nvlinkFollow, "RESET_GPU": nvlinkReset}
 	hints := map[string]string{
@@ -115,7 +124,8 @@ func TestNVLinkCatalogue(t *testing.T) {
 				t.Fatal(err)
 			}
 			want[key{xid, info, uint32(status)}] = resolution
-			if _, got := (nvlinkError{xid: xid, info: info, status: uint32(status)}).resolution(); (hint == "") != (got == "") || !strings.Contains(got, hint) {
+			if _, got := (nvlinkError{xid: xid, info: info, status: uint32(status)}).resolution(); (hint == "") != (got == "") ||
+				!strings.Contains(got, hint) {
 				t.Errorf("%q: hint %q", row, got)
 			}
 		}

@@ -47,7 +47,11 @@ func TestOutageFilter(t *testing.T) {
 			{1, both, states(Detached, Detached), true, healthy}, {11, both, states(Detached, Detached), false, [2]string{"detached", "detached"}},
 		},
 		"all are lost for a moment": {
-			{1, both, states(Lost, Lost), true, healthy}, back(2), {9, both, states(Lost, Lost), true, healthy}, {18, both, states(Lost, Lost), true, healthy}, back(20),
+			{1, both, states(Lost, Lost), true, healthy},
+			back(2),
+			{9, both, states(Lost, Lost), true, healthy},
+			{18, both, states(Lost, Lost), true, healthy},
+			back(20),
 		},
 		"all are lost": {
 			{1, both, states(Lost, Lost), true, healthy},
@@ -64,7 +68,10 @@ func TestOutageFilter(t *testing.T) {
 			back(12),
 		},
 		"one is listed before the other": {
-			{1, nil, nil, true, healthy}, {3, one, nil, false, healthy}, {10, one, nil, false, healthy}, {11, one, nil, false, [2]string{"", "missing"}},
+			{1, nil, nil, true, healthy},
+			{3, one, nil, false, healthy},
+			{10, one, nil, false, healthy},
+			{11, one, nil, false, [2]string{"", "missing"}},
 		},
 		"one returns and is lost again": {
 			{1, both, states(Lost, Lost), true, healthy},
@@ -81,13 +88,16 @@ func TestOutageFilter(t *testing.T) {
 		"one lost, one unlisted": {
 			{1, one, states(Lost, Present), true, healthy}, {11, one, states(Lost, Present), false, [2]string{"lost", "missing"}},
 		},
-		"one inaccessible, one unlisted": {{1, one, states(Inaccessible, Present), true, healthy}, {11, one, states(Inaccessible, Present), false, [2]string{"inaccessible", "missing"}}},
-		"one unread, one unlisted":       {{1, one, states(PresenceUnknown, Present), true, healthy}},
-		"one lost, one unread":           {{1, both, states(Lost, PresenceUnknown), false, [2]string{"lost", ""}}},
-		"one lost, one present":          {{1, both, states(Lost, Present), false, [2]string{"lost", ""}}},
-		"one unlisted, one present":      {{1, one, nil, false, [2]string{"", "missing"}}},
-		"all are unread":                 {{1, both, states(PresenceUnknown, PresenceUnknown), false, healthy}},
-		"both lost, a new GPU present":   {{1, append([]Device{{ID: "GPU-2", Index: 2}}, both...), states(Lost, Lost), false, lost}},
+		"one inaccessible, one unlisted": {
+			{1, one, states(Inaccessible, Present), true, healthy},
+			{11, one, states(Inaccessible, Present), false, [2]string{"inaccessible", "missing"}},
+		},
+		"one unread, one unlisted":     {{1, one, states(PresenceUnknown, Present), true, healthy}},
+		"one lost, one unread":         {{1, both, states(Lost, PresenceUnknown), false, [2]string{"lost", ""}}},
+		"one lost, one present":        {{1, both, states(Lost, Present), false, [2]string{"lost", ""}}},
+		"one unlisted, one present":    {{1, one, nil, false, [2]string{"", "missing"}}},
+		"all are unread":               {{1, both, states(PresenceUnknown, PresenceUnknown), false, healthy}},
+		"both lost, a new GPU present": {{1, append([]Device{{ID: "GPU-2", Index: 2}}, both...), states(Lost, Lost), false, lost}},
 		"one after another": {
 			{1, both, states(Lost, Present), false, [2]string{"lost", ""}},
 			{10, both, states(Lost, Lost), true, [2]string{"lost", ""}},
@@ -98,7 +108,8 @@ func TestOutageFilter(t *testing.T) {
 			{1, both, states(Lost, Present), false, [2]string{"lost", ""}}, {11, both, states(Lost, Lost), false, lost},
 		},
 		"XID 79 with the loss": {
-			{1, both, with(states(Lost, Lost), "GPU-0", xids(79)), true, [2]string{"lost,xid-79", ""}}, {11, both, states(Lost, Lost), false, [2]string{"lost,xid-79", "lost"}},
+			{1, both, with(states(Lost, Lost), "GPU-0", xids(79)), true, [2]string{"lost,xid-79", ""}},
+			{11, both, states(Lost, Lost), false, [2]string{"lost,xid-79", "lost"}},
 		},
 		"XID 79 of a MIG device": {{1, both, with(states(Lost, Lost), "MIG-0", xids(79)), true, [2]string{"lost,xid-79", ""}}},
 		"XID 79 ten seconds before": {
@@ -121,7 +132,10 @@ func TestOutageFilter(t *testing.T) {
 		},
 		"another XID": {{1, both, with(states(Lost, Lost), "GPU-1", xids(119)), true, [2]string{"", "xid-119"}}},
 		"other evidence": {
-			{1, both, with(states(Lost, Lost), "GPU-0", func(s *Sample) { s.Values = map[Field]float64{FieldRemapFailed: 1} }), true, [2]string{"row-remap-failed", ""}},
+			{
+				1, both, with(states(Lost, Lost), "GPU-0", func(s *Sample) { s.Values = map[Field]float64{FieldRemapFailed: 1} }), true,
+				[2]string{"row-remap-failed", ""},
+			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -187,7 +201,8 @@ func TestReturnAfterDelayedOutage(t *testing.T) {
 			r, _ = filter.Filter(devices, r, now)
 			devices = Judge(DefaultConfig(), devices, r, ReadingContext{XIDHistory: true}, now)
 		}
-		if v0, v1 := devices[0].Verdict, devices[1].Verdict; !slices.Equal(v0.Causes(), []string{"xid-95"}) || !slices.Equal(v1.Causes(), []string{"xid-79"}) {
+		if v0, v1 := devices[0].Verdict, devices[1].Verdict; !slices.Equal(v0.Causes(), []string{"xid-95"}) ||
+			!slices.Equal(v1.Causes(), []string{"xid-79"}) {
 			t.Errorf("%s: %v, %v", name, v0.Causes(), v1.Causes())
 		}
 	}
@@ -241,8 +256,11 @@ func TestReturnAfterLoss(t *testing.T) {
 		return nodeStep{seconds, samples{"GPU-0": s}, []Device{gpu0}, map[DeviceID]State{"GPU-0": state}}
 	}
 	for name, steps := range map[string][]nodeStep{
-		"lost alone":                {faulty, lostOne(1), lostOne(2), back(3, Healthy)},
-		"the only GPU":              {only(0, present(xids(95)), Unhealthy), only(1, blank(Lost), Unhealthy), only(2, blank(Lost), Unhealthy), only(3, present(), Healthy)},
+		"lost alone": {faulty, lostOne(1), lostOne(2), back(3, Healthy)},
+		"the only GPU": {
+			only(0, present(xids(95)), Unhealthy), only(1, blank(Lost), Unhealthy), only(2, blank(Lost), Unhealthy),
+			only(3, present(), Healthy),
+		},
 		"inaccessible, not lost":    {faulty, hidden, hiddenLater, back(7, Unhealthy)},
 		"all lost at once":          outages,
 		"off the bus, then lost":    {off, lostOne(1), back(2, Healthy)},

@@ -23,7 +23,8 @@ const sourceLag = 3 * time.Second
 
 // follows reports whether the reset came after the newest observation of a finding.
 func (r reset) follows(f Finding) bool {
-	return r.proven && (!r.after.Before(f.Last) || !slices.ContainsFunc(r.unreported, func(code int) bool { return f.Cause == xidCause(code) }))
+	return r.proven && (!r.after.Before(f.Last) || !slices.ContainsFunc(r.unreported,
+		func(code int) bool { return f.Cause == xidCause(code) }))
 }
 
 // latest returns when the latest reset was, of this one and an earlier one.

@@ -42,11 +42,11 @@ func (v Verdict) Restored(now time.Time) Verdict {
 	return v
 }
 
-// RestoreLate returns the devices with those that another process saved, as if they had been restored before the first reading: the saved state
-// was read only now. A saved finding does not count if the device was reset after it, or if what this process has measured shows its end;
-// reloaded means that the driver was loaded since, which resets all. history means that the saved devices have every XID that the source delivered before the start in DeviceState.XIDHistory: an XID
-// of past that they lack is returned as not judged. past are the XIDs by device that the source delivered as of the time before the start. A
-// saved device that is not in devices is added.
+// RestoreLate returns the devices with those that another process saved, as if they had been restored before the first reading: the saved
+// state was read only now. A saved finding does not count if the device was reset after it, or if what this process has measured shows its
+// end; reloaded means that the driver was loaded since, which resets all. history means that the saved devices have every XID that the
+// source delivered before the start in DeviceState.XIDHistory: an XID of past that they lack is returned as not judged. past are the XIDs
+// by device that the source delivered as of the time before the start. A saved device that is not in devices is added.
 func RestoreLate(
 	c Config, devices, saved []DeviceState, reloaded, history bool, past map[DeviceID][]XID, now time.Time,
 ) (after []DeviceState, unjudged []Sample) {
@@ -79,7 +79,10 @@ func RestoreLate(
 	}
 	for _, s := range saved {
 		if !slices.ContainsFunc(devices, func(d DeviceState) bool { return d.Device.ID == s.Device.ID }) {
-			d := DeviceState{Device: s.Device, Sample: s.Sample, Verdict: Verdict{State: s.Verdict.State, Since: s.Verdict.Since}, EventAction: s.EventAction}
+			d := DeviceState{
+				Device: s.Device, Sample: s.Sample, Verdict: Verdict{State: s.Verdict.State, Since: s.Verdict.Since},
+				EventAction: s.EventAction,
+			}
 			d, _ = d.restoreLate(c, s, reset{}, reloaded, now)
 			after = append(after, d)
 		}
@@ -125,7 +128,8 @@ func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloade
 	v.Trips = slices.Concat(from.Trips, v.Trips)
 	pending := slices.Clone(v.PendingXIDs)
 	for _, x := range from.PendingXIDs {
-		if !wasBeforeReset(Finding{Cause: xidCause(x.Code), Last: x.At}) && !slices.ContainsFunc(pending, func(y XID) bool { return y.Code == x.Code }) {
+		if !wasBeforeReset(Finding{Cause: xidCause(x.Code), Last: x.At}) &&
+			!slices.ContainsFunc(pending, func(y XID) bool { return y.Code == x.Code }) {
 			pending = append(pending, x)
 		}
 	}

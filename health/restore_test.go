@@ -18,8 +18,8 @@ func summaryOf(v Verdict) string {
 	return fmt.Sprintf("%v@%v %s", v.State, v.Since.Sub(epoch).Seconds(), strings.Join(all, " "))
 }
 
-// What an earlier process saved counts as if it had been restored before the start, unless this process has seen its end. The earlier process
-// ran from 0 s on; this one has run since 100 s; at 200 s the saved state is read.
+// What an earlier process saved counts as if it had been restored before the start, unless this process has seen its end. The earlier
+// process ran from 0 s on; this one has run since 100 s; at 200 s the saved state is read.
 func TestRestoreLate(t *testing.T) {
 	steps := func(start int, all ...Sample) (devices []DeviceState) {
 		for i, s := range all {
@@ -57,23 +57,32 @@ func TestRestoreLate(t *testing.T) {
 		"a warning XID of long ago":        {live(present()), saved(present(xids(999))), false, "healthy@100 "},
 		"driver reloaded":                  {live(present()), saved(present(xids(48))), true, "healthy@100 "},
 		"driver reloaded, newer XID":       {live(present(xids(95))), saved(present(xids(48, 95))), true, "unhealthy@0 xid-95@100"},
-		"part of the findings has ended":   {live(present(without(FieldGPUTemp))), saved(present(xids(48), value(FieldGPUTemp, 99))), true, "degraded@200 temperature@0"},
-		"reset since the start":            {live(action(1), action(0)), saved(present(xids(48))), false, "healthy@110 "},
-		"reset before the start":           {live(action(0)), saved(action(1), action(1, 48)), false, "healthy@100 "},
+		"part of the findings has ended": {
+			live(present(without(FieldGPUTemp))), saved(present(xids(48), value(FieldGPUTemp, 99))), true,
+			"degraded@200 temperature@0",
+		},
+		"reset since the start":  {live(action(1), action(0)), saved(present(xids(48))), false, "healthy@110 "},
+		"reset before the start": {live(action(0)), saved(action(1), action(1, 48)), false, "healthy@100 "},
 		"reset before the start, then an XID": {
 			live(action(0), present(xids(95))), saved(action(1), action(1, 48)), false, "unhealthy@10 xid-95@110",
 		},
-		"the driver still asks for a reset":  {live(action(1)), saved(action(1), action(1, 48)), false, "unhealthy@10 xid-48@10 recovery-action@0"},
+		"the driver still asks for a reset": {
+			live(action(1)), saved(action(1), action(1, 48)), false,
+			"unhealthy@10 xid-48@10 recovery-action@0",
+		},
 		"lost, and back at the start":        {live(present()), saved(blank(Lost), blank(Lost)), false, "healthy@100 "},
 		"lost with an XID":                   {live(present()), saved(present(xids(95)), blank(Lost), blank(Lost)), false, "healthy@100 "},
 		"lost for one reading, by an XID 79": {live(present()), saved(present(xids(79)), blank(Lost)), false, "healthy@100 "},
 		"lost, and still":                    {live(blank(Lost)), saved(blank(Lost), blank(Lost)), false, "unhealthy@0 lost@0"},
 		"lost, and back, then not read":      {live(present(), unread), saved(blank(Lost), blank(Lost)), false, "healthy@100 "},
 		"lost, and not read yet":             {live(unread), saved(blank(Lost), blank(Lost)), false, "unhealthy@0 lost@0"},
-		"lost again":                         {live(present(), blank(Lost)), saved(blank(Detached), blank(Detached)), false, "unhealthy@0 lost@110"},
-		"cordoned":                           {live(present()), cordoned, true, "unhealthy@0 cordoned@0"},
-		"not listed":                         {nil, saved(present(xids(48))), false, "unhealthy@0 xid-48@0"},
-		"not listed, driver reloaded":        {nil, saved(present(xids(48))), true, "unknown@200 "},
+		"lost again": {
+			live(present(), blank(Lost)), saved(blank(Detached), blank(Detached)), false,
+			"unhealthy@0 lost@110",
+		},
+		"cordoned":                    {live(present()), cordoned, true, "unhealthy@0 cordoned@0"},
+		"not listed":                  {nil, saved(present(xids(48))), false, "unhealthy@0 xid-48@0"},
+		"not listed, driver reloaded": {nil, saved(present(xids(48))), true, "unknown@200 "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := slices.Clone(c.live)
@@ -137,7 +146,8 @@ func TestRestoreLateMerges(t *testing.T) {
 	gone := judge(nil, 0, samples{gpu1.ID: present(xids(48))}, gpu1)
 	gone[0].EventAction = EventAction{Action: RecoveryReset, Left: time.Second}
 	after, _ = RestoreLate(DefaultConfig(), live, gone, false, false, nil, at(200))
-	if len(after) != 2 || after[1].Device.ID != gpu1.ID || after[1].EventAction != gone[0].EventAction || len(after[1].XIDHistory) != 1 || after[1].Sample.Device != gpu1.ID {
+	if len(after) != 2 || after[1].Device.ID != gpu1.ID || after[1].EventAction != gone[0].EventAction || len(after[1].XIDHistory) != 1 ||
+		after[1].Sample.Device != gpu1.ID {
 		t.Errorf("%+v", after)
 	}
 }
@@ -167,7 +177,8 @@ func TestRestoreLateHistory(t *testing.T) {
 				t.Errorf("the XIDs of %s count at %v", s.Device, s.At)
 			}
 		}
-		if text := strings.Join(got, ", "); text != want || after[0].Verdict.Has("dcgm-uncontained-error") == history || !after[0].Verdict.Has("xid-48") {
+		if text := strings.Join(got, ", "); text != want || after[0].Verdict.Has("dcgm-uncontained-error") == history ||
+			!after[0].Verdict.Has("xid-48") {
 			t.Errorf("history %v: unjudged %q, want %q; %s", history, text, want, summaryOf(after[0].Verdict))
 		}
 	}
@@ -251,7 +262,8 @@ func TestRestoredVerdict(t *testing.T) {
 		"late": func() []DeviceState {
 			first := judge(nil, 20, nil, gpu0)
 			first[0].Verdict.awaitsAction = false
-			after, _ := RestoreLate(DefaultConfig(), first, []DeviceState{{Device: gpu0, Verdict: unexplained[0].Verdict.Restored(at(30)), Sample: blank(Present)}}, false, false, nil, at(30))
+			after, _ := RestoreLate(DefaultConfig(), first,
+				[]DeviceState{{Device: gpu0, Verdict: unexplained[0].Verdict.Restored(at(30)), Sample: blank(Present)}}, false, false, nil, at(30))
 			return after
 		}(),
 	} {
@@ -291,12 +303,15 @@ func TestNeedsSaving(t *testing.T) {
 		d    DeviceState
 		want bool
 	}{
-		"nothing":                      {judge(nil, 0, nil, gpu0)[0], false},
-		"a finding":                    {DeviceState{Verdict: Verdict{Findings: []Finding{{Cause: CauseLost}}}}, true},
-		"a trip":                       {DeviceState{Verdict: Verdict{Trips: []time.Time{at(0)}}}, true},
-		"a pending XID":                {DeviceState{Verdict: Verdict{PendingXIDs: []XID{{Code: 109}}}}, true},
-		"an XID":                       {DeviceState{XIDHistory: []XID{{Code: 31}}}, true},
-		"awaited from the source":      {DeviceState{Awaited: []AwaitedXIDs{{Code: 31, Witness: WitnessNVML}, {Code: 31, Witness: WitnessSource}}}, true},
+		"nothing":       {judge(nil, 0, nil, gpu0)[0], false},
+		"a finding":     {DeviceState{Verdict: Verdict{Findings: []Finding{{Cause: CauseLost}}}}, true},
+		"a trip":        {DeviceState{Verdict: Verdict{Trips: []time.Time{at(0)}}}, true},
+		"a pending XID": {DeviceState{Verdict: Verdict{PendingXIDs: []XID{{Code: 109}}}}, true},
+		"an XID":        {DeviceState{XIDHistory: []XID{{Code: 31}}}, true},
+		"awaited from the source": {DeviceState{Awaited: []AwaitedXIDs{
+			{Code: 31, Witness: WitnessNVML},
+			{Code: 31, Witness: WitnessSource},
+		}}, true},
 		"awaited from an event source": {DeviceState{Awaited: []AwaitedXIDs{{Code: 31, Witness: WitnessNVML}}}, false},
 	} {
 		if got := c.d.NeedsSaving(); got != c.want {
@@ -312,7 +327,8 @@ func TestDiscardMeasurements(t *testing.T) {
 	before := judge(nil, 0, fail, gpu0)
 	before[0].EventAction = EventAction{Action: RecoveryReset, Left: time.Second}
 	before[0].Awaited = []AwaitedXIDs{
-		{Code: 31, Witness: WitnessSource, Count: 2, Since: at(0), Newest: at(1), Left: time.Second}, {Code: 31, Witness: WitnessNVML, Since: at(0), Newest: at(1)},
+		{Code: 31, Witness: WitnessSource, Count: 2, Since: at(0), Newest: at(1), Left: time.Second},
+		{Code: 31, Witness: WitnessNVML, Since: at(0), Newest: at(1)},
 	}
 	original := fmt.Sprintf("%+v", before)
 	after := DiscardMeasurements(before, at(30))
@@ -321,7 +337,8 @@ func TestDiscardMeasurements(t *testing.T) {
 	}
 	d := after[0]
 	source, nvml := d.Awaited[0], d.Awaited[1]
-	if d.Sample.Presence != PresenceUnknown || d.EventAction != (EventAction{}) || !source.Since.IsZero() || !source.Newest.IsZero() || source.Count != 2 ||
+	if d.Sample.Presence != PresenceUnknown || d.EventAction != (EventAction{}) || !source.Since.IsZero() || !source.Newest.IsZero() ||
+		source.Count != 2 ||
 		source.Left != time.Second || !nvml.Since.Equal(at(0)) || !nvml.Newest.Equal(at(1)) {
 		t.Errorf("%+v", d)
 	}

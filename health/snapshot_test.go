@@ -27,7 +27,12 @@ func TestDetachmentInForce(t *testing.T) {
 	for _, c := range []struct {
 		d    Detachment
 		want bool
-	}{{Detachment{}, false}, {Detachment{Since: at(0), Until: at(9)}, true}, {Detachment{Undecided: true}, true}, {Detachment{Over: true}, false}} {
+	}{
+		{Detachment{}, false},
+		{Detachment{Since: at(0), Until: at(9)}, true},
+		{Detachment{Undecided: true}, true},
+		{Detachment{Over: true}, false},
+	} {
 		if got := c.d.InForce(); got != c.want {
 			t.Errorf("%+v in force: %v", c.d, got)
 		}
@@ -94,11 +99,31 @@ func TestIndexIsOfOneGPU(t *testing.T) {
 		listed  []Device
 		indexes map[DeviceID]int
 	}{
-		"present and lost":         {samples{"GPU-b": blank(Lost)}, []Device{gpu0, mig0, zero("GPU-b"), gpu1}, map[DeviceID]int{"GPU-0": 0, "MIG-0": 0, "GPU-b": -1, "GPU-1": 1}},
-		"lost and present":         {samples{"GPU-0": blank(Lost), "MIG-0": blank(Lost)}, []Device{gpu0, mig0, zero("GPU-b"), gpu1}, map[DeviceID]int{"GPU-0": -1, "MIG-0": -1, "GPU-b": 0, "GPU-1": 1}},
-		"missing and lost":         {samples{"GPU-b": blank(Lost)}, []Device{zero("GPU-b"), gpu1}, map[DeviceID]int{"GPU-0": -1, "MIG-0": -1, "GPU-b": 0, "GPU-1": 1}},
-		"missing and unread":       {samples{"GPU-b": blank(PresenceUnknown)}, []Device{zero("GPU-b"), gpu1}, map[DeviceID]int{"GPU-0": -1, "MIG-0": -1, "GPU-b": 0, "GPU-1": 1}},
-		"lost, and another is new": {samples{"GPU-0": blank(Lost), "MIG-0": blank(Lost), "GPU-b": blank(Lost)}, []Device{gpu0, mig0, zero("GPU-b"), zero("GPU-c"), gpu1}, map[DeviceID]int{"GPU-0": -1, "MIG-0": -1, "GPU-b": -1, "GPU-c": 0, "GPU-1": 1}},
+		"present and lost": {
+			samples{"GPU-b": blank(Lost)},
+			[]Device{gpu0, mig0, zero("GPU-b"), gpu1},
+			map[DeviceID]int{"GPU-0": 0, "MIG-0": 0, "GPU-b": -1, "GPU-1": 1},
+		},
+		"lost and present": {
+			samples{"GPU-0": blank(Lost), "MIG-0": blank(Lost)},
+			[]Device{gpu0, mig0, zero("GPU-b"), gpu1},
+			map[DeviceID]int{"GPU-0": -1, "MIG-0": -1, "GPU-b": 0, "GPU-1": 1},
+		},
+		"missing and lost": {
+			samples{"GPU-b": blank(Lost)},
+			[]Device{zero("GPU-b"), gpu1},
+			map[DeviceID]int{"GPU-0": -1, "MIG-0": -1, "GPU-b": 0, "GPU-1": 1},
+		},
+		"missing and unread": {
+			samples{"GPU-b": blank(PresenceUnknown)},
+			[]Device{zero("GPU-b"), gpu1},
+			map[DeviceID]int{"GPU-0": -1, "MIG-0": -1, "GPU-b": 0, "GPU-1": 1},
+		},
+		"lost, and another is new": {
+			samples{"GPU-0": blank(Lost), "MIG-0": blank(Lost), "GPU-b": blank(Lost)},
+			[]Device{gpu0, mig0, zero("GPU-b"), zero("GPU-c"), gpu1},
+			map[DeviceID]int{"GPU-0": -1, "MIG-0": -1, "GPU-b": -1, "GPU-c": 0, "GPU-1": 1},
+		},
 	} {
 		after := judge(devices, 1, c.samples, c.listed...)
 		var order []DeviceID

@@ -15,12 +15,24 @@ func TestXIDDescription(t *testing.T) {
 		x          XID
 		has, hasNo []string
 	}{
-		"without a detail":  {XID{Code: 31}, nil, []string{"process"}},
-		"with a process":    {XID{Code: 31, Detail: XIDDetail{"python3", 7194, "Ch 00000008"}}, []string{"process python3 (pid 7194)"}, []string{"Ch 0"}},
-		"with a name only":  {XID{Code: 31, Detail: XIDDetail{Process: "python3"}}, []string{"process python3"}, []string{"pid"}},
-		"with a pid only":   {XID{Code: 31, Detail: XIDDetail{PID: 7194}}, []string{"process 7194"}, []string{"pid"}},
-		"contained error":   {XID{Code: 94, Detail: XIDDetail{Text: "Contained: CE User Channel (0x9). RST: No, D-RST: No"}}, []string{"Contained: CE User Channel (0x9). RST: No, D-RST: No"}, nil},
-		"uncontained error": {XID{Code: 95, Detail: XIDDetail{"a", 1, "Uncontained: LTC TAG. RST: Yes, D-RST: No"}}, []string{"process a (pid 1)", "Uncontained: LTC TAG. RST: Yes"}, nil},
+		"without a detail": {XID{Code: 31}, nil, []string{"process"}},
+		"with a process": {
+			XID{Code: 31, Detail: XIDDetail{"python3", 7194, "Ch 00000008"}},
+			[]string{"process python3 (pid 7194)"},
+			[]string{"Ch 0"},
+		},
+		"with a name only": {XID{Code: 31, Detail: XIDDetail{Process: "python3"}}, []string{"process python3"}, []string{"pid"}},
+		"with a pid only":  {XID{Code: 31, Detail: XIDDetail{PID: 7194}}, []string{"process 7194"}, []string{"pid"}},
+		"contained error": {
+			XID{Code: 94, Detail: XIDDetail{Text: "Contained: CE User Channel (0x9). RST: No, D-RST: No"}},
+			[]string{"Contained: CE User Channel (0x9). RST: No, D-RST: No"},
+			nil,
+		},
+		"uncontained error": {
+			XID{Code: 95, Detail: XIDDetail{"a", 1, "Uncontained: LTC TAG. RST: Yes, D-RST: No"}},
+			[]string{"process a (pid 1)", "Uncontained: LTC TAG. RST: Yes"},
+			nil,
+		},
 		"recovery action": {
 			XID{Code: 154, Detail: XIDDetail{Text: "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"}},
 			[]string{"GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)"},
@@ -32,7 +44,11 @@ func TestXIDDescription(t *testing.T) {
 			[]string{"fatal NETIR_LINK_EVT on link 8", "subcode 4", hintSignal, "injected"},
 			[]string{"non-fatal", "status"},
 		},
-		"NVLink of no link": {XID{Code: 145, Detail: XIDDetail{Text: "RLW_REMAP Nonfatal XC0 i0 Link -1 (0x82 0x20)"}}, []string{"non-fatal RLW_REMAP", "status 0x20"}, []string{"link -1", "injected", "subcode"}},
+		"NVLink of no link": {
+			XID{Code: 145, Detail: XIDDetail{Text: "RLW_REMAP Nonfatal XC0 i0 Link -1 (0x82 0x20)"}},
+			[]string{"non-fatal RLW_REMAP", "status 0x20"},
+			[]string{"link -1", "injected", "subcode"},
+		},
 	} {
 		text := c.x.Description()
 		if name := LookupXID(c.x.Code).Name; !strings.HasPrefix(text, name) || strings.Count(text, name) != 1 {
@@ -96,7 +112,8 @@ func TestXIDFindingsOfNVLink(t *testing.T) {
 func TestXIDFindingOfMIGDeviceKeepsDetail(t *testing.T) {
 	s := Sample{Presence: Present, XIDs: []XID{nvlinkXID(149, "Fatal", 0x4505c6, 0)}}
 	all := judge(nil, 0, samples{"MIG-0": s, "MIG-1": s}, gpu0, mig0, mig1)
-	if gpu := verdictOf(all, "GPU-0"); gpu.State != Unhealthy || len(gpu.Findings) != 1 || !strings.Contains(gpu.Findings[0].Reason, "on link 8") {
+	if gpu := verdictOf(all, "GPU-0"); gpu.State != Unhealthy || len(gpu.Findings) != 1 ||
+		!strings.Contains(gpu.Findings[0].Reason, "on link 8") {
 		t.Errorf("%+v, want XID 149 with its detail", gpu)
 	}
 }
@@ -124,7 +141,11 @@ func TestEnrich(t *testing.T) {
 		"a fatal NVLink error":     {state(149), nvlinkXID(149, "Fatal", 0x4505c6, 0), "xid-149", Unhealthy, "subcode 4"},
 		"a non-fatal NVLink error": {state(149), nvlinkXID(149, "Nonfatal", 0x226, 0), "xid-149", Degraded, "status 0x0"},
 		"with a recovery action":   {asked(), nvlinkXID(149, "Nonfatal", 0x226, 0), "xid-149", Unhealthy, asksForResetSuffix},
-		"of an inherited finding":  {[]Finding{{Cause: "xid-95", State: Unhealthy, From: "GPU-0", Reason: "XID 95"}}, XID{Code: 95, Detail: process}, "xid-95", Unhealthy, "XID 95"},
+		"of an inherited finding": {
+			[]Finding{{Cause: "xid-95", State: Unhealthy, From: "GPU-0", Reason: "XID 95"}},
+			XID{Code: 95, Detail: process},
+			"xid-95", Unhealthy, "XID 95",
+		},
 	} {
 		before := append([]Finding(nil), c.findings...)
 		got := enrich(DefaultConfig(), c.findings, c.twin)
@@ -136,7 +157,8 @@ func TestEnrich(t *testing.T) {
 			if f.Since != before[i].Since || f.Last != before[i].Last || f.Reset != before[i].Reset {
 				t.Errorf("%s: %+v is renewed", name, f)
 			}
-			if f.Cause == c.cause && (f.State != c.state || !strings.Contains(f.Reason, c.reason) || f.Reason != enrich(DefaultConfig(), got, c.twin)[i].Reason) {
+			if f.Cause == c.cause && (f.State != c.state || !strings.Contains(f.Reason, c.reason) ||
+				f.Reason != enrich(DefaultConfig(), got, c.twin)[i].Reason) {
 				t.Errorf("%s: %+v, want %v with %q, the same after a second twin", name, f, c.state, c.reason)
 			}
 			if raised := f.State > before[i].State; raised && (f.Clears != ClearsGPUReset || f.Action != ActionResetGPU) {
@@ -172,21 +194,45 @@ func TestKernelLogIsTwin(t *testing.T) {
 		reason   string // part of the finding's reason; "" for no finding
 		last     XIDDetail
 	}{
-		"detail after NVML": {[]reading{event(WitnessNVML, 95, XIDDetail{}, Unhealthy), event(WitnessKernelLog, 95, process, Unhealthy)}, 95, "python3 (pid 7194)", process},
-		"detail before":     {[]reading{event(WitnessKernelLog, 95, process, Unhealthy), event(WitnessNVML, 95, XIDDetail{}, Unhealthy)}, 95, "python3 (pid 7194)", process},
+		"detail after NVML": {
+			[]reading{event(WitnessNVML, 95, XIDDetail{}, Unhealthy), event(WitnessKernelLog, 95, process, Unhealthy)},
+			95,
+			"python3 (pid 7194)", process,
+		},
+		"detail before": {
+			[]reading{event(WitnessKernelLog, 95, process, Unhealthy), event(WitnessNVML, 95, XIDDetail{}, Unhealthy)},
+			95,
+			"python3 (pid 7194)", process,
+		},
 		"all three, 79": {[]reading{
-			event(WitnessNVML, 79, XIDDetail{}, Unhealthy), {false, present(xids(79)), Unhealthy}, event(WitnessKernelLog, 79, XIDDetail{Text: "GPU has fallen off the bus."}, Unhealthy), {false, present(), Unhealthy},
+			event(WitnessNVML, 79, XIDDetail{}, Unhealthy),
+			{false, present(xids(79)), Unhealthy},
+			event(WitnessKernelLog, 79, XIDDetail{Text: "GPU has fallen off the bus."}, Unhealthy),
+			{false, present(), Unhealthy},
 		}, 79, "fallen off the bus", XIDDetail{Text: "GPU has fallen off the bus."}},
 		"all three, 119, DCGM first": {[]reading{
-			{false, present(xids(119)), Unhealthy}, event(WitnessKernelLog, 119, process, Unhealthy), event(WitnessNVML, 119, XIDDetail{}, Unhealthy),
+			{false, present(xids(119)), Unhealthy},
+			event(WitnessKernelLog, 119, process, Unhealthy),
+			event(WitnessNVML, 119, XIDDetail{}, Unhealthy),
 		}, 119, "python3", process},
-		"an application's":   {[]reading{event(WitnessNVML, 31, XIDDetail{}, Healthy), event(WitnessKernelLog, 31, process, Healthy), {false, present(xids(31)), Healthy}}, 31, "", process},
-		"fatal NVLink, late": {[]reading{event(WitnessNVML, 149, XIDDetail{}, Degraded), event(WitnessKernelLog, 149, fatal, Unhealthy)}, 149, "subcode 4", fatal},
+		"an application's": {[]reading{
+			event(WitnessNVML, 31, XIDDetail{}, Healthy), event(WitnessKernelLog, 31, process, Healthy),
+			{false, present(xids(31)), Healthy},
+		}, 31, "", process},
+		"fatal NVLink, late": {
+			[]reading{event(WitnessNVML, 149, XIDDetail{}, Degraded), event(WitnessKernelLog, 149, fatal, Unhealthy)},
+			149,
+			"subcode 4", fatal,
+		},
 		"NVLink, and the driver asks for a reset": {[]reading{
-			event(WitnessNVML, 149, XIDDetail{}, Degraded), event(WitnessKernelLog, 149, harmless, Degraded), {false, present(value(FieldRecoveryAction, 1), xids(149)), Unhealthy},
+			event(WitnessNVML, 149, XIDDetail{}, Degraded), event(WitnessKernelLog, 149, harmless, Degraded),
+			{false, present(value(FieldRecoveryAction, 1), xids(149)), Unhealthy},
 		}, 149, "status 0x0; the driver asks", harmless},
 		"fatal NVLink after a reset": {[]reading{
-			event(WitnessNVML, 149, XIDDetail{}, Degraded), {false, present(value(FieldRecoveryAction, 1), xids(149)), Unhealthy}, {false, present(), Healthy}, event(WitnessKernelLog, 149, fatal, Healthy),
+			event(WitnessNVML, 149, XIDDetail{}, Degraded),
+			{false, present(value(FieldRecoveryAction, 1), xids(149)), Unhealthy},
+			{false, present(), Healthy},
+			event(WitnessKernelLog, 149, fatal, Healthy),
 		}, 149, "", fatal},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -53,9 +53,11 @@ const pendingFor = time.Minute
 // pendingXIDs returns the recent XIDs whose severity the recovery action decides. A reset ends them. While the driver asks to
 // drain peer-to-peer work it has not decided, so they stay.
 func pendingXIDs(c Config, old Verdict, xids []XID, now time.Time, r reset) []XID {
-	undecided := slices.ContainsFunc(old.Findings, func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == ActionDrainP2P })
+	undecided := slices.ContainsFunc(old.Findings,
+		func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == ActionDrainP2P })
 	all := slices.DeleteFunc(slices.Clone(old.PendingXIDs), func(x XID) bool {
-		return r.follows(Finding{Cause: xidCause(x.Code), Last: x.At}) || now.Sub(x.At) >= pendingFor && !undecided || !c.XID.followsRecoveryAction(x.Code)
+		return r.follows(Finding{Cause: xidCause(x.Code), Last: x.At}) || now.Sub(x.At) >= pendingFor && !undecided ||
+			!c.XID.followsRecoveryAction(x.Code)
 	})
 	for _, x := range xids {
 		if c.XID.followsRecoveryAction(x.Code) {

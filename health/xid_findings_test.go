@@ -16,11 +16,16 @@ func TestPastXIDs(t *testing.T) {
 		past   []XID
 		count  uint64
 	}{
-		"an XID in the history is not new":     {saved, restart, []XID{old}, 0},
-		"another one is":                       {saved, restart, []XID{old, away}, 1},
-		"and so is one of a new device":        {nil, restart, []XID{away}, 1},
-		"without saved state all are old":      {nil, ReadingContext{FirstReading: true}, []XID{old, away}, 0},
-		"the kernel log repeats with its time": {[]DeviceState{{Device: gpu0, XIDHistory: []XID{{Code: 79, At: at(-60)}}}}, restart, []XID{{Code: 79, At: at(-58)}}, 0},
+		"an XID in the history is not new": {saved, restart, []XID{old}, 0},
+		"another one is":                   {saved, restart, []XID{old, away}, 1},
+		"and so is one of a new device":    {nil, restart, []XID{away}, 1},
+		"without saved state all are old":  {nil, ReadingContext{FirstReading: true}, []XID{old, away}, 0},
+		"the kernel log repeats with its time": {
+			[]DeviceState{{Device: gpu0, XIDHistory: []XID{{Code: 79, At: at(-60)}}}},
+			restart,
+			[]XID{{Code: 79, At: at(-58)}},
+			0,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := judgeGPU(c.before, 0, present(past(c.past...)), c.rc)
@@ -100,16 +105,33 @@ func TestRecoveryActionFromBeforeStart(t *testing.T) {
 			{201, none, Healthy},
 			{202, reset, Degraded},
 		}},
-		"measured late":                   {first, []poll{{0, blank(PresenceUnknown), Unknown}, {1, present(without(FieldRecoveryAction)), Healthy}, {2, reset, Unhealthy}}},
-		"set after the start":             {first, []poll{{0, none, Healthy}, {1, reset, Degraded}}},
-		"with its XID":                    {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(63)), Degraded}, {1, reset, Degraded}}},
-		"with the report of the action":   {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(154)), Unhealthy}}},
-		"with an XID of an application":   {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(13), past(XID{Code: 95, At: at(-10)})), Unhealthy}}},
-		"with another application's XID":  {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(43), past(XID{Code: 95, At: at(-10)})), Unhealthy}}},
-		"drain and reset":                 {first, []poll{{0, present(value(FieldRecoveryAction, 4)), Unhealthy}, {1, reset, Unhealthy}, {2, none, Healthy}}},
-		"set while the agent was down":    {restart, []poll{{0, reset, Unhealthy}, {1, reset, Unhealthy}, {2, none, Healthy}}},
-		"with its XID, while it was down": {restart, []poll{{0, present(value(FieldRecoveryAction, 1), past(XID{Code: 63, At: at(-9)})), Degraded}, {1, reset, Degraded}}},
-		"set before the agent's restart":  {ReadingContext{XIDHistory: true}, []poll{{0, reset, Degraded}, {1, reset, Degraded}}},
+		"measured late": {first, []poll{
+			{0, blank(PresenceUnknown), Unknown},
+			{1, present(without(FieldRecoveryAction)), Healthy},
+			{2, reset, Unhealthy},
+		}},
+		"set after the start":           {first, []poll{{0, none, Healthy}, {1, reset, Degraded}}},
+		"with its XID":                  {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(63)), Degraded}, {1, reset, Degraded}}},
+		"with the report of the action": {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(154)), Unhealthy}}},
+		"with an XID of an application": {
+			first,
+			[]poll{{0, present(value(FieldRecoveryAction, 1), xids(13), past(XID{Code: 95, At: at(-10)})), Unhealthy}},
+		},
+		"with another application's XID": {
+			first,
+			[]poll{{0, present(value(FieldRecoveryAction, 1), xids(43), past(XID{Code: 95, At: at(-10)})), Unhealthy}},
+		},
+		"drain and reset": {first, []poll{
+			{0, present(value(FieldRecoveryAction, 4)), Unhealthy},
+			{1, reset, Unhealthy},
+			{2, none, Healthy},
+		}},
+		"set while the agent was down": {restart, []poll{{0, reset, Unhealthy}, {1, reset, Unhealthy}, {2, none, Healthy}}},
+		"with its XID, while it was down": {
+			restart,
+			[]poll{{0, present(value(FieldRecoveryAction, 1), past(XID{Code: 63, At: at(-9)})), Degraded}, {1, reset, Degraded}},
+		},
+		"set before the agent's restart": {ReadingContext{XIDHistory: true}, []poll{{0, reset, Degraded}, {1, reset, Degraded}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var before []DeviceState
@@ -131,7 +153,8 @@ func TestXIDWithOtherClock(t *testing.T) {
 		s := present()
 		s.XIDs = []XID{{Code: 999, At: at(0).Add(offset)}}
 		d := judgeGPU(nil, 0, s, rc)
-		if d.Verdict.State != Degraded || d.LastXID.At.After(at(0)) || d.Verdict.Findings[0].Since.After(at(0)) || d.Verdict.Findings[0].Since.Before(at(-600)) {
+		if d.Verdict.State != Degraded || d.LastXID.At.After(at(0)) || d.Verdict.Findings[0].Since.After(at(0)) ||
+			d.Verdict.Findings[0].Since.Before(at(-600)) {
 			t.Errorf("%v: %+v, last XID %+v", offset, d.Verdict.Findings, d.LastXID)
 		}
 		for seconds, want := range []State{59: Degraded, 60: Healthy} {
@@ -177,7 +200,8 @@ func TestLastXID(t *testing.T) {
 func TestUnjudgedPast(t *testing.T) {
 	known, missed := XID{Code: 48, At: at(1)}, XID{Code: 95, At: at(2)}
 	before := judge(nil, 0, samples{gpu0.ID: present(past(known))}, gpu0)
-	r, _ := reading(3, samples{gpu0.ID: present(past(known, missed)), mig0.ID: {Past: []XID{missed}}, gpu1.ID: present(past(known))}, gpu0, mig0, gpu1)
+	r, _ := reading(3, samples{gpu0.ID: present(past(known, missed)), mig0.ID: {Past: []XID{missed}}, gpu1.ID: present(past(known))}, gpu0,
+		mig0, gpu1)
 	got := r.UnjudgedPast(before)
 	if len(got) != 2 || !slices.Equal(got[gpu0.ID], []XID{missed}) || !slices.Equal(got[gpu1.ID], []XID{known}) {
 		t.Errorf("%+v", got)

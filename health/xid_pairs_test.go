@@ -65,16 +65,34 @@ func TestXIDsOfTwoWitnesses(t *testing.T) {
 		witnesses []Witness
 		steps     []report
 	}{
-		"event first":                 {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 1, 31), source(3, 2, 31)}},
-		"source first":                {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), event(2, 1, 31), event(3, 2, 31)}},
-		"events off":                  {nil, []report{source(0, 0, []int{}...), source(1, 2, 31, 31), source(2, 3, 31)}},
-		"other numbers are no twins":  {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 2, 13), event(3, 2, 13), source(4, 2, 31)}},
-		"storm of one number":         {[]Witness{nvml}, []report{source(0, 0), event(1, 1000, times(1000, 31)...), source(2, 1000, times(999, 31)...), source(3, 1001, 31, 31)}},
-		"three witnesses, each order": {[]Witness{nvml, log}, []report{source(0, 0), event(1, 1, 31), kernel(1, 1, 31), source(2, 1, 31), kernel(3, 2, 31), source(3, 2, 31), event(4, 2, 31)}},
-		"three witnesses, one behind": {[]Witness{nvml, log}, []report{source(0, 0), event(1, 2, 31, 31), kernel(1, 2, 31), source(2, 2, 31), kernel(3, 3, 31, 31), source(4, 3, 31, 31), event(4, 3, 31)}},
-		"source loses one":            {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 1), source(4, 1), source(6, 1), source(8, 1), source(10, 1), source(12, 1), source(14, 1), source(16, 1), source(18, 2, 31)}},
+		"event first":  {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(2, 1, 31), source(3, 2, 31)}},
+		"source first": {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), event(2, 1, 31), event(3, 2, 31)}},
+		"events off":   {nil, []report{source(0, 0, []int{}...), source(1, 2, 31, 31), source(2, 3, 31)}},
+		"other numbers are no twins": {[]Witness{nvml}, []report{
+			source(0, 0), event(1, 1, 31), source(2, 2, 13), event(3, 2, 13),
+			source(4, 2, 31),
+		}},
+		"storm of one number": {[]Witness{nvml}, []report{
+			source(0, 0), event(1, 1000, times(1000, 31)...),
+			source(2, 1000, times(999, 31)...), source(3, 1001, 31, 31),
+		}},
+		"three witnesses, each order": {[]Witness{nvml, log}, []report{
+			source(0, 0), event(1, 1, 31), kernel(1, 1, 31), source(2, 1, 31),
+			kernel(3, 2, 31), source(3, 2, 31), event(4, 2, 31),
+		}},
+		"three witnesses, one behind": {[]Witness{nvml, log}, []report{
+			source(0, 0), event(1, 2, 31, 31), kernel(1, 2, 31), source(2, 2, 31),
+			kernel(3, 3, 31, 31), source(4, 3, 31, 31), event(4, 3, 31),
+		}},
+		"source loses one": {[]Witness{nvml}, []report{
+			source(0, 0), event(1, 1, 31), source(2, 1), source(4, 1), source(6, 1),
+			source(8, 1), source(10, 1), source(12, 1), source(14, 1), source(16, 1), source(18, 2, 31),
+		}},
 		"a stalled source loses none": {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), source(7200, 1), source(7201, 1, 31)}},
-		"a blind source loses none":   {[]Witness{nvml}, []report{source(0, 0), event(1, 1, 31), blind(20, 1), blind(40, 1), blind(60, 1), blind(80, 1), blind(81, 1), blind(83, 1), blind(85, 1), blind(87, 1), blind(89, 1), source(90, 1, 31)}},
+		"a blind source loses none": {[]Witness{nvml}, []report{
+			source(0, 0), event(1, 1, 31), blind(20, 1), blind(40, 1), blind(60, 1),
+			blind(80, 1), blind(81, 1), blind(83, 1), blind(85, 1), blind(87, 1), blind(89, 1), source(90, 1, 31),
+		}},
 		"event source loses one":      {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), event(11, 2, 31), source(12, 2, 31)}},
 		"event source is turned off":  {[]Witness{nvml}, []report{source(0, 0), source(1, 1, 31), source(2, 2, 31)}},
 		"source reads one per second": {[]Witness{nvml}, append([]report{source(0, 0), event(1, 100, times(100, 31)...)}, drain(100, 31)...)},
@@ -136,17 +154,23 @@ func TestEventsThatCure(t *testing.T) {
 			start, event(10, 1, Unhealthy, 1, 95), event(30, 0, Healthy, 1), source(600, 0, Healthy, 95), source(601, 0, Healthy),
 		},
 		"an older none is no reset": {
-			start, event(10, 1, Unhealthy, 1, 95), source(10, 0, Unhealthy), source(11, 0, Unhealthy), source(12, 1, Unhealthy, 95), source(60, 1, Unhealthy),
+			start, event(10, 1, Unhealthy, 1, 95), source(10, 0, Unhealthy), source(11, 0, Unhealthy), source(12, 1, Unhealthy, 95),
+			source(60, 1, Unhealthy),
 			event(70, 0, Healthy, 1),
 		},
 		"an older reset breaks nothing": {
-			start, event(10, 1, Unhealthy, 1, 95), source(11, 1, Unhealthy, 95), event(40, 0, Healthy, 1), source(40, 1, Healthy), source(41, 1, Healthy), source(42, 0, Healthy),
+			start, event(10, 1, Unhealthy, 1, 95), source(11, 1, Unhealthy, 95), event(40, 0, Healthy, 1), source(40, 1, Healthy),
+			source(41, 1, Healthy), source(42, 0, Healthy),
 		},
 		"the source counts after a while": {
-			start, event(10, 1, Unhealthy, 1, 95), source(12, 1, Unhealthy, 95), source(14, 1, Unhealthy), source(16, 1, Unhealthy), source(18, 0, Healthy),
+			start, event(10, 1, Unhealthy, 1, 95), source(12, 1, Unhealthy, 95), source(14, 1, Unhealthy), source(16, 1, Unhealthy),
+			source(18, 0, Healthy),
 		},
 		"an event has no value that others lack": {
-			start, {at: 10, events: true, witness: WitnessNVML, xids: []int{95}, state: Unhealthy, counts: 1}, source(11, 0, Unhealthy), source(12, 0, Unhealthy, 95),
+			start,
+			{at: 10, events: true, witness: WitnessNVML, xids: []int{95}, state: Unhealthy, counts: 1},
+			source(11, 0, Unhealthy),
+			source(12, 0, Unhealthy, 95),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -175,7 +199,8 @@ func TestEventsKeepMeasurements(t *testing.T) {
 	}
 	for i, d := range after {
 		s, want := d.Sample, before[i].Sample
-		if s.Presence != want.Presence || !s.At.Equal(want.At) || s.Checked != want.Checked || len(s.Incidents) != len(want.Incidents) || len(s.Values) != len(want.Values) {
+		if s.Presence != want.Presence || !s.At.Equal(want.At) || s.Checked != want.Checked || len(s.Incidents) != len(want.Incidents) ||
+			len(s.Values) != len(want.Values) {
 			t.Errorf("%s: sample %+v, want %+v", d.Device.ID, s, want)
 		}
 		for _, f := range before[i].Verdict.Findings {

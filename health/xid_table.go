@@ -223,7 +223,8 @@ var xidTable = [...]XIDInfo{
 	133: appError("copy engine 17 exception"),
 	134: appError("copy engine 18 exception"),
 	135: appError("copy engine 19 exception"),
-	136: resets("NVLink training failed").differs("gpud", "the catalogue requires a reset, and AWS calls the XID fatal; gpud calls the number reserved"),
+	136: resets("NVLink training failed").differs("gpud",
+		"the catalogue requires a reset, and AWS calls the XID fatal; gpud calls the number reserved"),
 	137: noted("NVLink privilege error"),
 	138: askSupport("deep learning accelerator error"),
 	139: appError("optical flow engine 1 exception"),
@@ -255,8 +256,10 @@ var xidTable = [...]XIDInfo{
 	162: ignored("", "power smoothing re-engaged").from("driver 595: ISINK_REENGAGED"),
 	163: unresolved("power smoothing disengaged").from("driver 595: ISINK_DISENGAGED").
 		differs("gpud", "the GPU computes as before; power smoothing limits changes of its power consumption"),
-	164: unresolved("power smoothing hardware is near the end of its life").withAction(ActionContactSupport).from("driver 595: ISINK_LOW_LIFETIME"),
-	165: unresolved("power smoothing hardware is at the end of its life").withAction(ActionContactSupport).from("driver 595: ISINK_ZERO_LIFETIME"),
+	164: unresolved("power smoothing hardware is near the end of its life").withAction(ActionContactSupport).from(
+		"driver 595: ISINK_LOW_LIFETIME"),
+	165: unresolved("power smoothing hardware is at the end of its life").withAction(ActionContactSupport).from(
+		"driver 595: ISINK_ZERO_LIFETIME"),
 	166: disputed("", "NVLink traffic before encryption was ready").ofGPU(),
 	167: unhealthy("", "fatal PCIe timeout", ClearsReboot, ActionRebootNode).from("gpud: reboot").
 		differs("NVIDIA's catalogue", "the catalogue has no resolution; the driver calls the XID fatal"),
@@ -323,7 +326,8 @@ func disputed(resolution, name string) XIDInfo {
 // driver's recovery action reflects them.
 func nvlink5(name string) XIDInfo {
 	return warns("WORKFLOW_NVLINK5_ERR", name, ActionWatchRecoveryAction).follows().ofGPU().
-		differs("gpud", "which errors are fatal depends on bits that only the kernel log has; without source.kernelLog the driver's recovery action decides")
+		differs("gpud", "which errors are fatal depends on bits that only the kernel log has; without source.kernelLog the driver's recovery "+
+			"action decides")
 }
 
 // ignored returns the row of an XID that needs no attention.

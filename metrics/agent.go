@@ -34,7 +34,8 @@ func (s *scrape) collectChecks(source health.Source) {
 		s.Add(sourceChecksUp, boolValue(c == health.ChecksUp), nil)
 	}
 	for _, i := range source.Incidents { // the IMEX daemon and its domain have one code; the page drops the duplicate
-		s.AddWith(sourceIncident, 1, nil, label("system", i.System), label("code", health.LookupIncident(i.Code).Name), label("severity", i.Severity.String()))
+		s.AddWith(sourceIncident, 1, nil, label("system", i.System), label("code", health.LookupIncident(i.Code).Name),
+			label("severity", i.Severity.String()))
 	}
 }
 

@@ -60,7 +60,10 @@ func onlyHolder(holders []podresources.Holder) (only podresources.Holder, ok boo
 // series that differ here could be the same there.
 func (s *scrape) holderLabels(h podresources.Holder) []Label {
 	labels := make([]Label, 0, 16)
-	for _, l := range []Label{label("container", h.Container), label("namespace", h.Namespace), label("pod", h.Pod), label("vgpu", replicaOf(h))} {
+	for _, l := range []Label{
+		label("container", h.Container), label("namespace", h.Namespace), label("pod", h.Pod),
+		label("vgpu", replicaOf(h)),
+	} {
 		if l.Value != "" {
 			labels = append(labels, l)
 		}
@@ -70,7 +73,10 @@ func (s *scrape) holderLabels(h podresources.Holder) []Label {
 
 // claimLabelNames returns dcgm-exporter's labels of a claim (Dra in its internal/pkg/transformation).
 func claimLabelNames() []string {
-	return []string{"dra_claim_name", "dra_claim_namespace", "dra_driver_name", "dra_pool_name", "dra_device_name", "dra_mig_profile", "dra_mig_device_uuid"}
+	return []string{
+		"dra_claim_name", "dra_claim_namespace", "dra_driver_name", "dra_pool_name", "dra_device_name", "dra_mig_profile",
+		"dra_mig_device_uuid",
+	}
 }
 
 // claimLabels returns the labels of a holder's claim; none of a device without one, or unless metrics.claimLabels is set.

@@ -102,11 +102,15 @@ func TestAttributionOfClaims(t *testing.T) {
 		holders []podresources.Holder
 		expect  func(t *testing.T, page string)
 	}{
-		"a whole device": {testConfig("DCGM_FI_DEV_GPU_TEMP"), []podresources.Holder{held("a", "main", "gpus", "")}, func(t *testing.T, page string) {
-			expectSeries(t, page, 1, temperature, `UUID="GPU-a"`, `container="main"`, `pod="a"`)
-			expectSeries(t, page, 1, allocated, `container="main"`, `pod="a"`, `resource=""`)
-			expectSeries(t, page, 0, "dra_")
-		}},
+		"a whole device": {
+			testConfig("DCGM_FI_DEV_GPU_TEMP"),
+			[]podresources.Holder{held("a", "main", "gpus", "")},
+			func(t *testing.T, page string) {
+				expectSeries(t, page, 1, temperature, `UUID="GPU-a"`, `container="main"`, `pod="a"`)
+				expectSeries(t, page, 1, allocated, `container="main"`, `pod="a"`, `resource=""`)
+				expectSeries(t, page, 0, "dra_")
+			},
+		},
 		"labels": {labelled, []podresources.Holder{held("a", "main", "gpus", "")}, func(t *testing.T, page string) {
 			for _, metric := range []string{temperature, allocated} {
 				expectSeries(t, page, 1, metric, `dra_claim_name="gpus"`, `dra_claim_namespace="team"`, `dra_driver_name="gpu.nvidia.com"`,
@@ -114,20 +118,31 @@ func TestAttributionOfClaims(t *testing.T) {
 			}
 			expectSeries(t, page, 0, "dra_mig")
 		}},
-		"all containers of a pod hold its claim": {testConfig("DCGM_FI_DEV_GPU_TEMP"), []podresources.Holder{held("a", "main", "gpus", ""), held("a", "side", "gpus", "")}, func(t *testing.T, page string) {
-			expectSeries(t, page, 1, temperature, `UUID="GPU-a"`, `pod="a"`)
-			expectSeries(t, page, 0, temperature, `UUID="GPU-a"`, `container=`)
-			expectSeries(t, page, 2, allocated, `pod="a"`)
-		}},
-		"two pods hold one claim": {testConfig("DCGM_FI_DEV_GPU_TEMP"), []podresources.Holder{held("a", "main", "gpus", ""), held("b", "main", "gpus", "")}, func(t *testing.T, page string) {
-			expectSeries(t, page, 0, temperature, `UUID="GPU-a"`, `pod=`)
-			expectSeries(t, page, 2, allocated, `UUID="GPU-a"`)
-		}},
+		"all containers of a pod hold its claim": {
+			testConfig("DCGM_FI_DEV_GPU_TEMP"),
+			[]podresources.Holder{held("a", "main", "gpus", ""), held("a", "side", "gpus", "")},
+			func(t *testing.T, page string) {
+				expectSeries(t, page, 1, temperature, `UUID="GPU-a"`, `pod="a"`)
+				expectSeries(t, page, 0, temperature, `UUID="GPU-a"`, `container=`)
+				expectSeries(t, page, 2, allocated, `pod="a"`)
+			},
+		},
+		"two pods hold one claim": {
+			testConfig("DCGM_FI_DEV_GPU_TEMP"),
+			[]podresources.Holder{held("a", "main", "gpus", ""), held("b", "main", "gpus", "")},
+			func(t *testing.T, page string) {
+				expectSeries(t, page, 0, temperature, `UUID="GPU-a"`, `pod=`)
+				expectSeries(t, page, 2, allocated, `UUID="GPU-a"`)
+			},
+		},
 		"a share": {testConfig("DCGM_FI_DEV_GPU_TEMP"), []podresources.Holder{held("a", "main", "gpus", "s1")}, func(t *testing.T, page string) {
 			expectSeries(t, page, 0, temperature, `UUID="GPU-a"`, `pod=`)
 			expectSeries(t, page, 1, allocated, `pod="a"`)
 		}},
-		"shares, per pod": {perPod, []podresources.Holder{held("a", "main", "gpus", "s1"), held("a", "main", "gpus", "s2"), held("b", "main", "x", "s3")}, func(t *testing.T, page string) {
+		"shares, per pod": {perPod, []podresources.Holder{
+			held("a", "main", "gpus", "s1"), held("a", "main", "gpus", "s2"),
+			held("b", "main", "x", "s3"),
+		}, func(t *testing.T, page string) {
 			expectSeries(t, page, 1, temperature, `UUID="GPU-a"`, `pod="a"`)
 			expectSeries(t, page, 1, temperature, `UUID="GPU-a"`, `pod="b"`)
 			expectSeries(t, page, 0, temperature, `vgpu=`)
@@ -151,7 +166,8 @@ func TestClaimLabelsOfMIG(t *testing.T) {
 	}
 	page := render(t, newCollector(src))
 	for _, metric := range []string{"DCGM_FI_DEV_FB_USED", namespace + "device_allocated"} {
-		expectSeries(t, page, 1, metric, `GPU_I_ID="1"`, `dra_claim_name="part"`, `dra_device_name="gpu-2-mig-1g10gb-19-0"`, `dra_mig_profile="1g.10gb"`, `dra_mig_device_uuid="MIG-1"`)
+		expectSeries(t, page, 1, metric, `GPU_I_ID="1"`, `dra_claim_name="part"`, `dra_device_name="gpu-2-mig-1g10gb-19-0"`,
+			`dra_mig_profile="1g.10gb"`, `dra_mig_device_uuid="MIG-1"`)
 		expectSeries(t, page, 1, metric, "dra_")
 	}
 }
@@ -218,7 +234,8 @@ func TestInvalidPodLabelsAreOmitted(t *testing.T) {
 	src.PodLabels = func(string, string) []Label {
 		labels := []Label{label(podUIDLabel, "")}
 		for _, name := range []string{
-			"gpu", "UUID", "hostname", "pod", "hpc_job", "err_code", "xid", "resource", "DCGM_FI_DRIVER_VERSION", "__name__", "", "0", "a-b", "a\"", "ü",
+			"gpu", "UUID", "hostname", "pod", "hpc_job", "err_code", "xid", "resource", "DCGM_FI_DRIVER_VERSION", "__name__", "", "0", "a-b", "a\"",
+			"ü",
 		} {
 			labels = append(labels, label(name, "x"))
 		}

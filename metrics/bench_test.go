@@ -22,7 +22,10 @@ func fleet(gpus, migDevices, replicas int) (*health.Snapshot, func() podresource
 	s := &health.Snapshot{At: now, Source: health.Source{Status: health.SourceUp, Versions: health.Versions{Driver: "580.95.05"}}}
 	h := podresources.Holders{At: now, By: map[health.DeviceID][]podresources.Holder{}}
 	add := func(d health.Device) {
-		s.Devices = append(s.Devices, health.DeviceState{Device: d, Sample: health.Sample{Values: values}, Verdict: health.Verdict{State: health.Healthy}})
+		s.Devices = append(s.Devices, health.DeviceState{
+			Device: d, Sample: health.Sample{Values: values},
+			Verdict: health.Verdict{State: health.Healthy},
+		})
 		allocate := func(id string) {
 			h.By[d.ID] = append(h.By[d.ID], podresources.Holder{
 				Namespace: "team-a", Pod: fmt.Sprintf("train-%d-%s", d.Index, id), Container: "main", Resource: "nvidia.com/gpu", DeviceID: id,
@@ -106,7 +109,9 @@ func BenchmarkScrapePods(b *testing.B) {
 }
 
 // benchmarkScrape requests the page as Prometheus 3 does.
-func benchmarkScrape(b *testing.B, s *health.Snapshot, holders func() podresources.Holders, cfg *Config, encoding string, change ...func(*Sources)) {
+func benchmarkScrape(b *testing.B, s *health.Snapshot, holders func() podresources.Holders, cfg *Config, encoding string,
+	change ...func(*Sources),
+) {
 	src := configuredSources(s, cfg)
 	for _, f := range change {
 		f(&src)

@@ -58,7 +58,8 @@ func TestDescribe(t *testing.T) {
 			}
 		}
 		m := described[f.GetName()]
-		if m.Help != f.GetHelp() || !strings.EqualFold(m.Type, f.GetType().String()) || !slices.Equal(slices.Sorted(slices.Values(m.Labels)), slices.Sorted(maps.Keys(labels))) {
+		if m.Help != f.GetHelp() || !strings.EqualFold(m.Type, f.GetType().String()) ||
+			!slices.Equal(slices.Sorted(slices.Values(m.Labels)), slices.Sorted(maps.Keys(labels))) {
 			t.Errorf("%s: described as %+v, exported as %s with labels %v and help %q", f.GetName(), m, f.GetType(), labels, f.GetHelp())
 		}
 		delete(described, f.GetName())
@@ -162,7 +163,10 @@ func TestSourceStatus(t *testing.T) {
 }
 
 func TestSourceChecks(t *testing.T) {
-	for status, want := range map[health.ChecksStatus]string{health.ChecksUp: "1", health.ChecksDown: "0", health.ChecksOff: "", health.ChecksUnknown: ""} {
+	for status, want := range map[health.ChecksStatus]string{
+		health.ChecksUp: "1", health.ChecksDown: "0", health.ChecksOff: "",
+		health.ChecksUnknown: "",
+	} {
 		for _, source := range []health.SourceStatus{health.SourceUp, health.SourceDown} {
 			s := testNode()
 			s.Source.Checks.Status, s.Source.Status = status, source
@@ -180,7 +184,10 @@ func TestEventSources(t *testing.T) {
 		health.EventsOff: "", health.EventsStarting: "0", health.EventsUp: "1", health.EventsDown: "0",
 	} {
 		s := testNode()
-		s.Source.Events = []health.EventSourceState{{Witness: health.WitnessNVML, Status: health.EventsUp}, {Witness: health.WitnessKernelLog, Status: status}}
+		s.Source.Events = []health.EventSourceState{
+			{Witness: health.WitnessNVML, Status: health.EventsUp},
+			{Witness: health.WitnessKernelLog, Status: status},
+		}
 		page := render(t, newCollector(testSources(s)))
 		expectSeries(t, page, 1, namespace+"event_source_up", `{witness="nvml"} 1`)
 		_, rest, found := strings.Cut(page, "\n"+namespace+`event_source_up{witness="kernel-log"} `)
@@ -204,13 +211,21 @@ func TestMeasurementsExpireWithoutSource(t *testing.T) {
 func TestDisabledPartsHaveNoSeries(t *testing.T) {
 	disabled := func() (bool, bool) { return true, false }
 	for name, parts := range map[string]Sources{
-		"disabled": {PodLabelsUp: disabled, StateFileRead: disabled, Unwritten: func() []durable.Failure { return nil }, Kubernetes: func() (Kubernetes, bool) { return Kubernetes{Writes: 1}, false }, NodeWrites: func() (NodeWrites, bool) { return NodeWrites{Writes: 1, Leftovers: []string{"taints"}}, false }},
-		"nil":      {},
+		"disabled": {
+			PodLabelsUp: disabled, StateFileRead: disabled, Unwritten: func() []durable.Failure { return nil },
+			Kubernetes: func() (Kubernetes, bool) { return Kubernetes{Writes: 1}, false },
+			NodeWrites: func() (NodeWrites, bool) { return NodeWrites{Writes: 1, Leftovers: []string{"taints"}}, false },
+		},
+		"nil": {},
 	} {
 		src := testSources(testNode())
-		src.PodLabelsUp, src.StateFileRead, src.Unwritten, src.Kubernetes, src.NodeWrites, src.LogDropped = parts.PodLabelsUp, parts.StateFileRead, parts.Unwritten, parts.Kubernetes, parts.NodeWrites, parts.LogDropped
+		src.PodLabelsUp, src.StateFileRead, src.Unwritten, src.Kubernetes, src.NodeWrites, src.LogDropped = parts.PodLabelsUp,
+			parts.StateFileRead, parts.Unwritten, parts.Kubernetes, parts.NodeWrites, parts.LogDropped
 		page := render(t, newCollector(src))
-		for _, unwanted := range []string{"_kubernetes_", "_node_writes", "_node_errors", "_node_leftovers", "_pod_labels_up", "_state_file_read", "_file_unwritten", "_log_dropped_total"} {
+		for _, unwanted := range []string{
+			"_kubernetes_", "_node_writes", "_node_errors", "_node_leftovers", "_pod_labels_up", "_state_file_read",
+			"_file_unwritten", "_log_dropped_total",
+		} {
 			if strings.Contains(page, unwanted) {
 				t.Errorf("%s: the page has %s", name, unwanted)
 			}
@@ -291,8 +306,8 @@ func TestParallelScrapes(t *testing.T) {
 	}
 }
 
-// A scrape that finds the memory of an earlier one allocates little more than the labels of each device. Not every scrape finds it: the race
-// detector makes sync.Pool drop a quarter of what it gets.
+// A scrape that finds the memory of an earlier one allocates little more than the labels of each device. Not every scrape finds it: the
+// race detector makes sync.Pool drop a quarter of what it gets.
 func TestScrapeAllocations(t *testing.T) {
 	s, held := fleet(8, 7, 0)
 	src := testSources(s)
@@ -330,7 +345,9 @@ func TestDRA(t *testing.T) {
 	}
 	expectSeries(t, waiting, 1, namespace+"dra_handover", " 1")
 	expectSeries(t, waiting, 1, namespace+"dra_handover_seconds", " 3600")
-	expectSeries(t, page(dra.Status{Enabled: true, Handover: true, HandoverSince: now.Add(time.Hour)}), 1, namespace+"dra_handover_seconds", " 0") // the clock was set back
+	// the clock was set back
+	expectSeries(t, page(dra.Status{Enabled: true, Handover: true, HandoverSince: now.Add(time.Hour)}), 1, namespace+"dra_handover_seconds",
+		" 0")
 	for name, c := range map[string]struct {
 		status dra.Status
 		want   string

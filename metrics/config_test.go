@@ -23,7 +23,10 @@ func TestConfigValidate(t *testing.T) {
 	if err == nil {
 		t.Fatal("an invalid configuration is valid")
 	}
-	keys := []string{"listen", "names[1]", "names[2]", "fieldsFile", "webConfigFile", "hpcJobDir", "attribution", "idleBelow", "window", "compat.hostnameLabel", "processes.proc", "processes.podLogs"}
+	keys := []string{
+		"listen", "names[1]", "names[2]", "fieldsFile", "webConfigFile", "hpcJobDir", "attribution", "idleBelow", "window",
+		"compat.hostnameLabel", "processes.proc", "processes.podLogs",
+	}
 	lines := strings.Split(err.Error(), "\n")
 	if len(lines) != len(keys) {
 		t.Fatalf("got errors %q, want one for each of %q", lines, keys)
@@ -52,7 +55,10 @@ func TestConfigNotesNameKeyAndEntry(t *testing.T) {
 }
 
 func TestConfigValidateNames(t *testing.T) {
-	for key, names := range map[string][]string{"": {fields.Names49, fields.Names48}, "names": {}, "names[0]": {""}, "names[1]": {fields.Names48, fields.Names48}} {
+	for key, names := range map[string][]string{
+		"": {fields.Names49, fields.Names48}, "names": {}, "names[0]": {""},
+		"names[1]": {fields.Names48, fields.Names48},
+	} {
 		c := DefaultConfig()
 		c.Names = names
 		if err := c.Validate(); (err == nil) != (key == "") || err != nil && !strings.HasPrefix(err.Error(), key+": ") {
@@ -65,7 +71,8 @@ func TestConfigRequirementsNameKeyAndField(t *testing.T) {
 	c := DefaultConfig()
 	c.Names = []string{fields.Names49}
 	c, err := c.Resolve(os.ReadFile)
-	if got := c.Requirements(); err != nil || len(got) != 1 || !strings.HasPrefix(got[0], "metrics.fields: DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND: ") {
+	if got := c.Requirements(); err != nil || len(got) != 1 || !strings.HasPrefix(got[0],
+		"metrics.fields: DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND: ") {
 		t.Errorf("got %q, %v", got, err)
 	}
 	if notes := c.Notes(); len(notes) > 0 {

@@ -53,8 +53,8 @@ func (s *scrape) collectDevices() {
 	s.collectUnhealthyGPUs()
 }
 
-// collectUnhealthyGPUs adds one series for each GPU with a fault: its own worst, or else that with the strongest action of its MIG devices, those of MPS
-// daemons last. A MIG device without a listed parent has a series of its own.
+// collectUnhealthyGPUs adds one series for each GPU with a fault: its own worst, or else that with the strongest action of its MIG devices,
+// those of MPS daemons last. A MIG device without a listed parent has a series of its own.
 func (s *scrape) collectUnhealthyGPUs() {
 	faults := make(map[int]*health.Finding) // by index in s.devices
 	for i, d := range s.devices {
@@ -71,7 +71,8 @@ func (s *scrape) collectUnhealthyGPUs() {
 		}
 		if own := faultOf(s.devices[gpu].Verdict); own != nil {
 			faults[gpu] = own
-		} else if other := faults[gpu]; other == nil || other.OfMPS() && !f.OfMPS() || other.OfMPS() == f.OfMPS() && cmp.Or(f.Action.Compare(other.Action), f.Since.Compare(other.Since)) < 0 {
+		} else if other := faults[gpu]; other == nil || other.OfMPS() && !f.OfMPS() ||
+			other.OfMPS() == f.OfMPS() && cmp.Or(f.Action.Compare(other.Action), f.Since.Compare(other.Since)) < 0 {
 			faults[gpu] = f
 		}
 	}

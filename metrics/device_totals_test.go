@@ -78,11 +78,13 @@ func TestUnhealthyTime(t *testing.T) {
 		step{at: 19, state: health.Unhealthy}, // a clock that is set back subtracts nothing
 		step{at: 21, state: health.Healthy},
 	)
-	if want := [numStates]uint64{health.Unhealthy: 2, health.Healthy: 1, health.Degraded: 1}; v.unhealthy != 11*time.Second || v.transitions != want {
+	if want := [numStates]uint64{health.Unhealthy: 2, health.Healthy: 1, health.Degraded: 1}; v.unhealthy != 11*time.Second ||
+		v.transitions != want {
 		t.Errorf("got %+v", v)
 	}
 	v = accumulate(
-		step{at: 0, state: health.Unhealthy}, step{at: 5, state: health.Unhealthy}, step{at: 6, removed: true}, step{at: 9, state: health.Unhealthy},
+		step{at: 0, state: health.Unhealthy}, step{at: 5, state: health.Unhealthy}, step{at: 6, removed: true},
+		step{at: 9, state: health.Unhealthy},
 	)
 	if v.unhealthy != 0 || v.transitions != [numStates]uint64{} {
 		t.Errorf("a device that was removed: got %+v", v)
@@ -150,11 +152,15 @@ func TestPollDurations(t *testing.T) {
 	var a accumulator
 	for i, duration := range []time.Duration{500 * time.Microsecond, 5 * time.Millisecond, time.Minute} {
 		for range 2 { // the second update is the same poll
-			a.update(observation{at: now, snapshot: &health.Snapshot{At: now, Source: health.Source{Polls: uint64(i + 1), PollTook: duration}}, window: time.Minute, idleBelow: 5})
+			a.update(observation{
+				at: now, snapshot: &health.Snapshot{At: now, Source: health.Source{Polls: uint64(i + 1), PollTook: duration}},
+				window: time.Minute, idleBelow: 5,
+			})
 		}
 	}
 	h := a.durations
-	if h.count != 3 || h.sum != 60.0055 || h.buckets[.001] != 1 || h.buckets[.005] != 2 || h.buckets[10] != 2 || len(h.buckets) != len(pollBounds()) {
+	if h.count != 3 || h.sum != 60.0055 || h.buckets[.001] != 1 || h.buckets[.005] != 2 || h.buckets[10] != 2 ||
+		len(h.buckets) != len(pollBounds()) {
 		t.Errorf("got %+v", h)
 	}
 }
@@ -164,7 +170,10 @@ func TestTotalsRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		configs, snapshots := new(health.Latest[Config]), new(health.Latest[health.Snapshot])
 		configs.Store(testConfig(fields.SetDefault))
-		totals := NewTotals(TotalsInputs{Config: configs, Snapshots: snapshots, Holders: func() podresources.Holders { return podresources.Holders{} }})
+		totals := NewTotals(TotalsInputs{
+			Config: configs, Snapshots: snapshots,
+			Holders: func() podresources.Holders { return podresources.Holders{} },
+		})
 		ctx, cancel := context.WithCancel(t.Context())
 		result := make(chan error, 1)
 		go func() { result <- totals.Run(ctx) }()

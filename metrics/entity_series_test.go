@@ -53,7 +53,8 @@ func TestEntitySeries(t *testing.T) {
 		`DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_PER_LINK_TOTAL{` + driver + `device="nvidia1",gpu="1",gpu_uuid="GPU-b",` +
 			`hostname="node-1",model_name="NVIDIA H100 80GB HBM3",nvlink="17",pci_bus_id="00000000:43:00.0"} 0`,
 		`DCGM_FI_DEV_NVSWITCH_LINK_FLIT_ERRORS{` + driver + `hostname="node-1",nvlink="2",nvswitch="nvswitch3"} 5`,
-		`DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT{DCGM_FI_DEV_NVSWITCH_DEVICE_UUID="SWX-3",` + driver + `hostname="node-1",nvswitch="nvswitch3"} 40`,
+		`DCGM_FI_DEV_NVSWITCH_TEMPERATURE_CURRENT{DCGM_FI_DEV_NVSWITCH_DEVICE_UUID="SWX-3",` + driver +
+			`hostname="node-1",nvswitch="nvswitch3"} 40`,
 	}
 	got := fieldSeries(t, nodeWithEntities(), c)
 	if !slices.Equal(got, want) {
@@ -83,7 +84,8 @@ func TestEntityNumberAsLabel(t *testing.T) {
 
 // A field of NVSwitches is no label of GPUs.
 func TestEntityTextIsNoLabelOfGPUs(t *testing.T) {
-	page := render(t, newCollector(configuredSources(nodeWithEntities(), testConfig("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_NVSWITCH_DEVICE_UUID"))))
+	page := render(t, newCollector(configuredSources(nodeWithEntities(),
+		testConfig("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_NVSWITCH_DEVICE_UUID"))))
 	all := series(page, "DCGM_FI_DEV_GPU_TEMP")
 	if len(all) == 0 || strings.Contains(strings.Join(all, ""), "NVSWITCH") {
 		t.Errorf("series of GPUs: %v", all)

@@ -29,7 +29,8 @@ func TestFieldsAreExported(t *testing.T) {
 		if f.Type == fields.TypeLabel {
 			continue
 		}
-		if header := "# HELP " + f.Name + " " + f.Help + "\n# TYPE " + f.Name + " " + f.Type + "\n" + f.Name + "{"; !strings.Contains(page, header) {
+		if header := "# HELP " + f.Name + " " + f.Help + "\n# TYPE " + f.Name + " " + f.Type + "\n" + f.Name + "{"; !strings.Contains(page,
+			header) {
 			t.Errorf("the page lacks %q", header)
 		}
 	}
@@ -78,7 +79,8 @@ func TestFieldLabels(t *testing.T) {
 // labels.
 func TestBothGenerationsAgree(t *testing.T) {
 	older := map[health.Field]float64{
-		health.FieldGPUUtil: 87, health.FieldMemCopyUtil: 33, health.FieldSMClock: 1980, health.FieldEnergy: 1234567, health.FieldFBUsed: 40961, 449: 12, 150: 41,
+		health.FieldGPUUtil: 87, health.FieldMemCopyUtil: 33, health.FieldSMClock: 1980, health.FieldEnergy: 1234567, health.FieldFBUsed: 40961,
+		449: 12, 150: 41,
 	}
 	newer := maps.Clone(older) // DCGM 4.7, which has sampled them at other times
 	maps.Copy(newer, map[health.Field]float64{1613: 0.5, 1614: 0.5, 1603: 1, 1611: 1, 1627: 1, 1648: 4096})
@@ -92,7 +94,8 @@ func TestBothGenerationsAgree(t *testing.T) {
 			"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": 1234567, "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": 1234,
 			"DCGM_FI_DEV_FB_USED": 40961, "DCGM_FI_DEV_FB_USED_BYTES": 40961 << 20, "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": 12,
 		} {
-			expectSeries(t, page, 1, name, `{DCGM_FI_DRIVER_VERSION="580.95.05",DCGM_FI_SYSTEM_DRIVER_VERSION="580.95.05",`, "} "+strconv.FormatFloat(want, 'g', -1, 64))
+			expectSeries(t, page, 1, name, `{DCGM_FI_DRIVER_VERSION="580.95.05",DCGM_FI_SYSTEM_DRIVER_VERSION="580.95.05",`,
+				"} "+strconv.FormatFloat(want, 'g', -1, 64))
 		}
 		nvlink := 0
 		if dcgm == "4.7" {
@@ -104,11 +107,15 @@ func TestBothGenerationsAgree(t *testing.T) {
 
 // With the names of 4.9 only, DCGM 4.7's values are exported as they are; the page has no name of 4.8.
 func TestNewerNames(t *testing.T) {
-	s := setValues(testNode(), map[health.Field]float64{health.FieldGPUUtil: 87, 1613: 0.875, 1603: 1980000001, 1611: 7, 1625: 5, 1627: 1<<20 + 1, 252: 9, 1648: 4096})
+	s := setValues(testNode(), map[health.Field]float64{
+		health.FieldGPUUtil: 87, 1613: 0.875, 1603: 1980000001, 1611: 7, 1625: 5,
+		1627: 1<<20 + 1, 252: 9, 1648: 4096,
+	})
 	page := render(t, newCollector(configuredSources(s, namedConfig([]string{fields.Names49}, fields.SetDefault))))
 	for name, want := range map[string]string{
-		"DCGM_FI_DEV_GPU_UTIL_RATIO": "0.875", "DCGM_FI_DEV_SM_CLOCK_HERTZ": "1.980000001e+09", "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": "7", "DCGM_FI_DEV_FB_CAPACITY_BYTES": "5",
-		"DCGM_FI_DEV_FB_USED_BYTES": "1.048577e+06", "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND": "4096",
+		"DCGM_FI_DEV_GPU_UTIL_RATIO": "0.875", "DCGM_FI_DEV_SM_CLOCK_HERTZ": "1.980000001e+09", "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": "7",
+		"DCGM_FI_DEV_FB_CAPACITY_BYTES": "5",
+		"DCGM_FI_DEV_FB_USED_BYTES":     "1.048577e+06", "DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND": "4096",
 	} {
 		expectSeries(t, page, 1, name, `UUID="GPU-a"`, `DCGM_FI_SYSTEM_DRIVER_VERSION="580.95.05"`, "} "+want)
 	}
@@ -138,9 +145,11 @@ func TestFieldsAsLabels(t *testing.T) {
 	s.Devices[0].Sample.Values[113] = 1980
 	s.Devices[0].Device.Texts = map[health.Field]string{53: "a \"quoted\" text\n", 85: "not selected"}
 	page := render(t, newCollector(configuredSources(s, &c)))
-	expectSeries(t, page, 1, "DCGM_FI_DEV_SM_CLOCK", `DCGM_FI_DEV_NAME="NVIDIA H100 80GB HBM3"`, `DCGM_FI_DEV_ECC_CURRENT="1"`, `DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ="1.98e+09"`,
+	expectSeries(t, page, 1, "DCGM_FI_DEV_SM_CLOCK", `DCGM_FI_DEV_NAME="NVIDIA H100 80GB HBM3"`, `DCGM_FI_DEV_ECC_CURRENT="1"`,
+		`DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ="1.98e+09"`,
 		`DCGM_FI_DEV_SERIAL="a \"quoted\" text\n"`)
-	if strings.Contains(page, "not selected") || !strings.Contains(page, "# HELP DCGM_FI_DEV_SM_CLOCK custom\n# TYPE DCGM_FI_DEV_SM_CLOCK counter\n") {
+	if strings.Contains(page, "not selected") || !strings.Contains(page,
+		"# HELP DCGM_FI_DEV_SM_CLOCK custom\n# TYPE DCGM_FI_DEV_SM_CLOCK counter\n") {
 		t.Errorf("got:\n%s", page)
 	}
 }
@@ -199,14 +208,39 @@ func TestXIDFindingIsLastXID(t *testing.T) {
 		last     health.XID
 		want     string
 	}{
-		"no finding":             {health.Sample{Presence: health.Present, Values: zero}, nil, health.XID{}, "0"},
-		"finding of another":     {health.Sample{Presence: health.Present, Values: zero}, []health.Finding{xid("temperature", 1), inherited}, health.XID{}, "0"},
-		"finding":                {health.Sample{Presence: health.Present, Values: zero}, []health.Finding{xid("lost", 1), xid("xid-48", 9)}, health.XID{}, "48"},
-		"newest of two findings": {health.Sample{Presence: health.Present, Values: zero}, []health.Finding{xid("xid-48", 9), xid("xid-79", 1)}, health.XID{}, "79"},
-		"no value":               {health.Sample{Presence: health.Present}, []health.Finding{xid("xid-48", 9)}, health.XID{}, "48"},
-		"lost":                   {health.Sample{Presence: health.Lost}, []health.Finding{xid("lost", 1), xid("xid-79", 2)}, health.XID{}, "79"},
-		"NVML is ahead of DCGM":  {health.Sample{Presence: health.Present, Values: map[health.Field]float64{health.FieldXID: 31}}, nil, health.XID{Code: 13, Witness: health.WitnessNVML}, "13"},
-		"DCGM reported it":       {health.Sample{Presence: health.Present, Values: map[health.Field]float64{health.FieldXID: 31}}, nil, health.XID{Code: 31}, "31"},
+		"no finding": {health.Sample{Presence: health.Present, Values: zero}, nil, health.XID{}, "0"},
+		"finding of another": {
+			health.Sample{Presence: health.Present, Values: zero},
+			[]health.Finding{xid("temperature", 1), inherited},
+			health.XID{},
+			"0",
+		},
+		"finding": {
+			health.Sample{Presence: health.Present, Values: zero},
+			[]health.Finding{xid("lost", 1), xid("xid-48", 9)},
+			health.XID{},
+			"48",
+		},
+		"newest of two findings": {
+			health.Sample{Presence: health.Present, Values: zero},
+			[]health.Finding{xid("xid-48", 9), xid("xid-79", 1)},
+			health.XID{},
+			"79",
+		},
+		"no value": {health.Sample{Presence: health.Present}, []health.Finding{xid("xid-48", 9)}, health.XID{}, "48"},
+		"lost":     {health.Sample{Presence: health.Lost}, []health.Finding{xid("lost", 1), xid("xid-79", 2)}, health.XID{}, "79"},
+		"NVML is ahead of DCGM": {
+			health.Sample{Presence: health.Present, Values: map[health.Field]float64{health.FieldXID: 31}},
+			nil,
+			health.XID{Code: 13, Witness: health.WitnessNVML},
+			"13",
+		},
+		"DCGM reported it": {
+			health.Sample{Presence: health.Present, Values: map[health.Field]float64{health.FieldXID: 31}},
+			nil,
+			health.XID{Code: 31},
+			"31",
+		},
 	} {
 		s := testNode()
 		s.Devices[1].Sample, s.Devices[1].Verdict.Findings, s.Devices[1].LastXID = c.sample, c.findings, c.last

@@ -54,7 +54,10 @@ func testNode() *health.Snapshot {
 		},
 		Bindings: health.Bindings{
 			{IndexRef: health.IndexRef{Key: health.KeyCordon, Entry: "1"}, GPU: "GPU-b"},
-			{IndexRef: health.IndexRef{Key: "plugin.exclude", Entry: "2:1"}, GPU: "GPU-b", Warning: health.BindingWarning{Reason: health.BindingRenumbered}},
+			{
+				IndexRef: health.IndexRef{Key: "plugin.exclude", Entry: "2:1"}, GPU: "GPU-b",
+				Warning: health.BindingWarning{Reason: health.BindingRenumbered},
+			},
 		},
 		Devices: []health.DeviceState{
 			{
@@ -138,9 +141,15 @@ func testProcesses() *health.Latest[processes.Snapshot] {
 		ProcessReading: health.ProcessReading{At: now, Measured: []health.DeviceID{"GPU-a", "GPU-c", "MIG-1", "MIG-2"}},
 		Usage: []processes.Usage{
 			{Device: "GPU-a", Processes: 2, Memory: 300 << 20, HasMemory: true, SM: 0, HasSM: true},
-			{Device: "GPU-a", Container: processes.Container{Namespace: "team", Pod: "train-0", Name: "main"}, Processes: 8, Memory: 70 << 30, HasMemory: true, SM: .875, HasSM: true},
+			{
+				Device: "GPU-a", Container: processes.Container{Namespace: "team", Pod: "train-0", Name: "main"}, Processes: 8, Memory: 70 << 30,
+				HasMemory: true, SM: .875, HasSM: true,
+			},
 			{Device: "GPU-a", Container: processes.Container{Name: processes.Other}, Processes: 3},
-			{Device: "MIG-1", Container: processes.Container{Namespace: "infer", Pod: "web", Name: "model"}, Processes: 1, Memory: 1 << 30, HasMemory: true},
+			{
+				Device: "MIG-1", Container: processes.Container{Namespace: "infer", Pod: "web", Name: "model"}, Processes: 1, Memory: 1 << 30,
+				HasMemory: true,
+			},
 		},
 		WithoutPod: map[processes.Reason]int{processes.ReasonHost: 1, processes.ReasonNotHolder: 1},
 	})
@@ -153,7 +162,10 @@ func testShares() []plugin.ShareUnits {
 	const memory, part, gpu = "nvidia.com/gpu-memory", "nvidia.com/mig-1g.10gb.shared", "nvidia.com/gpu"
 	return []plugin.ShareUnits{
 		{Resource: gpu, Device: "GPU-c", Sharing: plugin.SharingTimeSlicing, Total: 4, Free: 1, Largest: 1},
-		{Resource: memory, Device: "GPU-b", Sharing: plugin.SharingMemory, Unit: 1 << 30, Total: 78, Free: 38, Enforcement: memlimits.None, Reason: "driver 580"},
+		{
+			Resource: memory, Device: "GPU-b", Sharing: plugin.SharingMemory, Unit: 1 << 30, Total: 78, Free: 38, Enforcement: memlimits.None,
+			Reason: "driver 580",
+		},
 		{Resource: part, Device: "MIG-2", Sharing: plugin.SharingMPS, Total: 4, Free: 3, Largest: 1},
 		{Resource: part, Device: "MIG-3", Sharing: plugin.SharingMPS, Total: 4, Free: -1, Largest: -1},
 	}
@@ -162,9 +174,13 @@ func testShares() []plugin.ShareUnits {
 // testMemory are the containers on GPU-b: one that the driver limits, and one that nothing does.
 func testMemory() *health.Latest[memlimits.Snapshot] {
 	latest := new(health.Latest[memlimits.Snapshot])
-	c := memlimits.Container{Namespace: "team", Pod: "chat-0", Name: "llm", Device: "GPU-b", Resource: "nvidia.com/gpu-memory", Units: 10, Limit: 10 << 30}
+	c := memlimits.Container{
+		Namespace: "team", Pod: "chat-0", Name: "llm", Device: "GPU-b", Resource: "nvidia.com/gpu-memory", Units: 10,
+		Limit: 10 << 30,
+	}
 	limited := c
-	limited.Pod, limited.Units, limited.Limit, limited.Enforcement, limited.Used, limited.HasUsed = "chat-1", 30, 30<<30, memlimits.Driver, 5<<30, true
+	limited.Pod, limited.Units, limited.Limit, limited.Enforcement, limited.Used, limited.HasUsed = "chat-1", 30, 30<<30, memlimits.Driver,
+		5<<30, true
 	c.Enforcement, c.Reason = memlimits.None, "the container has no control group"
 	latest.Store(&memlimits.Snapshot{Containers: []memlimits.Container{c, limited}})
 	return latest

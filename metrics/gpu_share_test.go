@@ -55,7 +55,10 @@ func TestGPUShareOfHolders(t *testing.T) {
 		return podresources.Holder{Namespace: "n", Pod: pod, Container: "c", Resource: "r", DeviceID: id}
 	}
 	claimed := func(namespace, pod, share string) podresources.Holder {
-		return podresources.Holder{Namespace: namespace, Pod: pod, Container: "c", DeviceID: "gpu-0", Claim: podresources.ClaimRef{Name: "x", ShareID: share}}
+		return podresources.Holder{
+			Namespace: namespace, Pod: pod, Container: "c", DeviceID: "gpu-0",
+			Claim: podresources.ClaimRef{Name: "x", ShareID: share},
+		}
 	}
 	four := []plugin.ShareUnits{{Resource: "r", Device: "GPU-a", IDPrefix: "GPU-a::", Total: 4}}
 	claims := &dra.Claims{ByUID: map[types.UID]dra.Claim{
@@ -66,9 +69,13 @@ func TestGPUShareOfHolders(t *testing.T) {
 		holders []podresources.Holder
 		want    []float64
 	}{
-		"whole GPU":                    {nil, []podresources.Holder{held("a", "GPU-a")}, []float64{1}},
-		"two containers of one pod":    {nil, []podresources.Holder{held("a", "GPU-a"), held("a2", "GPU-a")}, []float64{.5, .5}},
-		"replicas":                     {four, []podresources.Holder{held("a", "GPU-a::0"), held("a", "GPU-a::1"), held("b", "GPU-a::3")}, []float64{.25, .25, .25}},
+		"whole GPU":                 {nil, []podresources.Holder{held("a", "GPU-a")}, []float64{1}},
+		"two containers of one pod": {nil, []podresources.Holder{held("a", "GPU-a"), held("a2", "GPU-a")}, []float64{.5, .5}},
+		"replicas": {
+			four,
+			[]podresources.Holder{held("a", "GPU-a::0"), held("a", "GPU-a::1"), held("b", "GPU-a::3")},
+			[]float64{.25, .25, .25},
+		},
 		"held before it was shared":    {four, []podresources.Holder{held("a", "GPU-a")}, []float64{1}},
 		"held before and after":        {four, []podresources.Holder{held("a", "GPU-a"), held("b", "GPU-a::1")}, []float64{.8, .2}},
 		"held with more replicas":      {four, []podresources.Holder{held("a", "GPU-a::4")}, []float64{0}},
@@ -108,13 +115,22 @@ func TestGPUPartsAddUpToGPUs(t *testing.T) {
 		devices []health.DeviceState
 		want    []float64
 	}{
-		"two GPUs":             {[]health.DeviceState{gpu("GPU-a", false), gpu("GPU-b", false)}, []float64{1, 1}},
-		"no MIG device yet":    {[]health.DeviceState{gpu("GPU-a", true)}, []float64{1}},
-		"one of seven":         {[]health.DeviceState{gpu("GPU-a", true), mig("MIG-a", "1g.10gb", 9984), gpu("GPU-b", true)}, []float64{7. / 8, 1. / 8, 1}},
-		"whole":                {[]health.DeviceState{gpu("GPU-a", true), mig("MIG-a", "7g.80gb", 81038)}, []float64{0, 1}},
-		"thirds of a half":     {[]health.DeviceState{gpu("GPU-a", true), mig("MIG-a", "1c.3g.40gb", 40448), mig("MIG-b", "2c.3g.40gb", 40448)}, []float64{1. / 2, 1. / 6, 1. / 3}},
-		"memory unknown":       {[]health.DeviceState{gpu("GPU-a", true), mig("MIG-a", "1g.10gb", 0)}, []float64{1, 0}},
-		"more than the memory": {[]health.DeviceState{gpu("GPU-a", true), mig("MIG-a", "4g.40gb", 70000), mig("MIG-b", "3g.40gb", 70000)}, []float64{0, 7. / 8, 7. / 8}},
+		"two GPUs":          {[]health.DeviceState{gpu("GPU-a", false), gpu("GPU-b", false)}, []float64{1, 1}},
+		"no MIG device yet": {[]health.DeviceState{gpu("GPU-a", true)}, []float64{1}},
+		"one of seven": {
+			[]health.DeviceState{gpu("GPU-a", true), mig("MIG-a", "1g.10gb", 9984), gpu("GPU-b", true)},
+			[]float64{7. / 8, 1. / 8, 1},
+		},
+		"whole": {[]health.DeviceState{gpu("GPU-a", true), mig("MIG-a", "7g.80gb", 81038)}, []float64{0, 1}},
+		"thirds of a half": {
+			[]health.DeviceState{gpu("GPU-a", true), mig("MIG-a", "1c.3g.40gb", 40448), mig("MIG-b", "2c.3g.40gb", 40448)},
+			[]float64{1. / 2, 1. / 6, 1. / 3},
+		},
+		"memory unknown": {[]health.DeviceState{gpu("GPU-a", true), mig("MIG-a", "1g.10gb", 0)}, []float64{1, 0}},
+		"more than the memory": {
+			[]health.DeviceState{gpu("GPU-a", true), mig("MIG-a", "4g.40gb", 70000), mig("MIG-b", "3g.40gb", 70000)},
+			[]float64{0, 7. / 8, 7. / 8},
+		},
 	} {
 		shares := NewGPUShares(c.devices, nil, nil)
 		for i := range c.devices {

@@ -17,7 +17,8 @@ func FuzzHPCJobs(f *testing.F) {
 		f.Add(name, []byte("4711\n"))
 	}
 	for _, text := range []string{
-		"", "\n\n", "1\n1\n2", "a b\r\n c \r\n", "\x00\n\xff\xfe\n", "\xef\xbb\xbf4711", "{job=\"x\"}\n\"\\\n", "no newline", strings.Repeat("x", maxJobID) + "\n" + strings.Repeat("y", maxJobID+1),
+		"", "\n\n", "1\n1\n2", "a b\r\n c \r\n", "\x00\n\xff\xfe\n", "\xef\xbb\xbf4711", "{job=\"x\"}\n\"\\\n", "no newline",
+		strings.Repeat("x", maxJobID) + "\n" + strings.Repeat("y", maxJobID+1),
 		strings.Repeat("\xff", maxJobID), strings.Repeat("1\n", maxJobBytes), strings.Repeat("z", maxJobBytes+1), "a\u2028b\u0085c",
 	} {
 		f.Add("0", []byte(text))

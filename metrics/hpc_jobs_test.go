@@ -39,14 +39,18 @@ func TestReadJobs(t *testing.T) {
 		"7.3": "mig\n", "7.0": "gi 0\n", "8": "\xff\xfe\nok\n", "9": many, "10": strings.Repeat("x", maxJobBytes+1),
 		"11": strings.Repeat("y", maxJobID+1) + "\nfine\n", "12": "\x00\n",
 		// Names that dcgm-exporter ignores or never looks up.
-		"1e5": "x", "NaN": "x", "+3": "x", "-2": "x", ".5": "x", "1.2.3": "x", "foo": "x", ".gitkeep": "x", "01": "x", "7.": "x", "12345": "x", "0 ": "x",
+		"1e5": "x", "NaN": "x", "+3": "x", "-2": "x", ".5": "x", "1.2.3": "x", "foo": "x", ".gitkeep": "x", "01": "x", "7.": "x", "12345": "x",
+		"0 ": "x",
 	})
 	if err := os.Mkdir(filepath.Join(dir, "20"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	outside := filepath.Join(t.TempDir(), "secret")
 	writeJobs(t, filepath.Dir(outside), map[string]string{"secret": "secret\n"})
-	for name, to := range map[string]string{"21": outside, "22": "../" + filepath.Base(filepath.Dir(outside)) + "/secret", "23": "0", "24": "nowhere", "25": "25"} {
+	for name, to := range map[string]string{
+		"21": outside, "22": "../" + filepath.Base(filepath.Dir(outside)) + "/secret", "23": "0",
+		"24": "nowhere", "25": "25",
+	} {
 		if err := os.Symlink(to, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}

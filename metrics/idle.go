@@ -52,7 +52,8 @@ func (i Identity) replaced(before idleTime, c container, holders []podresources.
 
 // allocatedSince reports whether what the container holds was allocated after a time.
 func (i Identity) allocatedSince(at time.Time, c container, holders []podresources.Holder) bool {
-	return i.Allocated != nil && slices.ContainsFunc(holders, func(h podresources.Holder) bool { return containerOf(h) == c && i.Allocated(h).After(at) })
+	return i.Allocated != nil && slices.ContainsFunc(holders,
+		func(h podresources.Holder) bool { return containerOf(h) == c && i.Allocated(h).After(at) })
 }
 
 // uidOf returns the UID of a container's pod, "" if it is unknown.
@@ -120,8 +121,8 @@ func (t *deviceTotals) updateIdle(d *health.DeviceState, o observation, elapsed 
 	t.idle = idle
 }
 
-// add adds the time since the last update, in which the use was as it is now. A time that was unknown for long starts again, as after a long
-// restart: the container may have used the device meanwhile.
+// add adds the time since the last update, in which the use was as it is now. A time that was unknown for long starts again, as after a
+// long restart: the container may have used the device meanwhile.
 func (i *idleTime) add(u use, at time.Time, elapsed time.Duration) {
 	noWork, noProcesses := at.Sub(i.workAt)-elapsed > continueWithin, at.Sub(i.processesAt)-elapsed > continueWithin
 	if noWork {
@@ -207,8 +208,8 @@ func videoLoad(d *health.DeviceState) float64 {
 }
 
 // processesOf returns what the processes tell of a container: whether it has one, and its load in percent. A process whose
-// container is unknown may be the container's, so that nothing is known of a container without another. One of another container of the pod,
-// which does not hold the device, uses what this one holds.
+// container is unknown may be the container's, so that nothing is known of a container without another. One of another container of the
+// pod, which does not hold the device, uses what this one holds.
 func processesOf(d *health.DeviceState, c container, o observation) (u use, percent float64, known bool) {
 	usage, listed := o.processes.Of(d.Device.ID)
 	if !listed {
@@ -224,7 +225,8 @@ func processesOf(d *health.DeviceState, c container, o observation) (u use, perc
 		case p.Container == processes.Container{Namespace: c.namespace, Pod: c.pod, Name: c.name}:
 			own, sm = true, sm && p.HasSM
 			percent += 100 * p.SM
-		case p.Container.Namespace == "", p.Container.Namespace == c.namespace && p.Container.Pod == c.pod && !holds(o.holders.By[d.Device.ID], p.Container):
+		case p.Container.Namespace == "", p.Container.Namespace == c.namespace && p.Container.Pod == c.pod &&
+			!holds(o.holders.By[d.Device.ID], p.Container):
 			unknown = true
 		}
 	}

@@ -36,9 +36,14 @@ func TestIdleTime(t *testing.T) {
 			"a",
 			idle(6, 2),
 		},
-		"next pod":                      {[]step{{at: 0, pod: "a"}, {at: 9, pod: "a"}, {at: 10, pod: "b"}, {at: 12, pod: "b"}}, "b", idle(2, 2)},
-		"pod ended":                     {[]step{{at: 0, pod: "a"}, {at: 9, pod: "a"}, {at: 10}, {at: 11}}, "a", idleResult{}},
-		"source down":                   {[]step{{at: 0, pod: "a"}, {at: 2, pod: "a"}, {at: 50, poll: 2, pod: "a", down: true}, {at: 51, pod: "a"}}, "a", idle(3, 3)},
+		"next pod":  {[]step{{at: 0, pod: "a"}, {at: 9, pod: "a"}, {at: 10, pod: "b"}, {at: 12, pod: "b"}}, "b", idle(2, 2)},
+		"pod ended": {[]step{{at: 0, pod: "a"}, {at: 9, pod: "a"}, {at: 10}, {at: 11}}, "a", idleResult{}},
+		"source down": {[]step{
+			{at: 0, pod: "a"},
+			{at: 2, pod: "a"},
+			{at: 50, poll: 2, pod: "a", down: true},
+			{at: 51, pod: "a"},
+		}, "a", idle(3, 3)},
 		"pod resources unreadable":      {[]step{{at: 0, pod: "a"}, {at: 2, pod: "a"}, {at: 50, pod: "?"}, {at: 51, pod: "a"}}, "a", idle(3, 3)},
 		"utilization is never measured": {[]step{{at: 0, util: -1, pod: "a"}, {at: 2, util: -1, pod: "a"}}, "a", idleResult{}},
 	} {
@@ -50,7 +55,10 @@ func TestIdleTime(t *testing.T) {
 
 // usage of a container of pod n/<pod>; "" for no pod.
 func usage(device health.DeviceID, pod, container string, sm float64) processes.Usage {
-	u := processes.Usage{Device: device, Container: processes.Container{Namespace: "n", Pod: pod, Name: container}, Processes: 1, SM: max(0, sm), HasSM: sm >= 0}
+	u := processes.Usage{
+		Device: device, Container: processes.Container{Namespace: "n", Pod: pod, Name: container}, Processes: 1,
+		SM: max(0, sm), HasSM: sm >= 0,
+	}
 	if pod == "" {
 		u.Container = processes.Container{Name: container}
 	}
@@ -106,42 +114,59 @@ func TestUse(t *testing.T) {
 		processes *processes.Snapshot
 		want      use
 	}{
-		"busy GPU":                             {gpu, utilization(5), false, false, notListed, busy},
-		"idle GPU":                             {gpu, utilization(4.9), false, false, notListed, idle},
-		"utilization counts before the engine": {gpu, map[health.Field]float64{health.FieldGPUUtil: 0, health.FieldEngineActive: 1}, false, false, notListed, idle},
-		"encodes a video":                      {gpu, video(0, 50, 0), false, false, notListed, busy},
-		"decodes a video":                      {gpu, video(0, 0, 5), false, false, notListed, busy},
-		"idle video engines":                   {gpu, video(4.9, 4.9, 4.9), false, false, notListed, idle},
+		"busy GPU": {gpu, utilization(5), false, false, notListed, busy},
+		"idle GPU": {gpu, utilization(4.9), false, false, notListed, idle},
+		"utilization counts before the engine": {
+			gpu,
+			map[health.Field]float64{health.FieldGPUUtil: 0, health.FieldEngineActive: 1},
+			false, false,
+			notListed, idle,
+		},
+		"encodes a video":                                  {gpu, video(0, 50, 0), false, false, notListed, busy},
+		"decodes a video":                                  {gpu, video(0, 0, 5), false, false, notListed, busy},
+		"idle video engines":                               {gpu, video(4.9, 4.9, 4.9), false, false, notListed, idle},
 		"a sharer's process that may encode a video":       {gpu, video(0, 50, 0), false, true, own(0), ofAll(busyWith)},
 		"a sharer without a process encodes no video":      {gpu, video(0, 50, 0), false, true, byOther, idleWithout},
 		"a sharer works, and some process encodes a video": {gpu, video(0, 50, 0), false, true, own(.05), busyWith},
-		"not measured":                                       {gpu, nil, false, false, notListed, unknown},
-		"source down":                                        {gpu, utilization(0), true, false, notListed, unknown},
-		"busy MIG device":                                    {mig, engine(.05), false, false, notListed, busy},
-		"idle MIG device":                                    {mig, engine(.049), false, false, notListed, idle},
-		"idle GPU without process":                           {gpu, utilization(0), false, false, noProcess, idleWithout},
-		"a process ended just now":                           {gpu, utilization(50), false, false, noProcess, busyWithout},
-		"idle GPU with process":                              {gpu, utilization(0), false, false, own(1), idleWith},
-		"only the processes are measured: none":              {gpu, nil, false, false, noProcess, idleWithout},
-		"only the processes are measured: idle":              {gpu, nil, false, false, own(.04), idleWith},
-		"only the processes are measured: busy":              {gpu, utilization(0), true, false, own(.05), busyWith},
-		"only the processes are measured, not their share":   {gpu, nil, false, false, own(noSM), unknownWith},
-		"processes of other devices":                         {gpu, nil, false, false, &processes.Snapshot{ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"GPU-b"}}}, unknown},
-		"another sharer is busy":                             {gpu, utilization(100), false, true, byOther, idleWithout},
-		"another sharer is busy, no processes":               {gpu, utilization(100), false, true, notListed, ofAll(busy)},
-		"another sharer is busy, process without work":       {gpu, utilization(100), false, true, own(.04), idleWith},
-		"a sharer's own work":                                {gpu, utilization(100), false, true, own(.05), busyWith},
-		"a sharer's own work of which nothing is known":      {gpu, utilization(100), false, true, own(noSM), ofAll(busyWith)},
-		"the same of an idle device":                         {gpu, utilization(0), false, true, own(noSM), ofAll(idleWith)},
-		"process of no pod":                                  {gpu, utilization(100), false, true, ofNoPod, ofAll(busy)},
-		"process of no pod on an idle GPU":                   {gpu, utilization(0), false, false, ofNoPod, idle},
-		"own process, and one of no pod that may be its":     {gpu, utilization(100), false, true, ownAndOfNoPod(.04), ofAll(busyWith)},
-		"own busy process, and one of no pod":                {gpu, utilization(0), false, true, ownAndOfNoPod(.05), busyWith},
-		"process of a container above the limit":             {gpu, utilization(100), false, true, aboveTheLimit, ofAll(busy)},
-		"process of a container of the pod without a name":   {gpu, utilization(0), false, false, measuredUsage(usage("GPU-a", "a", "", 1)), idle},
-		"process of a container of the pod that holds none":  {gpu, nil, false, false, measuredUsage(usage("GPU-a", "a", "d", 1)), unknown},
-		"the same on an idle GPU":                            {gpu, utilization(0), false, false, measuredUsage(usage("GPU-a", "a", "d", 0)), idle},
-		"the same on a shared GPU":                           {gpu, utilization(100), false, true, measuredUsage(usage("GPU-a", "a", "d", 1)), ofAll(busy)},
+		"not measured":                                     {gpu, nil, false, false, notListed, unknown},
+		"source down":                                      {gpu, utilization(0), true, false, notListed, unknown},
+		"busy MIG device":                                  {mig, engine(.05), false, false, notListed, busy},
+		"idle MIG device":                                  {mig, engine(.049), false, false, notListed, idle},
+		"idle GPU without process":                         {gpu, utilization(0), false, false, noProcess, idleWithout},
+		"a process ended just now":                         {gpu, utilization(50), false, false, noProcess, busyWithout},
+		"idle GPU with process":                            {gpu, utilization(0), false, false, own(1), idleWith},
+		"only the processes are measured: none":            {gpu, nil, false, false, noProcess, idleWithout},
+		"only the processes are measured: idle":            {gpu, nil, false, false, own(.04), idleWith},
+		"only the processes are measured: busy":            {gpu, utilization(0), true, false, own(.05), busyWith},
+		"only the processes are measured, not their share": {gpu, nil, false, false, own(noSM), unknownWith},
+		"processes of other devices": {
+			gpu, nil, false, false,
+			&processes.Snapshot{ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"GPU-b"}}}, unknown,
+		},
+		"another sharer is busy":                         {gpu, utilization(100), false, true, byOther, idleWithout},
+		"another sharer is busy, no processes":           {gpu, utilization(100), false, true, notListed, ofAll(busy)},
+		"another sharer is busy, process without work":   {gpu, utilization(100), false, true, own(.04), idleWith},
+		"a sharer's own work":                            {gpu, utilization(100), false, true, own(.05), busyWith},
+		"a sharer's own work of which nothing is known":  {gpu, utilization(100), false, true, own(noSM), ofAll(busyWith)},
+		"the same of an idle device":                     {gpu, utilization(0), false, true, own(noSM), ofAll(idleWith)},
+		"process of no pod":                              {gpu, utilization(100), false, true, ofNoPod, ofAll(busy)},
+		"process of no pod on an idle GPU":               {gpu, utilization(0), false, false, ofNoPod, idle},
+		"own process, and one of no pod that may be its": {gpu, utilization(100), false, true, ownAndOfNoPod(.04), ofAll(busyWith)},
+		"own busy process, and one of no pod":            {gpu, utilization(0), false, true, ownAndOfNoPod(.05), busyWith},
+		"process of a container above the limit":         {gpu, utilization(100), false, true, aboveTheLimit, ofAll(busy)},
+		"process of a container of the pod without a name": {
+			gpu, utilization(0), false, false, measuredUsage(usage("GPU-a", "a", "", 1)),
+			idle,
+		},
+		"process of a container of the pod that holds none": {gpu, nil, false, false, measuredUsage(usage("GPU-a", "a", "d", 1)), unknown},
+		"the same on an idle GPU": {
+			gpu, utilization(0), false, false, measuredUsage(usage("GPU-a", "a", "d", 0)),
+			idle,
+		},
+		"the same on a shared GPU": {
+			gpu, utilization(100), false, true, measuredUsage(usage("GPU-a", "a", "d", 1)),
+			ofAll(busy),
+		},
 		"process of another holder of the pod":               {gpu, nil, false, false, measuredUsage(usage("GPU-a", "a", "e", 1)), idleWithout},
 		"MIG device without process":                         {mig, nil, false, false, noProcess, idleWithout},
 		"process of the parent that may be the MIG device's": {mig, nil, false, false, ofNoPod, unknown},
@@ -257,7 +282,10 @@ func TestIdleTimeAfterUnknown(t *testing.T) {
 		"holders unknown for longer":      {func(n *idleNode) { n.unknown = true }, continueWithin + time.Second, "10 10 unknown"},
 		"only the processes unknown":      {func(n *idleNode) { n.processes = nil }, continueWithin + time.Second, "4511 10 yes"},
 		"utilization unknown, no process": {func(n *idleNode) { n.util = -1 }, continueWithin + time.Second, "4511 4511 yes"},
-		"an unknown process for long":     {func(n *idleNode) { n.util, n.processes = -1, measuredUsage(usage("GPU-a", "", "", 1)) }, continueWithin + time.Second, "10 10 unknown"},
+		"an unknown process for long": {
+			func(n *idleNode) { n.util, n.processes = -1, measuredUsage(usage("GPU-a", "", "", 1)) },
+			continueWithin + time.Second, "10 10 unknown",
+		},
 		"had a process before, and longer": {func(n *idleNode) {
 			n.processes = measuredUsage(usage("GPU-a", "a", "c", 0))
 			n.observe(0)
@@ -376,26 +404,56 @@ func TestNeverUsed(t *testing.T) {
 		steps []func(*node)
 		want  string
 	}{
-		"older than the agent":                 {[]func(*node){func(n *node) { n.processes = idle }}, "unknown"},
-		"older than the agent, has a process":  {[]func(*node){func(n *node) { n.processes = using }}, "no"},
-		"older than the agent, works":          {[]func(*node){func(n *node) { n.util = 50 }}, "no"},
-		"appears while the agent runs":         {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.processes = false, idle }}, "yes"},
-		"appears, processes unknown":           {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.processes = false, unlisted }}, "yes"},
-		"appears, nothing measured":            {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.util = false, -1 }}, "unknown"},
-		"appears, then works":                  {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.util = false, 50 }, func(n *node) { n.util = 0 }}, "no"},
-		"appears, then had a process":          {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.processes = false, using }, func(n *node) { n.processes = idle }}, "no"},
-		"appears after a new kubelet settled":  {[]func(*node){func(n *node) { n.ended, n.settling = true, true }, func(n *node) { n.ended, n.settling = false, false }}, "unknown"},
-		"appears after the holders were known": {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.unknown = true }, func(n *node) { n.ended, n.unknown = false, false }}, "yes"},
+		"older than the agent":                {[]func(*node){func(n *node) { n.processes = idle }}, "unknown"},
+		"older than the agent, has a process": {[]func(*node){func(n *node) { n.processes = using }}, "no"},
+		"older than the agent, works":         {[]func(*node){func(n *node) { n.util = 50 }}, "no"},
+		"appears while the agent runs": {[]func(*node){
+			func(n *node) { n.ended = true },
+			func(n *node) { n.ended, n.processes = false, idle },
+		}, "yes"},
+		"appears, processes unknown": {[]func(*node){
+			func(n *node) { n.ended = true },
+			func(n *node) { n.ended, n.processes = false, unlisted },
+		}, "yes"},
+		"appears, nothing measured": {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.util = false, -1 }}, "unknown"},
+		"appears, then works": {[]func(*node){
+			func(n *node) { n.ended = true }, func(n *node) { n.ended, n.util = false, 50 },
+			func(n *node) { n.util = 0 },
+		}, "no"},
+		"appears, then had a process": {[]func(*node){
+			func(n *node) { n.ended = true },
+			func(n *node) { n.ended, n.processes = false, using }, func(n *node) { n.processes = idle },
+		}, "no"},
+		"appears after a new kubelet settled": {[]func(*node){
+			func(n *node) { n.ended, n.settling = true, true },
+			func(n *node) { n.ended, n.settling = false, false },
+		}, "unknown"},
+		"appears after the holders were known": {[]func(*node){
+			func(n *node) { n.ended = true }, func(n *node) { n.unknown = true },
+			func(n *node) { n.ended, n.unknown = false, false },
+		}, "yes"},
 		"appears long after they were known": {
-			[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.unknown, n.at = true, n.at.Add(holdersGap) }, func(n *node) { n.ended, n.unknown = false, false }},
+			[]func(*node){
+				func(n *node) { n.ended = true }, func(n *node) { n.unknown, n.at = true, n.at.Add(holdersGap) },
+				func(n *node) { n.ended, n.unknown = false, false },
+			},
 			"unknown",
 		},
-		"works without a process of its own": {[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.processes, n.util = false, idle, 50 }}, "no"},
+		"works without a process of its own": {[]func(*node){
+			func(n *node) { n.ended = true },
+			func(n *node) { n.ended, n.processes, n.util = false, idle, 50 },
+		}, "no"},
 		"worked without a process of its own": {
-			[]func(*node){func(n *node) { n.ended = true }, func(n *node) { n.ended, n.processes, n.util = false, idle, 50 }, func(n *node) { n.util = 0 }}, "yes",
+			[]func(*node){
+				func(n *node) { n.ended = true }, func(n *node) { n.ended, n.processes, n.util = false, idle, 50 },
+				func(n *node) { n.util = 0 },
+			}, "yes",
 		},
-		"allocated before the first answer": {[]func(*node){func(n *node) { n.unknown, n.allocated = true, n.at.Add(11*time.Second) }, func(n *node) { n.unknown = false }}, "yes"},
-		"another UID":                       {[]func(*node){func(n *node) { n.uid, n.util = "1", 50 }, func(n *node) { n.uid, n.util = "2", 0 }}, "yes"},
+		"allocated before the first answer": {[]func(*node){
+			func(n *node) { n.unknown, n.allocated = true, n.at.Add(11*time.Second) },
+			func(n *node) { n.unknown = false },
+		}, "yes"},
+		"another UID": {[]func(*node){func(n *node) { n.uid, n.util = "1", 50 }, func(n *node) { n.uid, n.util = "2", 0 }}, "yes"},
 	} {
 		n := &idleNode{at: now}
 		for _, step := range c.steps {
@@ -415,7 +473,10 @@ func TestNeverUsed(t *testing.T) {
 // TestIdleTimes checks that what is unknown now is no idle time, and that nothing is while the source or the holders are unknown.
 func TestIdleTimes(t *testing.T) {
 	at := now
-	holders := podresources.Holders{At: at, By: map[health.DeviceID][]podresources.Holder{"GPU-a": {{Namespace: "n", Pod: "a", Container: "c"}}}}
+	holders := podresources.Holders{
+		At: at,
+		By: map[health.DeviceID][]podresources.Holder{"GPU-a": {{Namespace: "n", Pod: "a", Container: "c"}}},
+	}
 	var listed *processes.Snapshot
 	s := &health.Snapshot{Source: health.Source{Status: health.SourceUp}, Devices: []health.DeviceState{{
 		Device: health.Device{ID: "GPU-a"}, Sample: health.Sample{Values: map[health.Field]float64{health.FieldGPUUtil: 0}},
@@ -423,7 +484,8 @@ func TestIdleTimes(t *testing.T) {
 	snapshots, configs := new(health.Latest[health.Snapshot]), new(health.Latest[Config])
 	configs.Store(testConfig(fields.SetDefault))
 	totals := NewTotals(TotalsInputs{
-		Config: configs, Snapshots: snapshots, Holders: func() podresources.Holders { return holders }, Processes: func() *processes.Snapshot { return listed },
+		Config: configs, Snapshots: snapshots, Holders: func() podresources.Holders { return holders },
+		Processes: func() *processes.Snapshot { return listed },
 	})
 	totals.now = func() time.Time { return at }
 	observe := func() {

@@ -23,7 +23,8 @@ func TestMissingGPUHasNoIndexLabel(t *testing.T) {
 	found := 0
 	for line := range strings.Lines(render(t, newCollector(src))) {
 		of := strings.Contains(line, `="`+string(missing.Device.ID)+`"`) || strings.Contains(line, `="MIG-missing"`)
-		if !of || strings.HasPrefix(line, "#") || strings.HasPrefix(line, namespace+"device_info") && !strings.Contains(line, `UUID="`+string(missing.Device.ID)) {
+		if !of || strings.HasPrefix(line, "#") || strings.HasPrefix(line, namespace+"device_info") &&
+			!strings.Contains(line, `UUID="`+string(missing.Device.ID)) {
 			continue
 		}
 		found++

@@ -30,7 +30,8 @@ func podLabelPattern(entry string) (string, error) {
 		return "", fmt.Errorf("%w: if this is a regular expression, write /%s/", errInvalidPattern, entry)
 	case strings.Contains(entry, ".*"): // a regular expression in dcgm-exporter, which has no slashes
 		prefix, _, _ := strings.Cut(entry, ".*")
-		return "", fmt.Errorf("%w: ambiguous; write /%s/ for a regular expression, or %s* where * stands for any text", errInvalidPattern, entry, prefix)
+		return "", fmt.Errorf("%w: ambiguous; write /%s/ for a regular expression, or %s* where * stands for any text", errInvalidPattern, entry,
+			prefix)
 	case strings.Contains(entry, "*"):
 		const keyCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./*"
 		if strings.ContainsFunc(entry, func(r rune) bool { return !strings.ContainsRune(keyCharacters, r) }) {

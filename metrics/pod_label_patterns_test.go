@@ -22,30 +22,39 @@ func pick(c Config, labels map[string]string) (exported, omitted []string) {
 
 func TestPodPicker(t *testing.T) {
 	pod := map[string]string{
-		"app": "train", "team": "vision", "team-lead": "ann", "team_lead": "bob", "app.kubernetes.io/name": "llm", "app.kubernetes.io/version": "2",
-		"pod-template-hash": "5f", "empty": "", "3d": "yes", "pod": "x", "hostname": "x", "job": "x", "pod-uid": "x", "example.com/gpu": "x",
+		"app": "train", "team": "vision", "team-lead": "ann", "team_lead": "bob", "app.kubernetes.io/name": "llm",
+		"app.kubernetes.io/version": "2",
+		"pod-template-hash":         "5f", "empty": "", "3d": "yes", "pod": "x", "hostname": "x", "job": "x", "pod-uid": "x",
+		"example.com/gpu": "x",
 	}
 	for name, c := range map[string]struct {
 		entries []string
 		want    string
 	}{
-		"none":                           {nil, ""},
-		"keys keep their order":          {[]string{"team", "app", "none", "empty"}, "team=vision app=train"},
-		"prefix":                         {[]string{"app.kubernetes.io/*"}, "app_kubernetes_io_name=llm app_kubernetes_io_version=2"},
-		"suffix":                         {[]string{"*/name"}, "app_kubernetes_io_name=llm"},
-		"several stars":                  {[]string{"a*n*e"}, "app_kubernetes_io_name=llm"},
-		"pattern matches the whole key":  {[]string{"eam*"}, ""},
-		"dot in a pattern is literal":    {[]string{"app.k*", "t.am*"}, "app_kubernetes_io_name=llm app_kubernetes_io_version=2"},
-		"expression":                     {[]string{"/^app$/"}, "app=train"},
-		"expression without anchors":     {[]string{"/pp/"}, "app=train app_kubernetes_io_name=llm app_kubernetes_io_version=2"},
-		"expression with slashes":        {[]string{`/^app\.kubernetes\.io\/n/`, "/io/v/"}, "app_kubernetes_io_name=llm app_kubernetes_io_version=2"},
+		"none":                          {nil, ""},
+		"keys keep their order":         {[]string{"team", "app", "none", "empty"}, "team=vision app=train"},
+		"prefix":                        {[]string{"app.kubernetes.io/*"}, "app_kubernetes_io_name=llm app_kubernetes_io_version=2"},
+		"suffix":                        {[]string{"*/name"}, "app_kubernetes_io_name=llm"},
+		"several stars":                 {[]string{"a*n*e"}, "app_kubernetes_io_name=llm"},
+		"pattern matches the whole key": {[]string{"eam*"}, ""},
+		"dot in a pattern is literal":   {[]string{"app.k*", "t.am*"}, "app_kubernetes_io_name=llm app_kubernetes_io_version=2"},
+		"expression":                    {[]string{"/^app$/"}, "app=train"},
+		"expression without anchors":    {[]string{"/pp/"}, "app=train app_kubernetes_io_name=llm app_kubernetes_io_version=2"},
+		"expression with slashes": {
+			[]string{`/^app\.kubernetes\.io\/n/`, "/io/v/"},
+			"app_kubernetes_io_name=llm app_kubernetes_io_version=2",
+		},
 		"alternatives":                   {[]string{"/^(app|team)$/"}, "app=train team=vision"},
 		"upper case":                     {[]string{"/^APP$/", "/(?i)^TEAM$/"}, "team=vision"},
 		"collision: first key wins":      {[]string{"team*"}, "team=vision team_lead=ann"},
 		"collision: named label wins":    {[]string{"team*", "team_lead"}, "team_lead=bob team=vision"},
 		"collision with an absent label": {[]string{"team*", "team.lead"}, "team=vision"},
 		"names that the agent uses":      {[]string{"pod*", "host*", "jo*", "/uid/", "/^hostname$/"}, "pod_template_hash=5f"},
-		"all":                            {[]string{"*"}, "_3d=yes app=train app_kubernetes_io_name=llm app_kubernetes_io_version=2 example_com_gpu=x pod_template_hash=5f team=vision team_lead=ann"},
+		"all": {
+			[]string{"*"},
+			"_3d=yes app=train app_kubernetes_io_name=llm app_kubernetes_io_version=2 example_com_gpu=x pod_template_hash=5f team=vision " +
+				"team_lead=ann",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			exported, omitted := pick(Config{PodLabels: c.entries}, pod)
@@ -63,7 +72,8 @@ func TestPodPickerLimit(t *testing.T) {
 		pod["x"+string(rune('a'+i))] = "1"
 	}
 	exported, omitted := pick(Config{PodLabels: []string{"*", "xl", "xk", "none"}, PodUID: true}, pod)
-	if want := "xl=1 xk=1 xa=1 xb=1 xc=1 xd=1 xe=1 xf=1 xg=1 xh=1 pod_uid=0f4b"; strings.Join(exported, " ") != want || !slices.Equal(omitted, []string{"xi", "xj"}) {
+	if want := "xl=1 xk=1 xa=1 xb=1 xc=1 xd=1 xe=1 xf=1 xg=1 xh=1 pod_uid=0f4b"; strings.Join(exported, " ") != want ||
+		!slices.Equal(omitted, []string{"xi", "xj"}) {
 		t.Errorf("got %q, omitted %q, want %s", exported, omitted, want)
 	}
 }
@@ -103,7 +113,8 @@ func matchStars(pattern, key string) bool {
 // else uses; the result is stable.
 func FuzzPodLabels(f *testing.F) {
 	for _, entry := range []string{
-		"team", "app.kubernetes.io/name", "3d", "a__b", "_", "größe", "\xff", "", "*", "team-*", "*/name", "a.*", "/^team-/", "/", "//", "///", "/[/", "/(a|b)*/", "pod", "pod*", "/pod/",
+		"team", "app.kubernetes.io/name", "3d", "a__b", "_", "größe", "\xff", "", "*", "team-*", "*/name", "a.*", "/^team-/", "/", "//", "///",
+		"/[/", "/(a|b)*/", "pod", "pod*", "/pod/",
 	} {
 		f.Add(entry, "team-a team_a team.a app.kubernetes.io/name pod pod-uid gpu a b c d e f g h i j k l m n o")
 	}
@@ -129,13 +140,15 @@ func FuzzPodLabels(f *testing.F) {
 		exported, omitted := picker.Of("", pod)
 		names := make(map[string]bool)
 		for _, l := range exported {
-			if !model.LegacyValidation.IsValidLabelName(l.Name) || names[l.Name] || reservedBy(l.Name) != "" || !selected(l.Value) || podLabelName(l.Value) != l.Name {
+			if !model.LegacyValidation.IsValidLabelName(l.Name) || names[l.Name] || reservedBy(l.Name) != "" || !selected(l.Value) ||
+				podLabelName(l.Value) != l.Name {
 				t.Errorf("%q exports %+v", entry, l)
 			}
 			names[l.Name] = true
 		}
 		for key := range pod {
-			if name := podLabelName(key); selected(key) && !names[name] && reservedBy(name) == "" && !slices.ContainsFunc(omitted, func(l string) bool { return podLabelName(l) == name }) {
+			if name := podLabelName(key); selected(key) && !names[name] && reservedBy(name) == "" &&
+				!slices.ContainsFunc(omitted, func(l string) bool { return podLabelName(l) == name }) {
 				t.Errorf("%q does not export %s: got %v, omitted %q", entry, key, exported, omitted)
 			}
 		}

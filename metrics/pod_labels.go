@@ -95,10 +95,11 @@ func reservedBy(name string) string {
 var (
 	errTooManyPodLabels = errors.New("too many labels")
 	errDuplicateEntry   = errors.New("duplicate entry")
-	errInvalidLabelKey  = errors.New("expected the key of a Kubernetes label such as team or app.kubernetes.io/name, or a pattern such as app.kubernetes.io/*")
-	errLabelInUse       = errors.New("label name in use")
-	errLabelCollision   = errors.New("keys with the same label name")
-	errInvalidPattern   = errors.New("invalid pattern")
+	errInvalidLabelKey  = errors.New(
+		"expected the key of a Kubernetes label such as team or app.kubernetes.io/name, or a pattern such as app.kubernetes.io/*")
+	errLabelInUse     = errors.New("label name in use")
+	errLabelCollision = errors.New("keys with the same label name")
+	errInvalidPattern = errors.New("invalid pattern")
 )
 
 // validatePodLabels returns every invalid entry of metrics.podLabels.

@@ -80,7 +80,8 @@ func TestValidatePodLabels(t *testing.T) {
 		if c.want == nil || errors.Is(c.want, errTooManyPodLabels) {
 			continue
 		}
-		if text := err.Error(); !strings.HasPrefix(text, "podLabels: ") || !strings.Contains(text, fmt.Sprintf("%q", c.entries[0])) || strings.Contains(text, "\n") {
+		if text := err.Error(); !strings.HasPrefix(text, "podLabels: ") || !strings.Contains(text, fmt.Sprintf("%q", c.entries[0])) ||
+			strings.Contains(text, "\n") {
 			t.Errorf("%q: the error does not name key and entry: %v", c.entries, err)
 		}
 	}

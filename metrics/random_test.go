@@ -47,7 +47,10 @@ func (g generator) device() health.DeviceState {
 	}
 	for range g.IntN(3) {
 		d.Device.Links = append(d.Device.Links, health.Link{Peer: health.DeviceID(g.anyText()), NVLinks: g.IntN(2)})
-		d.Sample.Incidents = append(d.Sample.Incidents, health.Incident{System: g.anyText(), Code: g.IntN(5), Severity: health.Severity(g.IntN(2))})
+		d.Sample.Incidents = append(d.Sample.Incidents, health.Incident{
+			System: g.anyText(), Code: g.IntN(5),
+			Severity: health.Severity(g.IntN(2)),
+		})
 		d.Sample.XIDs = append(d.Sample.XIDs, health.XID{Code: g.IntN(3), At: now})
 		d.Verdict.Findings = append(d.Verdict.Findings, health.Finding{Cause: g.anyText(), State: g.state(), Action: health.Action(g.anyText())})
 	}
@@ -58,10 +61,16 @@ func (g generator) device() health.DeviceState {
 }
 
 func (g generator) snapshot() *health.Snapshot {
-	s := &health.Snapshot{At: now, Source: health.Source{Status: health.SourceStatus(g.IntN(4)), Polls: uint64(g.IntN(3)), Versions: health.Versions{Driver: g.anyText()}}}
+	s := &health.Snapshot{At: now, Source: health.Source{
+		Status: health.SourceStatus(g.IntN(4)), Polls: uint64(g.IntN(3)),
+		Versions: health.Versions{Driver: g.anyText()},
+	}}
 	s.Source.Checks.Status = health.ChecksStatus(g.IntN(4))
 	for range g.IntN(4) {
-		s.Source.Incidents = append(s.Source.Incidents, health.Incident{System: g.anyText(), Code: g.IntN(3), Severity: health.Severity(g.IntN(2))})
+		s.Source.Incidents = append(s.Source.Incidents, health.Incident{
+			System: g.anyText(), Code: g.IntN(3),
+			Severity: health.Severity(g.IntN(2)),
+		})
 	}
 	for range g.IntN(9) {
 		s.Devices = append(s.Devices, g.device())
@@ -82,7 +91,10 @@ func (g generator) holders(s *health.Snapshot) podresources.Holders {
 }
 
 func (g generator) labels() []Label {
-	names := []string{"", "team", "team", "pod_uid", "gpu", "__name__", "xid", "err_code", "hpc_job", "state", "DCGM_FI_DRIVER_VERSION", "0", "a-b", g.text}
+	names := []string{
+		"", "team", "team", "pod_uid", "gpu", "__name__", "xid", "err_code", "hpc_job", "state", "DCGM_FI_DRIVER_VERSION", "0",
+		"a-b", g.text,
+	}
 	labels := make([]Label, g.IntN(5))
 	for i := range labels {
 		labels[i] = label(names[g.IntN(len(names))], g.anyText())
@@ -123,7 +135,10 @@ func (g generator) sources() Sources {
 	src.Jobs = func(int, string) []string { return []string{g.anyText(), g.anyText()}[:g.IntN(3)] }
 	status := plugin.Status{}
 	for range g.IntN(3) {
-		status.Resources = append(status.Resources, plugin.ResourceStatus{Name: g.anyText(), AllocationErrors: map[string]uint64{g.anyText(): uint64(g.IntN(2))}})
+		status.Resources = append(status.Resources, plugin.ResourceStatus{
+			Name:             g.anyText(),
+			AllocationErrors: map[string]uint64{g.anyText(): uint64(g.IntN(2))},
+		})
 	}
 	src.Plugin = func() plugin.Status { return status }
 	return src

@@ -92,7 +92,8 @@ func (a *accumulator) toSave(now time.Time) savedIdleTimes {
 const saveInterval = 5 * time.Minute
 
 // exceeds reports whether a time is longer than now, or that of a container that has ended, or that a container has not used the device
-// until now. After a crash such a time would continue wrongly. Short times do not matter: a device that is busy now and then is not saved each time.
+// until now. After a crash such a time would continue wrongly. Short times do not matter: a device that is busy now and then is not saved
+// each time.
 func (s savedIdleTimes) exceeds(now savedIdleTimes) bool {
 	const short = time.Minute
 	for h, was := range s {

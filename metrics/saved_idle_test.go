@@ -44,20 +44,26 @@ func TestIdleTimeAfterRestart(t *testing.T) {
 		change func(*idleNode) // during the restart
 		want   idleResult
 	}{
-		"short restart":                            {time.Minute, func(*idleNode) {}, continued},
-		"long restart with the plugin":             {continueWithin, func(*idleNode) {}, continued},
-		"too long":                                 {continueWithin + time.Second, func(*idleNode) {}, next},
-		"the clock was set back":                   {-time.Minute, func(*idleNode) {}, continued},
-		"the clock was set back by more":           {-continueWithin - time.Second, func(*idleNode) {}, next},
-		"allocated before the restart":             {time.Minute, func(n *idleNode) { n.allocated = n.at.Add(-time.Second) }, continued},
-		"allocated after the restart":              {time.Minute, func(n *idleNode) { n.allocated = n.at.Add(time.Minute + 1) }, next},
-		"allocated again, the UID is the same":     {time.Minute, func(n *idleNode) { n.uid, n.allocated = "1", n.at.Add(time.Minute+1) }, next},
-		"another UID":                              {time.Minute, func(n *idleNode) { n.uid = "2" }, next},
-		"short restart without the plugin":         {continueUnverifiedWithin, func(n *idleNode) { n.noPlugin, n.uid = true, "" }, continued},
-		"longer restart without the plugin":        {continueUnverifiedWithin + time.Second, func(n *idleNode) { n.noPlugin, n.uid = true, "" }, next},
-		"the same UID without the plugin":          {continueWithin, func(n *idleNode) { n.noPlugin, n.uid = true, "1" }, continued},
-		"another UID without the plugin":           {time.Second, func(n *idleNode) { n.noPlugin, n.uid = true, "2" }, next},
-		"the container is busy, and has a process": {time.Minute, func(n *idleNode) { n.util, n.processes = 100, measuredUsage(usage("GPU-a", "a", "c", 1)) }, idleResult{true, 0, 0, true, 0}},
+		"short restart":                        {time.Minute, func(*idleNode) {}, continued},
+		"long restart with the plugin":         {continueWithin, func(*idleNode) {}, continued},
+		"too long":                             {continueWithin + time.Second, func(*idleNode) {}, next},
+		"the clock was set back":               {-time.Minute, func(*idleNode) {}, continued},
+		"the clock was set back by more":       {-continueWithin - time.Second, func(*idleNode) {}, next},
+		"allocated before the restart":         {time.Minute, func(n *idleNode) { n.allocated = n.at.Add(-time.Second) }, continued},
+		"allocated after the restart":          {time.Minute, func(n *idleNode) { n.allocated = n.at.Add(time.Minute + 1) }, next},
+		"allocated again, the UID is the same": {time.Minute, func(n *idleNode) { n.uid, n.allocated = "1", n.at.Add(time.Minute+1) }, next},
+		"another UID":                          {time.Minute, func(n *idleNode) { n.uid = "2" }, next},
+		"short restart without the plugin":     {continueUnverifiedWithin, func(n *idleNode) { n.noPlugin, n.uid = true, "" }, continued},
+		"longer restart without the plugin": {
+			continueUnverifiedWithin + time.Second, func(n *idleNode) { n.noPlugin, n.uid = true, "" },
+			next,
+		},
+		"the same UID without the plugin": {continueWithin, func(n *idleNode) { n.noPlugin, n.uid = true, "1" }, continued},
+		"another UID without the plugin":  {time.Second, func(n *idleNode) { n.noPlugin, n.uid = true, "2" }, next},
+		"the container is busy, and has a process": {time.Minute, func(n *idleNode) {
+			n.util, n.processes = 100,
+				measuredUsage(usage("GPU-a", "a", "c", 1))
+		}, idleResult{true, 0, 0, true, 0}},
 	} {
 		n := &idleNode{at: now, uid: "1", processes: measuredUsage(usage("GPU-a", "a", "c", 0))}
 		n.observe(0)
@@ -74,7 +80,8 @@ func TestIdleTimeAfterRestart(t *testing.T) {
 		if c.want.sinceBusy == 0 {
 			continue
 		}
-		if got := n.observe(time.Minute); got.total != 60 || got.sinceBusy != c.want.sinceBusy+60 || got.withoutProcess != c.want.withoutProcess+60 {
+		if got := n.observe(time.Minute); got.total != 60 || got.sinceBusy != c.want.sinceBusy+60 ||
+			got.withoutProcess != c.want.withoutProcess+60 {
 			t.Errorf("%s, a minute later: %+v", name, got)
 		}
 	}
@@ -148,11 +155,14 @@ func TestRestoredIdleTimeWaits(t *testing.T) {
 func TestIdleTimesAreSaved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		util, used := 0.0, measuredUsage()
-		held := podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-a": {{Namespace: "n", Pod: "a", Container: "c", DeviceID: "GPU-a"}}}}
+		held := podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
+			"GPU-a": {{Namespace: "n", Pod: "a", Container: "c", DeviceID: "GPU-a"}},
+		}}
 		configs, snapshots := new(health.Latest[Config]), new(health.Latest[health.Snapshot])
 		configs.Store(testConfig(fields.SetDefault))
 		totals := NewTotals(TotalsInputs{
-			Config: configs, Snapshots: snapshots, Holders: func() podresources.Holders { return held }, Processes: func() *processes.Snapshot { return used },
+			Config: configs, Snapshots: snapshots, Holders: func() podresources.Holders { return held },
+			Processes: func() *processes.Snapshot { return used },
 		})
 		poll := func() {
 			snapshots.Store(&health.Snapshot{At: time.Now(), Source: health.Source{Status: health.SourceUp}, Devices: []health.DeviceState{{
@@ -242,7 +252,8 @@ func FuzzRestoreIdle(f *testing.F) {
 		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","uid":"1","updated":"2026-01-02T03:04:05Z","measured":true,"sinceBusyNanoseconds":7200000000000}]`,
 		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","updated":"2026-01-02T03:04:05Z","sinceBusyNanoseconds":-3600000000000}]`,
 		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","updated":"2026-01-02T03:04:05Z","withoutProcessNanoseconds":-3600000000000}]`,
-		`[{"device":"GPU-a","pod":"a","updated":"9999-01-02T03:04:05Z","withoutProcessNanoseconds":-1,"more":[]}]`, `[]`, `null`, `{}`, `[{}]`, ``,
+		`[{"device":"GPU-a","pod":"a","updated":"9999-01-02T03:04:05Z","withoutProcessNanoseconds":-1,"more":[]}]`, `[]`, `null`, `{}`, `[{}]`,
+		``,
 	} {
 		f.Add([]byte(text))
 	}

@@ -103,7 +103,10 @@ func (a allocation) allocate(ctx context.Context, r Resource, req *pluginapi.All
 		return nil, &refusal{reasonOther, "", codes.ResourceExhausted, tooManyContainers(r.Name, n)}
 	}
 	if a.absent != "" {
-		return nil, &refusal{reasonWithheldDevice, "", codes.FailedPrecondition, "no device of this node is offered to new pods: " + a.absent + createAgain}
+		return nil, &refusal{
+			reasonWithheldDevice, "", codes.FailedPrecondition,
+			"no device of this node is offered to new pods: " + a.absent + createAgain,
+		}
 	}
 	resp := &pluginapi.AllocateResponse{}
 	for _, container := range req.GetContainerRequests() {
@@ -222,7 +225,10 @@ func (a allocation) respond(ctx context.Context, r Resource, grants []grant) (*p
 			}
 			deviceNodes, err := a.host.DeviceNodes(&d.State.Device)
 			if err != nil {
-				return nil, &refusal{reasonNoDeviceNode, d.ID, codes.FailedPrecondition, fmt.Sprintf("%s: device %s has no device node: %v", r.Name, d.ID, err)}
+				return nil, &refusal{
+					reasonNoDeviceNode, d.ID, codes.FailedPrecondition,
+					fmt.Sprintf("%s: device %s has no device node: %v", r.Name, d.ID, err),
+				}
 			}
 			for _, node := range deviceNodes {
 				if !slices.Contains(nodes, node) { // MIG devices of one GPU share a node

@@ -128,7 +128,10 @@ func (m *modelNode) reportHolders() {
 	by := make(map[health.DeviceID][]podresources.Holder)
 	for _, p := range m.pods {
 		for _, id := range p.ids {
-			by[deviceOf(id)] = append(by[deviceOf(id)], podresources.Holder{Namespace: "default", Pod: p.name, Container: "main", Resource: p.resource, DeviceID: id})
+			by[deviceOf(id)] = append(by[deviceOf(id)], podresources.Holder{
+				Namespace: "default", Pod: p.name, Container: "main",
+				Resource: p.resource, DeviceID: id,
+			})
 		}
 	}
 	m.layouts.holders.Store(&podresources.Holders{By: by})
@@ -186,9 +189,11 @@ func (m *modelNode) admit() {
 	var ids []string
 	preferred := m.IntN(4) > 0
 	if preferred {
-		resp, err := s.GetPreferredAllocation(m.Context(), &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
-			{AvailableDeviceIDs: slices.Concat(available, required), MustIncludeDeviceIDs: required, AllocationSize: int32(size)}, //nolint:gosec // small
-		}})
+		resp, err := s.GetPreferredAllocation(m.Context(),
+			&pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
+				{AvailableDeviceIDs: slices.Concat(available, required), MustIncludeDeviceIDs: required, AllocationSize: int32(size)},
+				//nolint:gosec // small
+			}})
 		if err != nil {
 			m.Fatal(err)
 		}
@@ -428,7 +433,10 @@ func TestRandomAllocations(t *testing.T) {
 			}
 		}
 	}
-	for _, what := range []string{"allocated", reasonSeveralDevices, reasonMPSNotReady, reasonUnhealthyDevice, reasonTooManyReplicas, "withheld"} {
+	for _, what := range []string{
+		"allocated", reasonSeveralDevices, reasonMPSNotReady, reasonUnhealthyDevice, reasonTooManyReplicas,
+		"withheld",
+	} {
 		if stats[what] < 5 {
 			t.Errorf("%s: %d times, too few to test anything: %v", what, stats[what], stats)
 		}

@@ -29,7 +29,8 @@ func (s *share) singleReason(requested int) string {
 	if s.kind == SharingMPS {
 		noun, several = "share", "; request 1, or set %s to false: the limits of a container are then those of its shares together"
 	}
-	return fmt.Sprintf("a container may request 1 %s, not %d"+several, noun, requested, "plugin.sharing."+string(s.kind)+".failRequestsGreaterThanOne")
+	return fmt.Sprintf("a container may request 1 %s, not %d"+several, noun, requested,
+		"plugin.sharing."+string(s.kind)+".failRequestsGreaterThanOne")
 }
 
 // maxNamedDevices limits the devices that a refusal names: a node may have more than a hundred MIG devices.
@@ -132,7 +133,9 @@ func (g grant) addMPS(resp *pluginapi.ContainerAllocateResponse, resource string
 
 // MPSClient returns the environment and the mounts that make a container a client of the MPS daemon of a device, with limits in percent
 // of the SMs and in bytes; 100 and 0 for no limit. name is a directory in the container.
-func MPSClient(id health.DeviceID, name string, root mps.Root, threads int, pinned uint64) (env map[string]string, mounts []*pluginapi.Mount) {
+func MPSClient(id health.DeviceID, name string, root mps.Root, threads int, pinned uint64) (env map[string]string,
+	mounts []*pluginapi.Mount,
+) {
 	pipes, logs := containerPipeDir(name), path.Join(mpsDir, name, "log")
 	env = map[string]string{envMPSPipes: pipes, envMPSLogs: logs}
 	if threads < 100 {

@@ -170,39 +170,115 @@ func TestAllocateShares(t *testing.T) {
 		reason   string
 		texts    []string
 	}{
-		{"one MPS share", one, ready, nil, nil, mpsResource, units(2, 3, 4), env{envDevices: "GPU-2", envMPSThreads: "25", envMPSMemory: "0=6144M"}, "", nil},
-		{"three MPS shares", several, ready, nil, nil, mpsResource, units(0, 1, 4), env{envDevices: "GPU-0", envMPSThreads: "75", envMPSMemory: "0=61440M"}, "", nil},
+		{
+			"one MPS share", one, ready, nil, nil, mpsResource, units(2, 3, 4),
+			env{envDevices: "GPU-2", envMPSThreads: "25", envMPSMemory: "0=6144M"},
+			"", nil,
+		},
+		{
+			"three MPS shares", several, ready, nil, nil, mpsResource, units(0, 1, 4),
+			env{envDevices: "GPU-0", envMPSThreads: "75", envMPSMemory: "0=61440M"},
+			"", nil,
+		},
 		{"all MPS shares", several, ready, nil, nil, mpsResource, units(0, 0, 4), env{envMPSThreads: "", envMPSMemory: "0=81920M"}, "", nil},
 		{"configured limits", limited, ready, nil, nil, mpsResource, units(0, 0, 2), env{envMPSThreads: "80", envMPSMemory: "0=4096M"}, "", nil},
-		{"more than all threads", limited, ready, nil, nil, mpsResource, units(0, 0, 3), env{envMPSThreads: "", envMPSMemory: "0=6144M"}, "", nil},
-		{"two MPS shares where one is allowed", one, ready, nil, nil, mpsResource, units(0, 0, 2), nil, reasonTooManyReplicas, []string{"plugin.sharing.mps.failRequestsGreaterThanOne"}},
-		{"MPS shares of two GPUs", several, ready, nil, nil, mpsResource, []string{"GPU-0::0", "GPU-2::1"}, nil, reasonSeveralDevices, []string{"1 of the 2 requested are on GPU 0, 1 on GPU 2"}},
-		{"MPS daemon starting", one, mpsStopped(ready, 0, ""), nil, nil, mpsResource, units(0, 0, 1), nil, reasonMPSNotReady, []string{"the MPS daemon ended"}},
-		{"MPS daemon down", one, mpsStopped(ready, 0, health.CauseMPSDown), nil, nil, mpsResource, units(0, 0, 1), nil, reasonMPSNotReady, []string{"the MPS daemon ended"}},
-		{"MPS daemon of another GPU down", one, mpsStopped(ready, 0, health.CauseMPSDown), nil, nil, mpsResource, units(1, 0, 1), env{envDevices: "GPU-1"}, "", nil},
-		{"lost GPU with MPS", one, with(ready, 1, health.Unhealthy), nil, nil, mpsResource, units(1, 0, 1), nil, reasonUnhealthyDevice, []string{"xid-79"}},
-		{"MPS share and a whole GPU", mixed, served(plain, 1), nil, nil, gpu, []string{"GPU-0", "GPU-1::0"}, nil, reasonSeveralDevices, nil},
-		{"two whole GPUs beside MPS", mixed, served(plain, 1), nil, nil, gpu, []string{"GPU-0", "GPU-2"}, env{envDevices: "GPU-0,GPU-2", envMPSPipes: ""}, "", nil},
-		{"MPS shares beside whole GPUs", mixed, served(plain, 1), nil, nil, gpu, units(1, 0, 2), env{envDevices: "GPU-1", envMPSPipes: "/mps/nvidia.com/gpu/pipe"}, "", nil},
-
-		{"memory", memory, plain, nil, nil, memoryResource, units(2, 0, 6), env{envDevices: "GPU-2", envMemoryLimit: "6144", envMemoryFraction: "0.2500", envDriverLimit: "", envMPSPipes: ""}, "", nil},
-		{"all memory", memory, plain, nil, nil, memoryResource, units(2, 0, 24), env{envMemoryLimit: "24576", envMemoryFraction: "1.0000"}, "", nil},
-		{"a third of the memory", memory, sized(3), nil, nil, memoryResource, units(0, 0, 1), env{envMemoryFraction: "0.3333"}, "", nil},
-		{"limited by the driver", driver, plain, driverLimits("GPU-2"), nil, memoryResource, units(2, 0, 2), env{envDriverLimit: "2048", envDriverRequest: "0", envMemoryLimit: "2048"}, "", nil},
-		{"not limited by the driver", driver, plain, &memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-2": "cgroup v1"}, Hook: true}, nil, memoryResource, units(2, 0, 2), env{envDriverLimit: "", envDriverRequest: "", envMemoryLimit: "2048"}, "", nil},
-		{"not examined by the driver", driver, plain, driverLimits(), nil, memoryResource, units(2, 0, 2), nil, reasonWithheldDevice, nil},
-		{"memory by MPS", byMPS, ready, nil, nil, memoryResource, units(2, 0, 2), env{envMPSMemory: "0=2048M", envMPSThreads: "", envDriverLimit: "", envMPSPipes: "/mps/nvidia.com/gpu-memory/pipe"}, "", nil},
-		{"memory by MPS that is not ready", byMPS, mpsStopped(ready, 2, health.CauseMPSHung), nil, nil, memoryResource, units(2, 0, 2), nil, reasonMPSNotReady, nil},
-		{"memory of two GPUs, holders unknown", memory, plain, nil, nil, memoryResource, slices.Concat(units(0, 0, 3), units(1, 0, 7)), nil, reasonSeveralDevices, []string{"3 of the 10 requested are on GPU 0, 7 on GPU 1"}},
 		{
-			"memory of two GPUs, none has enough", memory, plain, nil, fragmented, memoryResource, slices.Concat(units(0, 73, 76), units(1, 71, 78)), nil, reasonSeveralDevices,
+			"more than all threads", limited, ready, nil, nil, mpsResource, units(0, 0, 3),
+			env{envMPSThreads: "", envMPSMemory: "0=6144M"},
+			"",
+			nil,
+		},
+		{
+			"two MPS shares where one is allowed", one, ready, nil, nil, mpsResource, units(0, 0, 2), nil, reasonTooManyReplicas,
+			[]string{"plugin.sharing.mps.failRequestsGreaterThanOne"},
+		},
+		{
+			"MPS shares of two GPUs", several, ready, nil, nil, mpsResource,
+			[]string{"GPU-0::0", "GPU-2::1"},
+			nil, reasonSeveralDevices,
+			[]string{"1 of the 2 requested are on GPU 0, 1 on GPU 2"},
+		},
+		{
+			"MPS daemon starting", one, mpsStopped(ready, 0, ""), nil, nil, mpsResource, units(0, 0, 1), nil, reasonMPSNotReady,
+			[]string{"the MPS daemon ended"},
+		},
+		{
+			"MPS daemon down", one, mpsStopped(ready, 0, health.CauseMPSDown), nil, nil, mpsResource, units(0, 0, 1), nil, reasonMPSNotReady,
+			[]string{"the MPS daemon ended"},
+		},
+		{
+			"MPS daemon of another GPU down", one, mpsStopped(ready, 0, health.CauseMPSDown), nil, nil, mpsResource, units(1, 0, 1),
+			env{envDevices: "GPU-1"},
+			"", nil,
+		},
+		{
+			"lost GPU with MPS", one, with(ready, 1, health.Unhealthy), nil, nil, mpsResource, units(1, 0, 1), nil, reasonUnhealthyDevice,
+			[]string{"xid-79"},
+		},
+		{"MPS share and a whole GPU", mixed, served(plain, 1), nil, nil, gpu, []string{"GPU-0", "GPU-1::0"}, nil, reasonSeveralDevices, nil},
+		{
+			"two whole GPUs beside MPS", mixed, served(plain, 1), nil, nil, gpu,
+			[]string{"GPU-0", "GPU-2"},
+			env{envDevices: "GPU-0,GPU-2", envMPSPipes: ""},
+			"", nil,
+		},
+		{
+			"MPS shares beside whole GPUs", mixed, served(plain, 1), nil, nil, gpu, units(1, 0, 2),
+			env{envDevices: "GPU-1", envMPSPipes: "/mps/nvidia.com/gpu/pipe"},
+			"", nil,
+		},
+
+		{
+			"memory", memory, plain, nil, nil, memoryResource, units(2, 0, 6),
+			env{envDevices: "GPU-2", envMemoryLimit: "6144", envMemoryFraction: "0.2500", envDriverLimit: "", envMPSPipes: ""},
+			"", nil,
+		},
+		{
+			"all memory", memory, plain, nil, nil, memoryResource, units(2, 0, 24),
+			env{envMemoryLimit: "24576", envMemoryFraction: "1.0000"},
+			"",
+			nil,
+		},
+		{"a third of the memory", memory, sized(3), nil, nil, memoryResource, units(0, 0, 1), env{envMemoryFraction: "0.3333"}, "", nil},
+		{
+			"limited by the driver", driver, plain, driverLimits("GPU-2"), nil, memoryResource, units(2, 0, 2),
+			env{envDriverLimit: "2048", envDriverRequest: "0", envMemoryLimit: "2048"},
+			"", nil,
+		},
+		{"not limited by the driver", driver, plain, &memlimits.Capabilities{
+			Driver: map[health.DeviceID]string{"GPU-2": "cgroup v1"},
+			Hook:   true,
+		}, nil, memoryResource, units(2, 0, 2), env{envDriverLimit: "", envDriverRequest: "", envMemoryLimit: "2048"}, "", nil},
+		{"not examined by the driver", driver, plain, driverLimits(), nil, memoryResource, units(2, 0, 2), nil, reasonWithheldDevice, nil},
+		{
+			"memory by MPS", byMPS, ready, nil, nil, memoryResource, units(2, 0, 2),
+			env{envMPSMemory: "0=2048M", envMPSThreads: "", envDriverLimit: "", envMPSPipes: "/mps/nvidia.com/gpu-memory/pipe"},
+			"", nil,
+		},
+		{
+			"memory by MPS that is not ready", byMPS, mpsStopped(ready, 2, health.CauseMPSHung), nil, nil, memoryResource, units(2, 0, 2), nil,
+			reasonMPSNotReady, nil,
+		},
+		{
+			"memory of two GPUs, holders unknown", memory, plain, nil, nil, memoryResource, slices.Concat(units(0, 0, 3), units(1, 0, 7)), nil,
+			reasonSeveralDevices,
+			[]string{"3 of the 10 requested are on GPU 0, 7 on GPU 1"},
+		},
+		{
+			"memory of two GPUs, none has enough", memory, plain, nil, fragmented, memoryResource, slices.Concat(units(0, 73, 76), units(1, 71, 78)),
+			nil, reasonSeveralDevices,
 			[]string{"3 of the 10 requested are on GPU 0 (7 free), 7 on GPU 1 (9 free)", "none has 10 free: the largest request that fits is 9"},
 		},
 		{
-			"memory of two GPUs, another has enough", memory, plain, nil, partlyFree, memoryResource, slices.Concat(units(0, 73, 76), units(2, 20, 24)), nil, reasonSeveralDevices,
+			"memory of two GPUs, another has enough", memory, plain, nil, partlyFree, memoryResource,
+			slices.Concat(units(0, 73, 76), units(2, 20, 24)), nil, reasonSeveralDevices,
 			[]string{"3 of the 7 requested are on GPU 0 (7 free), 4 on GPU 2 (4 free)", "GPU 1 (80 free) can serve 7"},
 		},
-		{"memory of two GPUs, the other is lost", memory, lost, nil, partlyFree, memoryResource, slices.Concat(units(0, 73, 77), units(2, 20, 24)), nil, reasonSeveralDevices, []string{"none has 8 free: the largest request that fits is 7"}},
+		{
+			"memory of two GPUs, the other is lost", memory, lost, nil, partlyFree, memoryResource,
+			slices.Concat(units(0, 73, 77), units(2, 20, 24)), nil, reasonSeveralDevices,
+			[]string{"none has 8 free: the largest request that fits is 7"},
+		},
 		{"memory of a lost GPU", memory, lost, nil, nil, memoryResource, units(1, 0, 2), nil, reasonUnhealthyDevice, []string{"xid-79"}},
 		{"units that the GPU lacks", memory, plain, nil, nil, memoryResource, units(2, 23, 25), nil, reasonUnknownDevice, nil},
 	} {
@@ -219,7 +295,8 @@ func TestAllocateShares(t *testing.T) {
 		resp, err := testAllocation(c.cfg, machine()).allocate(t.Context(), r, request(ids))
 		if c.reason != "" {
 			r, ok := errors.AsType[*refusal](err)
-			if !ok || r.reason != c.reason || !slices.Contains(ids, r.device) || !strings.Contains(r.text, r.device) || status.Code(err) != r.code || len(r.text) > 1<<10 {
+			if !ok || r.reason != c.reason || !slices.Contains(ids, r.device) || !strings.Contains(r.text, r.device) || status.Code(err) != r.code ||
+				len(r.text) > 1<<10 {
 				t.Errorf("%s: %+v, want %s", c.name, err, c.reason)
 				continue
 			}

@@ -25,12 +25,13 @@ func testAllocation(cfg Config, root fstest.MapFS) allocation {
 func machine() fstest.MapFS {
 	f := func(text string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(text)} }
 	return fstest.MapFS{
-		"dev/nvidiactl":                                    f(""),
-		"dev/nvidia-uvm":                                   f(""),
-		"run/nvidia/driver/dev/nvidiactl":                  f(""),
-		"run/nvidia/driver/dev/nvidia-uvm":                 f(""),
-		"dev/nvidia-uvm-tools":                             f(""),
-		"proc/driver/nvidia-caps/mig-minors":               f("config 1\nmonitor 2\ngpu1/gi7/access 66\ngpu1/gi7/ci0/access 67\ngpu1/gi8/access 75\ngpu1/gi8/ci0/access 76\n"),
+		"dev/nvidiactl":                    f(""),
+		"dev/nvidia-uvm":                   f(""),
+		"run/nvidia/driver/dev/nvidiactl":  f(""),
+		"run/nvidia/driver/dev/nvidia-uvm": f(""),
+		"dev/nvidia-uvm-tools":             f(""),
+		"proc/driver/nvidia-caps/mig-minors": f(
+			"config 1\nmonitor 2\ngpu1/gi7/access 66\ngpu1/gi7/ci0/access 67\ngpu1/gi8/access 75\ngpu1/gi8/ci0/access 76\n"),
 		"proc/driver/nvidia/gpus/0000:12:00.0/information": f("Model: \t\t NVIDIA H100\nIRQ:   \t\t 18\nDevice Minor: \t 5\n"),
 	}
 }
@@ -136,20 +137,41 @@ func TestAllocateDevices(t *testing.T) {
 		{"unknown resource", plain, "a/b", states, []ids{{"GPU-1"}}, nil, reasonUnknownDevice, "GPU-1", "a/b"},
 		{"unhealthy", plain, gpu, states, []ids{{"GPU-1"}, {"GPU-3"}}, nil, reasonUnhealthyDevice, "GPU-3", "(xid-79)"},
 		{"unhealthy without a finding", plain, gpu, noFinding, []ids{{"GPU-0"}}, nil, reasonUnhealthyDevice, "GPU-0", gpu},
-		{"two replicas", shared, gpu, snap, []ids{{"GPU-0::1", "GPU-1::0"}}, nil, reasonTooManyReplicas, "GPU-0::1", "failRequestsGreaterThanOne"},
+		{
+			"two replicas", shared, gpu, snap,
+			[]ids{{"GPU-0::1", "GPU-1::0"}},
+			nil, reasonTooManyReplicas, "GPU-0::1",
+			"failRequestsGreaterThanOne",
+		},
 		{"unknown replica", shared, gpu, snap, []ids{{"GPU-0::4"}}, nil, reasonUnknownDevice, "GPU-0::4", "GPU-0::0, GPU-0::1"},
 		{"replica with another number", shared, gpu, snap, []ids{{"GPU-0::01"}}, nil, reasonUnknownDevice, "GPU-0::01", gpu},
 		{"replica of the next device", shared, gpu, snap, []ids{{"GPU-0::5"}}, nil, reasonUnknownDevice, "GPU-0::5", gpu},
 		{"negative replica", shared, gpu, snap, []ids{{"GPU-0::-1"}}, nil, reasonUnknownDevice, "GPU-0::-1", gpu},
-		{"replica beyond all numbers", shared, gpu, snap, []ids{{"GPU-1::99999999999999999999"}}, nil, reasonUnknownDevice, "GPU-1::99999999999999999999", gpu},
+		{
+			"replica beyond all numbers", shared, gpu, snap,
+			[]ids{{"GPU-1::99999999999999999999"}},
+			nil, reasonUnknownDevice,
+			"GPU-1::99999999999999999999", gpu,
+		},
 		{"replica of a whole GPU", plain, gpu, states, []ids{{"GPU-0::0"}}, nil, reasonUnknownDevice, "GPU-0::0", gpu},
-		{"long ID", plain, gpu, states, []ids{{strings.Repeat("x", 1<<20)}}, nil, reasonUnknownDevice, abbreviated(strings.Repeat("x", 1<<20)), gpu},
+		{
+			"long ID", plain, gpu, states,
+			[]ids{{strings.Repeat("x", 1<<20)}},
+			nil, reasonUnknownDevice, abbreviated(strings.Repeat("x", 1<<20)),
+			gpu,
+		},
 		{"GPU of replicas", shared, gpu, snap, []ids{{"GPU-0"}}, nil, reasonUnknownDevice, "GPU-0", `"GPU-0"`},
 		{"no capability", mixed, migResource, snap, []ids{{"MIG-1-2"}}, nil, reasonNoDeviceNode, "MIG-1-2", "gpu1/gi9/access"},
-		{"no minor", nodes, gpu, noMinor, []ids{{"GPU-0", "GPU-1"}}, nil, reasonNoDeviceNode, "GPU-1", "/proc/driver/nvidia/gpus/0000:11:00.0/information"},
+		{
+			"no minor", nodes, gpu, noMinor,
+			[]ids{{"GPU-0", "GPU-1"}},
+			nil, reasonNoDeviceNode, "GPU-1",
+			"/proc/driver/nvidia/gpus/0000:11:00.0/information",
+		},
 		{"no minor and no PCI bus ID", nodes, gpu, noPCI, []ids{{"GPU-0"}}, nil, reasonNoDeviceNode, "GPU-0", "PCI"},
 	} {
-		resp, err := testAllocation(c.cfg, machine()).allocate(t.Context(), findResource(Layout(c.cfg, c.snap), c.resource), request(c.containers...))
+		resp, err := testAllocation(c.cfg, machine()).allocate(t.Context(), findResource(Layout(c.cfg, c.snap), c.resource),
+			request(c.containers...))
 		if c.reason != "" {
 			r, ok := errors.AsType[*refusal](err)
 			if !ok || r.reason != c.reason || r.device != c.device || status.Code(err) != r.code || r.code == codes.OK {

@@ -71,14 +71,22 @@ func TestCDIInput(t *testing.T) {
 		source health.Source
 		want   string // NVML, detached, memory limits
 	}{
-		"DCGM":          {func(*Config) {}, health.Source{Kind: "dcgm"}, "true false false"},
-		"simulated":     {func(*Config) {}, health.Source{Kind: "sim"}, "false false false"},
-		"detached":      {func(*Config) {}, health.Source{Kind: "dcgm", Detachment: health.Detachment{Since: time.Unix(1, 0)}}, "true true false"},
-		"attached":      {func(*Config) {}, health.Source{Kind: "dcgm", Detachment: health.Detachment{Over: true}}, "true false false"},
-		"memory":        {memoryShared("1Gi"), health.Source{}, "false false false"},
-		"memory, limit": {both(memoryShared("1Gi"), func(c *Config) { c.Sharing.Memory.Enforcement = EnforceAuto }), health.Source{}, "false false true"},
+		"DCGM":      {func(*Config) {}, health.Source{Kind: "dcgm"}, "true false false"},
+		"simulated": {func(*Config) {}, health.Source{Kind: "sim"}, "false false false"},
+		"detached":  {func(*Config) {}, health.Source{Kind: "dcgm", Detachment: health.Detachment{Since: time.Unix(1, 0)}}, "true true false"},
+		"attached":  {func(*Config) {}, health.Source{Kind: "dcgm", Detachment: health.Detachment{Over: true}}, "true false false"},
+		"memory":    {memoryShared("1Gi"), health.Source{}, "false false false"},
+		"memory, limit": {
+			both(memoryShared("1Gi"), func(c *Config) { c.Sharing.Memory.Enforcement = EnforceAuto }),
+			health.Source{},
+			"false false true",
+		},
 		"limit of none": {func(c *Config) { c.Sharing.Memory.Enforcement = EnforceDriver }, health.Source{}, "false false false"},
-		"memory by MPS": {both(memoryShared("1Gi"), func(c *Config) { c.Sharing.Memory.Enforcement = EnforceMPS }), health.Source{}, "false false false"},
+		"memory by MPS": {
+			both(memoryShared("1Gi"), func(c *Config) { c.Sharing.Memory.Enforcement = EnforceMPS }),
+			health.Source{},
+			"false false false",
+		},
 		"memory, driver": {
 			both(memoryShared("1Gi"), func(c *Config) { c.Sharing.Memory.Enforcement = EnforceDriver }), health.Source{}, "false false true",
 		},
@@ -86,7 +94,8 @@ func TestCDIInput(t *testing.T) {
 		cfg := configured(c.change, func(c *Config) { c.DriverRoot, c.CDI.Kind = "/run/driver", "a.com/gpu" })
 		c.source.Versions.Driver = "580.1"
 		in := cfg.CDIInput(&health.Snapshot{Source: c.source}, os.DirFS("/"))
-		if got := fmt.Sprint(in.NVML, in.Detached, in.MemoryLimits); got != c.want || in.Driver != "580.1" || in.Host.DriverRoot != "/run/driver" || in.Config.Kind != "a.com/gpu" || in.Host.FS == nil {
+		if got := fmt.Sprint(in.NVML, in.Detached, in.MemoryLimits); got != c.want || in.Driver != "580.1" ||
+			in.Host.DriverRoot != "/run/driver" || in.Config.Kind != "a.com/gpu" || in.Host.FS == nil {
 			t.Errorf("%s: %s, want %s: %+v", name, got, c.want, in)
 		}
 	}

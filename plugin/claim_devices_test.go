@@ -38,7 +38,8 @@ func TestClaimWaitsForHolders(t *testing.T) {
 	t.Parallel()
 	h, k := claiming(t)
 	h.waitHolders(func(h podresources.Holders) bool { return h.Settling && h.By != nil })
-	if s := h.waitPlugin(func(s Status) bool { return s.Err != "starting" }); len(s.Resources) > 0 || !strings.Contains(s.Err, holdersUnknown) {
+	if s := h.waitPlugin(func(s Status) bool { return s.Err != "starting" }); len(s.Resources) > 0 ||
+		!strings.Contains(s.Err, holdersUnknown) {
 		t.Errorf("%+v before the kubelet has read its pods", s)
 	}
 	k.SetFault(kubelettest.Fault{})
@@ -81,7 +82,8 @@ func TestClaimAgainAfterKubeletWithoutAnswer(t *testing.T) {
 	k.SetFault(kubelettest.Fault{NoPods: true})
 	h.restart(k)
 	h.waitHolders(func(h podresources.Holders) bool { return h.Settling && h.Err == "" })
-	if r := k.State().Resources[gpu]; slices.ContainsFunc(r.Devices, func(d kubelettest.Device) bool { return d.Healthy && strings.HasPrefix(d.ID, "GPU-0::") }) {
+	if r := k.State().Resources[gpu]; slices.ContainsFunc(r.Devices,
+		func(d kubelettest.Device) bool { return d.Healthy && strings.HasPrefix(d.ID, "GPU-0::") }) {
 		t.Errorf("offered: %+v", r)
 	}
 	k.SetFault(kubelettest.Fault{})
@@ -121,7 +123,10 @@ func TestNoteServing(t *testing.T) {
 // A prepared claim has its device from before the kubelet lists its container.
 func TestPreparedClaimIsWithheld(t *testing.T) {
 	cfg := configured(sharedBy(2))
-	claims := offer.Claims{List: []offer.Claim{{UID: "c", Namespace: "ml", Name: "train", Parts: []offer.Part{{Name: "gpu-0", Device: "GPU-0"}}}}}
+	claims := offer.Claims{List: []offer.Claim{{
+		UID: "c", Namespace: "ml", Name: "train",
+		Parts: []offer.Part{{Name: "gpu-0", Device: "GPU-0"}},
+	}}}
 	l := newLayout(layoutInput{cfg: &cfg, snap: snapshot(2), facts: offer.Facts{Claims: claims}})
 	if r := l.resources[0]; r.healthy() != 2 || r.Devices[0].Healthy() {
 		t.Errorf("%+v", r.Devices)
@@ -131,7 +136,8 @@ func TestPreparedClaimIsWithheld(t *testing.T) {
 	}
 }
 
-// An allocation counts from before its answer until the kubelet lists it, or lists its pods without it, as after an allocation that was refused.
+// An allocation counts from before its answer until the kubelet lists it, or lists its pods without it, as after an allocation that was
+// refused.
 func TestRecentAllocations(t *testing.T) {
 	cfg, begin := configured(), time.Now()
 	r := Layout(cfg, snapshot(2))[0]

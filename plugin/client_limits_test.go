@@ -77,7 +77,8 @@ func (a *attacker) repeat(f func()) {
 	})
 }
 
-// follow opens ListAndWatch and, with read, reads the lists. On a busy machine a handshake can take too long for the server: gRPC connects again.
+// follow opens ListAndWatch and, with read, reads the lists. On a busy machine a handshake can take too long for the server: gRPC connects
+// again.
 func (a *attacker) follow(c pluginapi.DevicePluginClient, read bool) {
 	a.running.Go(func() {
 		stream, err := c.ListAndWatch(a.ctx, &pluginapi.Empty{}, grpc.WaitForReady(true))

@@ -86,7 +86,8 @@ func TestConfigValidateKeys(t *testing.T) {
 		{entry + "[1].name", shared(SharedResource{Name: gpu, Replicas: 2}, SharedResource{Name: gpu, Replicas: 3})},
 		{entry + "[1].name", shared(SharedResource{Name: gpu, Replicas: 2}, SharedResource{Name: gpu, Replicas: 3, Devices: []string{"0"}})},
 		{"", shared(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}, SharedResource{Name: gpu, Replicas: 3})},
-		{"", shared(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}, SharedResource{Name: gpu, Replicas: 3, Devices: []string{"1"}})},
+		{"", shared(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}},
+			SharedResource{Name: gpu, Replicas: 3, Devices: []string{"1"}})},
 		{"sharing.mps.resources[0].name", mpsShared(MPSResource{Name: "nvidia.com/gpus", Replicas: 2})},
 		{"sharing.mps.resources[0].replicas", mpsSharedBy(1)},
 		{"sharing.mps.resources[0].replicas", mpsSharedBy(49)},
@@ -103,8 +104,12 @@ func TestConfigValidateKeys(t *testing.T) {
 		{"sharing.mps.root", func(c *Config) { c.Sharing.MPS.Root = "run/mps" }},
 		{"", func(c *Config) { c.Sharing.MPS.Root = "/" + strings.Repeat("x", 52) }},
 		{"sharing.mps.root", func(c *Config) { c.Sharing.MPS.Root = "/" + strings.Repeat("x", 53) }}, // with <root>/<MIG UUID>/pipe/control
-		{"sharing.mps.resources[0].rename", mpsShared(MPSResource{Name: gpu, Replicas: 2, Rename: strings.Repeat("x", 40) + ".com/" + strings.Repeat("y", 45)})},
-		{"", mpsShared(MPSResource{Name: gpu, Replicas: 2, Rename: strings.Repeat("x", 40) + ".com/" + strings.Repeat("y", 44)})}, // with /mps/NAME/pipe/control
+		{
+			"sharing.mps.resources[0].rename",
+			mpsShared(MPSResource{Name: gpu, Replicas: 2, Rename: strings.Repeat("x", 40) + ".com/" + strings.Repeat("y", 45)}),
+		},
+		// with /mps/NAME/pipe/control
+		{"", mpsShared(MPSResource{Name: gpu, Replicas: 2, Rename: strings.Repeat("x", 40) + ".com/" + strings.Repeat("y", 44)})},
 		{"sharing.memory.resource", func(c *Config) {
 			memoryShared("1Gi")(c)
 			c.Sharing.Memory.Enforcement, c.Sharing.Memory.Resource = EnforceMPS, strings.Repeat("x", 40)+".com/"+strings.Repeat("y", 45)
@@ -134,9 +139,12 @@ func TestConfigValidateKeys(t *testing.T) {
 		// Devices that two kinds of sharing select, whatever the devices of the node are.
 		{"sharing.mps.resources[0].devices", both(sharedBy(2), mpsSharedBy(2))},
 		{"sharing.mps.resources[0].devices", both(sharedBy(2), mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}))},
-		{"sharing.mps.resources[0].devices", both(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"1", "0"}}), mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}))},
-		{"sharing.mps.resources[0].devices", both(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"ALL"}}), mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}))},
-		{"", both(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"1"}}), mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}))},
+		{"sharing.mps.resources[0].devices", both(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"1", "0"}}),
+			mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}))},
+		{"sharing.mps.resources[0].devices", both(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"ALL"}}),
+			mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}))},
+		{"", both(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"1"}}),
+			mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}))},
 		{"", both(sharedBy(2), mpsShared(MPSResource{Name: migResource, Replicas: 2}))},
 		{"sharing.memory.devices", both(sharedBy(2), memoryShared("1Gi"))},
 		{"sharing.memory.devices", both(mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}), memoryShared("1Gi", "1", "0"))},

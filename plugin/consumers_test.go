@@ -61,10 +61,14 @@ func TestSharingNotes(t *testing.T) {
 		notes   []string
 		enabled bool
 	}{
-		"defaults":             {func(*Config) {}, nil, false},
-		"replicas":             {sharedBy(2), nil, true},
-		"MPS":                  {mpsSharedBy(2), nil, true},
-		"MPS without limits":   {both(mpsSharedBy(2), func(c *Config) { c.Sharing.MPS.FailRequestsGreaterThanOne = false }), []string{"sharing.mps.failRequestsGreaterThanOne"}, true},
+		"defaults": {func(*Config) {}, nil, false},
+		"replicas": {sharedBy(2), nil, true},
+		"MPS":      {mpsSharedBy(2), nil, true},
+		"MPS without limits": {
+			both(mpsSharedBy(2), func(c *Config) { c.Sharing.MPS.FailRequestsGreaterThanOne = false }),
+			[]string{"sharing.mps.failRequestsGreaterThanOne"},
+			true,
+		},
 		"no MPS":               {func(c *Config) { c.Sharing.MPS.FailRequestsGreaterThanOne = false }, nil, false},
 		"memory":               {memoryShared("1Gi", "0"), nil, true},
 		"devices of no memory": {func(c *Config) { c.Sharing.Memory.Devices = []string{"0"} }, []string{"sharing.memory.devices"}, false},
@@ -87,8 +91,9 @@ func TestSharingNotes(t *testing.T) {
 	// With DRA, each key of resources has one.
 	for key, change := range map[string]func(*Config){
 		"resource": func(c *Config) { c.Resource = "a.com/b" }, "migStrategy": func(c *Config) { c.MIGStrategy = MIGSingle },
-		"resources": func(c *Config) { c.Resources = []ResourceRule{{"*", "a.com/b"}} }, "deviceList": func(c *Config) { c.DeviceList = []string{ListCDICRI} },
-		"deviceID": func(c *Config) { c.DeviceID = DeviceIDIndex }, "passDeviceSpecs": func(c *Config) { c.PassDeviceSpecs = true },
+		"resources":  func(c *Config) { c.Resources = []ResourceRule{{"*", "a.com/b"}} },
+		"deviceList": func(c *Config) { c.DeviceList = []string{ListCDICRI} },
+		"deviceID":   func(c *Config) { c.DeviceID = DeviceIDIndex }, "passDeviceSpecs": func(c *Config) { c.PassDeviceSpecs = true },
 		"allocationPolicy": func(c *Config) { c.AllocationPolicy = AllocationPacked }, "onStop": func(c *Config) { c.OnStop = OnStopWithdraw },
 	} {
 		cfg := configured(change)
@@ -129,7 +134,8 @@ func TestAllocateWithoutTurn(t *testing.T) {
 	s.layouts.turn = &health.Latest[turn]{}
 	s.layouts.turn.Store(&turn{notServing: "another agent serves this node"})
 	_, err := s.Allocate(t.Context(), request([]string{"GPU-0"}))
-	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "another agent serves this node") || !strings.Contains(err.Error(), createAgain) {
+	if status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "another agent serves this node") ||
+		!strings.Contains(err.Error(), createAgain) {
 		t.Errorf("%v", err)
 	}
 	if _, refused := s.counts.read(); refused[reasonWithheldDevice] != 1 {
@@ -182,7 +188,8 @@ func TestPartEnvironment(t *testing.T) {
 		want    string
 	}{
 		{100, 0, "map[CUDA_MPS_LOG_DIRECTORY:/mps/x/log CUDA_MPS_PIPE_DIRECTORY:/mps/x/pipe]"},
-		{99, 1 << 30, "map[CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:99 CUDA_MPS_LOG_DIRECTORY:/mps/x/log CUDA_MPS_PINNED_DEVICE_MEM_LIMIT:0=1024M CUDA_MPS_PIPE_DIRECTORY:/mps/x/pipe]"},
+		{99, 1 << 30, "map[CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:99 CUDA_MPS_LOG_DIRECTORY:/mps/x/log CUDA_MPS_PINNED_DEVICE_MEM_LIMIT:0=1024M " +
+			"CUDA_MPS_PIPE_DIRECTORY:/mps/x/pipe]"},
 	} {
 		env, mounts := MPSClient("GPU-0", "x", mps.Root("/run/mps"), c.threads, c.pinned)
 		if got := fmt.Sprint(env); got != c.want {
@@ -192,7 +199,10 @@ func TestPartEnvironment(t *testing.T) {
 		for _, m := range mounts {
 			got = append(got, fmt.Sprint(m.HostPath, " ", m.ContainerPath, " ", m.ReadOnly))
 		}
-		if want := []string{"/run/mps/GPU-0/pipe /mps/x/pipe false", "/run/mps/shm /dev/shm false", "/run/mps/GPU-0/log /mps/x/log true"}; !slices.Equal(got, want) {
+		if want := []string{
+			"/run/mps/GPU-0/pipe /mps/x/pipe false", "/run/mps/shm /dev/shm false",
+			"/run/mps/GPU-0/log /mps/x/log true",
+		}; !slices.Equal(got, want) {
 			t.Errorf("mounts %q, want %q", got, want)
 		}
 	}

@@ -75,12 +75,14 @@ func TestResolver(t *testing.T) {
 			want[c.want] = []podresources.Holder{{Namespace: "ns", Pod: "pod", Container: "c", Resource: c.resource, DeviceID: c.id}}
 		}
 		for _, cfg := range []Config{cfg, disabled} {
-			if got := podresources.NewHolders(time.Time{}, resp, podresources.Resolvers{Resource: newResolver(cfg, snap)}).By; !reflect.DeepEqual(got, want) {
+			if got := podresources.NewHolders(time.Time{}, resp, podresources.Resolvers{Resource: newResolver(cfg, snap)}).By; !reflect.DeepEqual(
+				got, want) {
 				t.Errorf("%s %q: %v, want %v", c.resource, c.id, got, want)
 			}
 		}
 	}
-	if got := podresources.NewHolders(time.Time{}, nil, podresources.Resolvers{Resource: newResolver(cfg, nil)}).By; got == nil || len(got) != 0 {
+	if got := podresources.NewHolders(time.Time{}, nil, podresources.Resolvers{Resource: newResolver(cfg, nil)}).By; got == nil ||
+		len(got) != 0 {
 		t.Errorf("without an answer: %v", got)
 	}
 	if _, ok := newResolver(cfg, nil)(gpu, "0"); ok {
@@ -131,9 +133,10 @@ func FuzzResolver(f *testing.F) {
 			if replica, same := resolve(resource, id+idSep+"0"); replica != device || same != ok {
 				t.Errorf("%q resolves to %q, and its replica to %q", id, device, replica)
 			}
-			by := podresources.NewHolders(time.Time{}, &podsapi.ListPodResourcesResponse{PodResources: []*podsapi.PodResources{{Containers: []*podsapi.ContainerResources{
-				{Devices: []*podsapi.ContainerDevices{{ResourceName: resource, DeviceIds: []string{id, id}}}},
-			}}}}, podresources.Resolvers{Resource: resolve}).By
+			by := podresources.NewHolders(time.Time{},
+				&podsapi.ListPodResourcesResponse{PodResources: []*podsapi.PodResources{{Containers: []*podsapi.ContainerResources{
+					{Devices: []*podsapi.ContainerDevices{{ResourceName: resource, DeviceIds: []string{id, id}}}},
+				}}}}, podresources.Resolvers{Resource: resolve}).By
 			if holders := by[device]; ok && (len(by) != 1 || len(holders) != 1 || holders[0].DeviceID != id) || !ok && len(by) != 0 {
 				t.Errorf("%q of %q has the holders %v", id, resource, by)
 			}

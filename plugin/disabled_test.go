@@ -70,7 +70,10 @@ func TestPluginDisableAndEnable(t *testing.T) {
 	disabled := func(s Status) bool { return s.Off && s.Err == "" && len(s.Resources) == 0 && s.AuditErr == "" }
 	h.waitPlugin(disabled)
 	holders := h.waitHolders(heldBy(id(0), "train"))
-	if want := (podresources.Holder{Namespace: "ml", Pod: "train", Container: "torch", Resource: gpu, DeviceID: "nvidia0"}); holders.Err != "" || holders.By[health.DeviceID(id(0))][0] != want {
+	if want := (podresources.Holder{
+		Namespace: "ml", Pod: "train", Container: "torch", Resource: gpu,
+		DeviceID: "nvidia0",
+	}); holders.Err != "" || holders.By[health.DeviceID(id(0))][0] != want {
 		t.Errorf("%+v, want %+v", holders, want)
 	}
 	h.setHealth(1, health.Unhealthy) // does not concern the other plugin

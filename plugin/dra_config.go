@@ -28,7 +28,8 @@ func (c Config) validateDRA() error {
 			filepath.Join(c.DRADir(), "dra.sock"), filepath.Join(c.KubeletDir, "plugins_registry", name+"-reg.sock"),
 		} {
 			if n := len(path) - unixsock.MaxPath; n > 0 {
-				errs = append(errs, fmt.Errorf("%s: the path of the socket %s is %d bytes too long for a unix socket; use a shorter name or a shorter kubeletDir",
+				errs = append(errs, fmt.Errorf(
+					"%s: the path of the socket %s is %d bytes too long for a unix socket; use a shorter name or a shorter kubeletDir",
 					key, path, n))
 				break
 			}
@@ -37,7 +38,8 @@ func (c Config) validateDRA() error {
 	for i, taint := range c.DRA.EvictOn {
 		switch cause := strings.Replace(taint, "xid=", "xid-", 1); {
 		case !health.ValidCause(cause) || evictionName(cause) != taint:
-			errs = append(errs, fmt.Errorf("dra.evictOn[%d]: expected the taint of a finding such as xid=79, dcgm-nvlink-down or lost, got %q", i, taint))
+			errs = append(errs, fmt.Errorf("dra.evictOn[%d]: expected the taint of a finding such as xid=79, dcgm-nvlink-down or lost, got %q", i,
+				taint))
 		case slices.Index(c.DRA.EvictOn, taint) < i:
 			errs = append(errs, fmt.Errorf("dra.evictOn[%d]: duplicate %q", i, taint))
 		}

@@ -475,7 +475,10 @@ func TestPluginRemovesStaleSockets(t *testing.T) {
 		t.Cleanup(func() { _ = l.Close() })
 		return l
 	}
-	stale := []string{"gpu-node-agent-example.com_gpu.sock", filepath.Base(h.cfg.Load().alternateSocketPath(gpu, 1)), filepath.Base(h.socket())}
+	stale := []string{
+		"gpu-node-agent-example.com_gpu.sock", filepath.Base(h.cfg.Load().alternateSocketPath(gpu, 1)),
+		filepath.Base(h.socket()),
+	}
 	for _, name := range append(slices.Clone(stale), "nvidia-gpu.sock") {
 		if err := listen(name).Close(); err != nil {
 			t.Fatal(err)
@@ -487,7 +490,10 @@ func TestPluginRemovesStaleSockets(t *testing.T) {
 	}
 	listen("kubelet.sock")
 	h.run()
-	want := []string{"gpu-node-agent-example.com_served.sock", "gpu-node-agent-file.sock", filepath.Base(h.socket()), "kubelet.sock", "nvidia-gpu.sock"}
+	want := []string{
+		"gpu-node-agent-example.com_served.sock", "gpu-node-agent-file.sock", filepath.Base(h.socket()), "kubelet.sock",
+		"nvidia-gpu.sock",
+	}
 	poll(h, "files", func() (names []string) {
 		entries, err := os.ReadDir(h.pluginDir())
 		if err != nil {

@@ -33,16 +33,16 @@ func (p *Plugin) SetDRA(released *health.Latest[Handover]) {
 	p.setTurn(turn{notServing: draUnknown})
 }
 
-// SetLock sets the lock that the plugin must hold to serve; package dra requests it. Call it before Run. Without it, there is one agent on the
-// node.
+// SetLock sets the lock that the plugin must hold to serve; package dra requests it. Call it before Run. Without it, there is one agent on
+// the node.
 func (p *Plugin) SetLock(l *nodelock.Lock) { p.lock = l }
 
 // Released holds whether the plugin has released the devices: with plugin.api dra, when no pod holds a device that a device plugin
 // allocated and the kubelet lists none.
 func (p *Plugin) Released() *health.Latest[Handover] { return &p.released }
 
-// SetClaims sets how the devices of claims are found in the kubelet's pod resources, and the prepared claims. Call it before Run. Without it,
-// claims have no devices.
+// SetClaims sets how the devices of claims are found in the kubelet's pod resources, and the prepared claims. Call it before Run. Without
+// it, claims have no devices.
 func (p *Plugin) SetClaims(resolve podresources.ClaimResolver, prepared *health.Latest[offer.Claims]) {
 	p.claims, p.layouts.claims = resolve, prepared
 }
@@ -120,8 +120,8 @@ func pluginPods(facts *offer.Facts) (pods []Pod, served bool) {
 	return uniquePods(pods), served
 }
 
-// handOver follows plugin.api. It reports whether the resources of the layout may be served and why they are not offered to new pods; there is
-// no reason if they are, and if dynamic resource allocation is to serve the devices. It belongs to Run.
+// handOver follows plugin.api. It reports whether the resources of the layout may be served and why they are not offered to new pods; there
+// is no reason if they are, and if dynamic resource allocation is to serve the devices. It belongs to Run.
 func (p *Plugin) handOver() (serve bool, notOffered Handover) {
 	cfg, snap := p.cfg.Load(), p.snapshots.Load()
 	serves := len(p.registrars()) > 0
@@ -199,8 +199,8 @@ func isStarting(reason string) bool {
 	return reason == draUnknown || strings.HasPrefix(reason, holdersUnknown)
 }
 
-// claimDevices returns why the plugin must not offer devices to pods; there is no reason if it may. It may from the moment when dynamic resource
-// allocation had released the devices, and the kubelet had said which pods hold them, until the plugin releases them.
+// claimDevices returns why the plugin must not offer devices to pods; there is no reason if it may. It may from the moment when dynamic
+// resource allocation had released the devices, and the kubelet had said which pods hold them, until the plugin releases them.
 func (p *Plugin) claimDevices() Handover {
 	if p.exclusive {
 		return Handover{}

@@ -22,7 +22,10 @@ func TestRelease(t *testing.T) {
 	}
 	ours := by(podresources.Holder{Namespace: "ml", Pod: "train", Resource: gpu, DeviceID: "GPU-0"})
 	foreign := by(podresources.Holder{Namespace: "ml", Pod: "other", Resource: gpu, DeviceID: "nvidia0"})
-	claim := by(podresources.Holder{Namespace: "ml", Pod: "train", Claim: podresources.ClaimRef{Name: "c", Driver: "gpu.nvidia.com"}, DeviceID: "gpu-0"})
+	claim := by(podresources.Holder{
+		Namespace: "ml", Pod: "train", Claim: podresources.ClaimRef{Name: "c", Driver: "gpu.nvidia.com"},
+		DeviceID: "gpu-0",
+	})
 	none := map[health.DeviceID][]podresources.Holder{}
 	free := podresources.Holders{At: late, By: none}
 	allocatable := func(at time.Time, err string, ids map[string][]string) *podresources.Allocatable {
@@ -36,22 +39,25 @@ func TestRelease(t *testing.T) {
 		serve       bool
 		reason      string // a part; empty: released
 	}{
-		"released":                                 {free, empty, false, false, ""},
-		"pods with claims do not count":            {podresources.Holders{At: late, By: claim}, empty, false, false, ""},
-		"never asked":                              {podresources.Holders{}, empty, false, false, "asked"},
-		"never asked while serving":                {podresources.Holders{}, empty, true, true, "asked"},
-		"the last answer is old":                   {podresources.Holders{At: late, By: none, Err: "no kubelet"}, empty, true, true, "no kubelet"},
-		"the kubelet is new":                       {podresources.Holders{At: late, By: none, Settling: true}, empty, true, true, "all its pods"},
-		"a pod holds ours":                         {podresources.Holders{At: late, By: ours}, empty, true, true, "ml/train"},
-		"a pod holds ours after a restart":         {podresources.Holders{At: late, By: ours}, empty, false, true, "ml/train"},
-		"a pod holds one of another plugin":        {podresources.Holders{At: late, By: foreign}, empty, false, false, "ml/other"},
-		"asked too early":                          {podresources.Holders{At: early, By: none}, empty, true, true, "which pods"},
-		"no pod holds any":                         {free, empty, true, false, "empty device list"},
-		"stopped, pods asked too early":            {podresources.Holders{At: early, By: none}, empty, false, false, "which pods"},
-		"stopped, devices not asked":               {free, nil, false, false, "which devices"},
-		"stopped, devices asked too early":         {free, allocatable(early, "", nil), false, false, "which devices"},
-		"stopped, devices unknown":                 {free, allocatable(late, "broken", nil), false, false, "broken"},
-		"stopped, the kubelet still lists devices": {free, allocatable(late, "", map[string][]string{gpu: {"GPU-0", "GPU-1"}}), false, false, "2 devices of " + gpu},
+		"released":                          {free, empty, false, false, ""},
+		"pods with claims do not count":     {podresources.Holders{At: late, By: claim}, empty, false, false, ""},
+		"never asked":                       {podresources.Holders{}, empty, false, false, "asked"},
+		"never asked while serving":         {podresources.Holders{}, empty, true, true, "asked"},
+		"the last answer is old":            {podresources.Holders{At: late, By: none, Err: "no kubelet"}, empty, true, true, "no kubelet"},
+		"the kubelet is new":                {podresources.Holders{At: late, By: none, Settling: true}, empty, true, true, "all its pods"},
+		"a pod holds ours":                  {podresources.Holders{At: late, By: ours}, empty, true, true, "ml/train"},
+		"a pod holds ours after a restart":  {podresources.Holders{At: late, By: ours}, empty, false, true, "ml/train"},
+		"a pod holds one of another plugin": {podresources.Holders{At: late, By: foreign}, empty, false, false, "ml/other"},
+		"asked too early":                   {podresources.Holders{At: early, By: none}, empty, true, true, "which pods"},
+		"no pod holds any":                  {free, empty, true, false, "empty device list"},
+		"stopped, pods asked too early":     {podresources.Holders{At: early, By: none}, empty, false, false, "which pods"},
+		"stopped, devices not asked":        {free, nil, false, false, "which devices"},
+		"stopped, devices asked too early":  {free, allocatable(early, "", nil), false, false, "which devices"},
+		"stopped, devices unknown":          {free, allocatable(late, "broken", nil), false, false, "broken"},
+		"stopped, the kubelet still lists devices": {
+			free, allocatable(late, "", map[string][]string{gpu: {"GPU-0", "GPU-1"}}), false, false,
+			"2 devices of " + gpu,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -120,7 +126,8 @@ func TestHandover(t *testing.T) {
 		k.SetFault(kubelettest.Fault{ListError: "no answer"})
 		h.waitHolders(func(h podresources.Holders) bool { return h.Err != "" }) // no answer from before the fault is under way
 		k.Free(gpu, a.Devices...)
-		if _, err := k.Allocate(h.ctx, gpu, 1); err == nil || !strings.Contains(err.Error(), "plugin.api has changed to dra") || !strings.Contains(err.Error(), createAgain) {
+		if _, err := k.Allocate(h.ctx, gpu, 1); err == nil || !strings.Contains(err.Error(), "plugin.api has changed to dra") ||
+			!strings.Contains(err.Error(), createAgain) {
 			t.Errorf("a waiting pod gets the freed device: %v", err)
 		}
 		if r := h.p.Released().Load(); r.Released {
@@ -234,10 +241,13 @@ func TestDRAConfig(t *testing.T) {
 		key    string // of the error; empty: none
 		notes  int
 	}{
-		"defaults":             {func(*Config) {}, "", 0},
-		"memory":               {func(c *Config) { c.Sharing.Memory.Resource = "nvidia.com/gpu-memory" }, "", 0},
-		"replicas":             {sharedBy(2), "sharing.timeSlicing.resources", 0},
-		"MPS":                  {func(c *Config) { c.Sharing.MPS.Resources = []MPSResource{{Name: gpu, Replicas: 2}} }, "sharing.mps.resources", 0},
+		"defaults": {func(*Config) {}, "", 0},
+		"memory":   {func(c *Config) { c.Sharing.Memory.Resource = "nvidia.com/gpu-memory" }, "", 0},
+		"replicas": {sharedBy(2), "sharing.timeSlicing.resources", 0},
+		"MPS": {
+			func(c *Config) { c.Sharing.MPS.Resources = []MPSResource{{Name: gpu, Replicas: 2}} }, "sharing.mps.resources",
+			0,
+		},
 		"keys without effect":  {func(c *Config) { c.MIGStrategy, c.DeviceID, c.PassDeviceSpecs = MIGMixed, DeviceIDIndex, true }, "", 3},
 		"a bad name of an API": {func(c *Config) { c.API = "DRA" }, "api", 0},
 	} {

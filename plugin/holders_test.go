@@ -31,7 +31,10 @@ func TestHoldersFollowKubelet(t *testing.T) {
 	}
 	held := a.Devices[0]
 	holders := h.waitHolders(heldBy(held, "train"))
-	if want := (podresources.Holder{Namespace: "ml", Pod: "train", Container: "torch", Resource: gpu, DeviceID: held}); holders.By[health.DeviceID(held)][0] != want {
+	if want := (podresources.Holder{
+		Namespace: "ml", Pod: "train", Container: "torch", Resource: gpu,
+		DeviceID: held,
+	}); holders.By[health.DeviceID(held)][0] != want {
 		t.Errorf("%+v, want %+v", holders.By, want)
 	}
 

@@ -12,7 +12,8 @@ import (
 
 func TestKubeletDevices(t *testing.T) {
 	type ids = []health.DeviceID
-	both, none := podresources.Allocatable{IDs: map[string][]string{gpu: {"GPU-0", "GPU-1"}, "other.com/gpu": {"GPU-7"}}}, podresources.Allocatable{}
+	both, none := podresources.Allocatable{IDs: map[string][]string{gpu: {"GPU-0", "GPU-1"}, "other.com/gpu": {"GPU-7"}}},
+		podresources.Allocatable{}
 	for name, c := range map[string]struct {
 		change           func(*Config)
 		snap             *health.Snapshot
@@ -20,11 +21,16 @@ func TestKubeletDevices(t *testing.T) {
 		offered, counted ids
 		known            bool
 	}{
-		"all":             {func(*Config) {}, withReserved(2), &both, ids{"GPU-0", "GPU-1"}, ids{"GPU-0", "GPU-1"}, true},
-		"none counted":    {func(*Config) {}, withReserved(2), &none, ids{"GPU-0", "GPU-1"}, nil, true},
-		"one unhealthy":   {func(*Config) {}, with(withReserved(2), 0, health.Unhealthy), &both, ids{"GPU-1"}, ids{"GPU-0", "GPU-1"}, true},
-		"excluded":        {func(c *Config) { c.Exclude = []string{"0"} }, withReserved(2), &none, ids{"GPU-1"}, nil, true},
-		"shared":          {sharedBy(2), withReserved(1), &podresources.Allocatable{IDs: map[string][]string{gpu: {"GPU-0::0", "GPU-0::1"}}}, ids{"GPU-0", "GPU-0"}, ids{"GPU-0", "GPU-0"}, true},
+		"all":           {func(*Config) {}, withReserved(2), &both, ids{"GPU-0", "GPU-1"}, ids{"GPU-0", "GPU-1"}, true},
+		"none counted":  {func(*Config) {}, withReserved(2), &none, ids{"GPU-0", "GPU-1"}, nil, true},
+		"one unhealthy": {func(*Config) {}, with(withReserved(2), 0, health.Unhealthy), &both, ids{"GPU-1"}, ids{"GPU-0", "GPU-1"}, true},
+		"excluded":      {func(c *Config) { c.Exclude = []string{"0"} }, withReserved(2), &none, ids{"GPU-1"}, nil, true},
+		"shared": {
+			sharedBy(2), withReserved(1), &podresources.Allocatable{IDs: map[string][]string{gpu: {"GPU-0::0", "GPU-0::1"}}},
+			ids{"GPU-0", "GPU-0"},
+			ids{"GPU-0", "GPU-0"},
+			true,
+		},
 		"not asked yet":   {func(*Config) {}, withReserved(2), nil, nil, nil, false},
 		"not answered":    {func(*Config) {}, withReserved(2), &podresources.Allocatable{Err: "denied"}, nil, nil, false},
 		"plugin off":      {func(c *Config) { c.Enabled = false }, withReserved(2), &both, nil, nil, false},

@@ -78,11 +78,12 @@ type layout struct {
 	holders   *podresources.Holders // nil before the first
 	absent    string                // why there is no resource: the plugin does not serve; empty if it does
 	resources []Resource            // by name
-	err       string                // why some or all are missing or not offered: the configuration does not fit the node, or the container runtime
-	misfits   misfits               // the part of err about how devices are shared
-	warnings  []string              // devices that are not offered, with the reason
-	withheld  []withheldDevice      // by resource and index
-	uniform   uniformLayout         // input of the next layout
+	// why some or all are missing or not offered: the configuration does not fit the node, or the container runtime
+	err      string
+	misfits  misfits          // the part of err about how devices are shared
+	warnings []string         // devices that are not offered, with the reason
+	withheld []withheldDevice // by resource and index
+	uniform  uniformLayout    // input of the next layout
 }
 
 // warn adds a warning, once: the MIG devices of a GPU have the same.
@@ -230,7 +231,8 @@ func (l *layout) warnMixed(devices []candidate) {
 	}
 	if len(kinds) > 1 {
 		slices.Sort(kinds)
-		l.warn("%s has devices that are %s, and a pod cannot choose: set rename in plugin.sharing", devices[0].resource, strings.Join(kinds, " and "))
+		l.warn("%s has devices that are %s, and a pod cannot choose: set rename in plugin.sharing", devices[0].resource,
+			strings.Join(kinds, " and "))
 	}
 }
 
@@ -418,7 +420,9 @@ type cacheInput struct {
 	claims       *offer.Claims
 }
 
-func newLayoutCache(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot], holders *health.Latest[podresources.Holders]) *layoutCache {
+func newLayoutCache(cfg *health.Latest[Config], snapshots *health.Latest[health.Snapshot],
+	holders *health.Latest[podresources.Holders],
+) *layoutCache {
 	return &layoutCache{cfg: cfg, snapshots: snapshots, holders: holders, last: &layout{}, recent: &recentAllocations{}}
 }
 
@@ -472,7 +476,10 @@ type changes struct{ cfg, snap, holders, capabilities, turn, runtime, claims <-c
 
 // watch must precede current, so that no change is missed.
 func (l *layoutCache) watch() changes {
-	return changes{changeOf(l.cfg), changeOf(l.snapshots), changeOf(l.holders), changeOf(l.capabilities), changeOf(l.turn), changeOf(l.runtime), changeOf(l.claims)}
+	return changes{
+		changeOf(l.cfg), changeOf(l.snapshots), changeOf(l.holders), changeOf(l.capabilities), changeOf(l.turn),
+		changeOf(l.runtime), changeOf(l.claims),
+	}
 }
 
 // changeOf returns a channel that closes when a newer value is stored; nil if there is nothing to load from.

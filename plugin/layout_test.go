@@ -81,7 +81,10 @@ func TestLayoutDevices(t *testing.T) {
 		{"by index, GPUs only, in any MIG mode", two, []*pluginapi.Device{device("GPU-0", "Healthy", 0, 1), device("GPU-1", "Healthy")}},
 		{"unknown", with(snapshot(1), 0, health.Unknown), []*pluginapi.Device{device("GPU-0", "Healthy", 0)}},
 		{"degraded", with(snapshot(1), 0, health.Degraded), []*pluginapi.Device{device("GPU-0", "Healthy", 0)}},
-		{"unhealthy", with(snapshot(2), 1, health.Unhealthy), []*pluginapi.Device{device("GPU-0", "Healthy", 0), device("GPU-1", "Unhealthy", 1)}},
+		{"unhealthy", with(snapshot(2), 1, health.Unhealthy), []*pluginapi.Device{
+			device("GPU-0", "Healthy", 0),
+			device("GPU-1", "Unhealthy", 1),
+		}},
 	} {
 		resources := Layout(Config{Enabled: true, Resource: gpu, KubeletDir: "/k"}, c.snap)
 		if c.want == nil {

@@ -109,7 +109,8 @@ func TestLayoutRefusesTooLargeList(t *testing.T) {
 			for i, text := range texts {
 				key, rest, _ := strings.Cut(text, ".replicas: ")
 				if _, err := fmt.Sscanf(rest, "expected at most %d,", &largest); err != nil || len(texts) != len(c.keys) ||
-					key != "plugin.sharing.timeSlicing.resources"+c.keys[i] || !strings.Contains(rest, "found 1000") || !strings.Contains(rest, "limit of 4 MiB") || !strings.Contains(rest, mig1) {
+					key != "plugin.sharing.timeSlicing.resources"+c.keys[i] || !strings.Contains(rest, "found 1000") ||
+					!strings.Contains(rest, "limit of 4 MiB") || !strings.Contains(rest, mig1) {
 					t.Fatalf("%q, want the keys %v: %v", l.err, c.keys, err)
 				}
 			}

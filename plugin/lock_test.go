@@ -100,7 +100,8 @@ func TestPluginAwaitsLock(t *testing.T) {
 	second.stop() // before the other directory is removed
 }
 
-// registerWithoutQueries is register for a plugin that asks the kubelet only for a reason, such as an allocation. When it returns, there is none.
+// registerWithoutQueries is register for a plugin that asks the kubelet only for a reason, such as an allocation. When it returns, there is
+// none.
 func (h *harness) registerWithoutQueries() *kubelettest.Kubelet {
 	h.Helper()
 	h.p.timing.pods.Refresh, h.p.timing.pods.MaxAge = time.Minute, time.Hour
@@ -108,7 +109,8 @@ func (h *harness) registerWithoutQueries() *kubelettest.Kubelet {
 	h.p.layouts.holders = &h.p.pods.Holders
 	k := h.kubelet()
 	h.run()
-	poll(h, "registration", func() Status { h.p.RefreshHolders(); return h.p.Status() }, func(s Status) bool { return len(s.Resources) == 1 && isRegistered(s.Resources[0]) })
+	poll(h, "registration", func() Status { h.p.RefreshHolders(); return h.p.Status() },
+		func(s Status) bool { return len(s.Resources) == 1 && isRegistered(s.Resources[0]) })
 	h.waitStatus(func(s ResourceStatus) bool { return s.Audited })
 	return k
 }
@@ -118,7 +120,10 @@ func TestPluginFollowsClaims(t *testing.T) {
 	t.Parallel()
 	h := newHarness(t, snapshot(2))
 	prepared := &health.Latest[offer.Claims]{}
-	claim := offer.Claims{List: []offer.Claim{{UID: "c", Namespace: "ml", Name: "train", Parts: []offer.Part{{Name: "gpu-1", Device: "GPU-1"}}}}}
+	claim := offer.Claims{List: []offer.Claim{{
+		UID: "c", Namespace: "ml", Name: "train",
+		Parts: []offer.Part{{Name: "gpu-1", Device: "GPU-1"}},
+	}}}
 	h.p.SetClaims(func(namespace, name string, c podresources.ClaimRef) (health.DeviceID, bool, bool) {
 		return "GPU-1", false, namespace == "ml" && name == "gpu-1" && c.Name == "train"
 	}, prepared)
@@ -139,7 +144,10 @@ func TestPluginFollowsClaims(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	pod := kubelettest.Container{Namespace: "ml", Pod: "one", Name: "main"}
-	k.HoldClaim(kubelettest.HeldClaim{Container: pod, Claim: "train", Driver: "gpu.nvidia.com", Pool: "node", Devices: []kubelettest.HeldDevice{{Name: "gpu-1"}}})
+	k.HoldClaim(kubelettest.HeldClaim{
+		Container: pod, Claim: "train", Driver: "gpu.nvidia.com", Pool: "node",
+		Devices: []kubelettest.HeldDevice{{Name: "gpu-1"}},
+	})
 	h.p.RefreshHolders()
 	h.waitHolders(heldBy("GPU-1", "one"))
 	prepared.Store(&offer.Claims{})
@@ -162,7 +170,8 @@ func TestPluginKnowsUnschedulable(t *testing.T) {
 		t.Errorf("all healthy: %q, %v", texts, known)
 	}
 	h.setHealth(0, health.Unhealthy)
-	if texts, known := h.p.Unschedulable(); !known || len(texts) != 1 || !strings.HasPrefix(texts[0], "1 free nvidia.com/gpu cannot be scheduled") {
+	if texts, known := h.p.Unschedulable(); !known || len(texts) != 1 ||
+		!strings.HasPrefix(texts[0], "1 free nvidia.com/gpu cannot be scheduled") {
 		t.Errorf("one unhealthy: %q, %v", texts, known)
 	}
 	if s := h.waitStatus(isRegistered); s.Unschedulable == nil || s.Unschedulable.Devices != 1 {

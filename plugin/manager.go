@@ -257,8 +257,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 	}
 }
 
-// SetRuntime sets where the plugin finds the container runtime of the node. It is empty until it was asked for once. Call it before Run. Without it,
-// the runtime is unknown.
+// SetRuntime sets where the plugin finds the container runtime of the node. It is empty until it was asked for once. Call it before Run.
+// Without it, the runtime is unknown.
 func (p *Plugin) SetRuntime(r *health.Latest[cdi.Runtime]) { p.layouts.runtime = r }
 
 // GenerateCDI generates parts of CDI specs with the driver until ctx ends; see cdi.Toolkit.Run.
@@ -388,7 +388,8 @@ func (p *Plugin) noteServing(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, noteTimeout)
 	defer cancel()
 	if err := p.note.Write(ctx); err != nil {
-		p.log.Warn("cannot note that the device plugin serves; without the kubelet's pod resources, dynamic resource allocation could give held devices to claims", zap.Error(err))
+		p.log.Warn("cannot note that the device plugin serves; without the kubelet's pod resources, dynamic resource allocation could give "+
+			"held devices to claims", zap.Error(err))
 	}
 }
 
@@ -453,8 +454,8 @@ func (p *Plugin) Status() Status {
 // may be called from any goroutine.
 func (p *Plugin) LastAllocation(deviceID string) time.Time { return p.allocations.last(deviceID) }
 
-// Facts returns what a decision about a device depends on, with the holders of an answer of the kubelet. The caller considers that the answer
-// may lack the newest allocations. It may be called from any goroutine.
+// Facts returns what a decision about a device depends on, with the holders of an answer of the kubelet. The caller considers that the
+// answer may lack the newest allocations. It may be called from any goroutine.
 func (p *Plugin) Facts(h podresources.Holders) offer.Facts {
 	f := offer.Facts{Now: time.Now(), Holders: h, NoPlugin: p.note.Missing != nil && p.note.Missing()}
 	if claims := load(p.layouts.claims); claims != nil {

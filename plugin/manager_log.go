@@ -136,7 +136,8 @@ func (m idsByReason) add(resource string, device *health.Device, ids int, reason
 
 // log writes one line for each reason, by the first GPU.
 func (m idsByReason) log(write func(string, ...zap.Field), message string) {
-	reasons := slices.SortedFunc(maps.Keys(m), func(x, y string) int { return cmp.Or(cmp.Compare(m[x].gpus[0], m[y].gpus[0]), cmp.Compare(x, y)) })
+	reasons := slices.SortedFunc(maps.Keys(m),
+		func(x, y string) int { return cmp.Or(cmp.Compare(m[x].gpus[0], m[y].gpus[0]), cmp.Compare(x, y)) })
 	for _, reason := range reasons {
 		c := m[reason]
 		fields := []zap.Field{zap.Strings("resources", c.resources)}

@@ -19,7 +19,10 @@ func TestManagerLogsOneLine(t *testing.T) {
 	share := func(replicas int) {
 		h.setConfig(func(c *Config) {
 			c.MIGStrategy = MIGMixed
-			c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: migResource, Replicas: replicas}, {Name: "nvidia.com/mig-3g.40gb", Replicas: replicas}}
+			c.Sharing.TimeSlicing.Resources = []SharedResource{
+				{Name: migResource, Replicas: replicas},
+				{Name: "nvidia.com/mig-3g.40gb", Replicas: replicas},
+			}
 		})
 	}
 	share(10)
@@ -79,23 +82,29 @@ func TestHealthChangeLines(t *testing.T) {
 		before, after *health.Snapshot
 		want          []string // message and fields; empty: no line
 	}{
-		"nothing":            {DefaultConfig(), healthy, healthy, nil},
-		"start":              {DefaultConfig(), nil, healthy, nil},
-		"one":                {DefaultConfig(), healthy, fail(healthy, "r", 2), []string{msgUnhealthy + " map[device:GPU-2 gpu:2 ids:1 reason:r (xid-79)]"}},
-		"unhealthy at start": {DefaultConfig(), nil, fail(healthy, "r", 2), []string{msgUnhealthy + " map[device:GPU-2 gpu:2 ids:1 reason:r (xid-79)]"}},
+		"nothing": {DefaultConfig(), healthy, healthy, nil},
+		"start":   {DefaultConfig(), nil, healthy, nil},
+		"one":     {DefaultConfig(), healthy, fail(healthy, "r", 2), []string{msgUnhealthy + " map[device:GPU-2 gpu:2 ids:1 reason:r (xid-79)]"}},
+		"unhealthy at start": {
+			DefaultConfig(), nil, fail(healthy, "r", 2),
+			[]string{msgUnhealthy + " map[device:GPU-2 gpu:2 ids:1 reason:r (xid-79)]"},
+		},
 		"two reasons": {
 			DefaultConfig(), healthy, fail(fail(healthy, "late", 3, 1), "early", 2, 0), []string{
 				msgUnhealthy + " map[gpus:[0 2] ids:2 reason:early (xid-79)]", msgUnhealthy + " map[gpus:[1 3] ids:2 reason:late (xid-79)]",
 			},
 		},
-		"again healthy":        {DefaultConfig(), fail(healthy, "r", 1), healthy, []string{msgHealthy + " map[device:GPU-1 gpu:1 ids:1]"}},
-		"removed":              {DefaultConfig(), healthy, snapshot(2), []string{msgRemoved + " map[gpus:[2 3] ids:2]"}},
-		"MIG devices of a GPU": {mixed, parts, fail(parts, "r", 2, 3), []string{msgUnhealthy + " map[device:GPU-0 gpu:0 ids:2 reason:r (xid-79)]"}},
-		"starting":             {shared, nil, starting, nil},
-		"ready":                {shared, starting, ready, []string{msgHealthy + " map[device:GPU-0 gpu:0 ids:2]"}},
-		"fault at start":       {shared, starting, faulty, []string{msgUnhealthy + " map[device:GPU-0 gpu:0 ids:2 reason:hangs]"}},
-		"fault":                {shared, ready, faulty, []string{msgUnhealthy + " map[device:GPU-0 gpu:0 ids:2 reason:hangs]"}},
-		"fault from before":    {shared, faulty, faulty, nil},
+		"again healthy": {DefaultConfig(), fail(healthy, "r", 1), healthy, []string{msgHealthy + " map[device:GPU-1 gpu:1 ids:1]"}},
+		"removed":       {DefaultConfig(), healthy, snapshot(2), []string{msgRemoved + " map[gpus:[2 3] ids:2]"}},
+		"MIG devices of a GPU": {
+			mixed, parts, fail(parts, "r", 2, 3),
+			[]string{msgUnhealthy + " map[device:GPU-0 gpu:0 ids:2 reason:r (xid-79)]"},
+		},
+		"starting":          {shared, nil, starting, nil},
+		"ready":             {shared, starting, ready, []string{msgHealthy + " map[device:GPU-0 gpu:0 ids:2]"}},
+		"fault at start":    {shared, starting, faulty, []string{msgUnhealthy + " map[device:GPU-0 gpu:0 ids:2 reason:hangs]"}},
+		"fault":             {shared, ready, faulty, []string{msgUnhealthy + " map[device:GPU-0 gpu:0 ids:2 reason:hangs]"}},
+		"fault from before": {shared, faulty, faulty, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			core, logs := observer.New(zap.InfoLevel)

@@ -74,7 +74,8 @@ func TestMemoryLimitsOfUnits(t *testing.T) {
 func TestMemoryLimitHooks(t *testing.T) {
 	dir := t.TempDir()
 	hook := `"containerEdits": {"hooks": [{"args": ["nvidia-cdi-hook", "apply-cuda-memory-limits", "--gpu-id", "ID"]}]}`
-	spec := `{"kind": "nvidia.com/gpu", "devices": [{"name": "GPU-0", ` + strings.ReplaceAll(hook, "ID", "GPU-0") + `}, {"name": "GPU-1"}, {"name": "1", ` +
+	spec := `{"kind": "nvidia.com/gpu", "devices": [{"name": "GPU-0", ` + strings.ReplaceAll(hook, "ID", "GPU-0") +
+		`}, {"name": "GPU-1"}, {"name": "1", ` +
 		strings.ReplaceAll(hook, "ID", "GPU-1") + `}, {"name": "2", ` + strings.ReplaceAll(hook, "ID", "GPU-0") + `}]}`
 	if err := os.WriteFile(filepath.Join(dir, "nvidia.json"), []byte(spec), 0o600); err != nil {
 		t.Fatal(err)

@@ -237,7 +237,8 @@ func migMisfit(c *candidate) string {
 	case !ok:
 		return fmt.Sprintf("%s: MIG devices with the invalid profile %q are not offered", d.GPUName(), d.Profile)
 	case p.compute != p.slices:
-		return fmt.Sprintf("GPU %d: MIG devices %s are not offered: they have only a part of their GPU instance; create one compute instance that fills it",
+		return fmt.Sprintf("GPU %d: MIG devices %s are not offered: they have only a part of their GPU instance; create one compute instance "+
+			"that fills it",
 			d.Index, c.profile)
 	}
 	return ""

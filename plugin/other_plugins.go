@@ -11,8 +11,8 @@ import (
 )
 
 // OtherPlugins returns the number of devices of this node that the kubelet may allocate under resources that are not ours, by resource. It
-// asks no other plugin: a second ListAndWatch takes health events of NVIDIA's plugin from the kubelet, and restarts GKE's. The snapshot may be
-// nil: then UUIDs count, and every ID of a resource below nvidia.com/.
+// asks no other plugin: a second ListAndWatch takes health events of NVIDIA's plugin from the kubelet, and restarts GKE's. The snapshot may
+// be nil: then UUIDs count, and every ID of a resource below nvidia.com/.
 func (c Config) OtherPlugins(allocatable map[string][]string, ours func(resource string) bool, snap *health.Snapshot) map[string]int {
 	others := make(map[string]int)
 	var isDevice podresources.Resolver
@@ -45,8 +45,8 @@ func (c Config) CanServe(resource string) bool {
 	return slices.Contains(c.resourceNames(), resource) || c.MIGStrategy == MIGMixed && strings.HasPrefix(resource, c.migPrefix())
 }
 
-// OtherPlugins returns the number of devices of this node that other device plugins serve, by resource, as of the kubelet's last answer; none
-// while plugin.enabled is false or another agent serves. It may be called from any goroutine.
+// OtherPlugins returns the number of devices of this node that other device plugins serve, by resource, as of the kubelet's last answer;
+// none while plugin.enabled is false or another agent serves. It may be called from any goroutine.
 func (p *Plugin) OtherPlugins() map[string]int {
 	cfg, answer := p.cfg.Load(), p.pods.Allocatable.Load()
 	if cfg == nil || !cfg.Enabled || answer == nil || answer.Err != "" {
@@ -74,8 +74,9 @@ func (p *Plugin) OtherPlugins() map[string]int {
 // OtherPluginTexts describes other plugins, see Status.OtherPlugins.
 func OtherPluginTexts(others map[string]int) (texts []string) {
 	for _, resource := range slices.Sorted(maps.Keys(others)) {
-		texts = append(texts, fmt.Sprintf("another device plugin serves %d devices of this node as %s, so both can give them to pods; remove it from this node, "+
-			"or set plugin.enabled to false", others[resource], resource))
+		texts = append(texts, fmt.Sprintf(
+			"another device plugin serves %d devices of this node as %s, so both can give them to pods; remove it from this node, "+
+				"or set plugin.enabled to false", others[resource], resource))
 	}
 	return texts
 }

@@ -43,13 +43,18 @@ func TestOtherPluginsByID(t *testing.T) {
 	c := DefaultConfig()
 	ours := func(resource string) bool { return resource == gpu }
 	ids := map[string][]string{
-		gpu: {"GPU-0"}, "nvidia.com/mig-1g.10gb": {"nvidia0/gi7"}, "example.com/nic": {"nic0", "0"}, "example.com/gpu": {"GPU-0::0", "GPU-0::1", "GPU-1"},
+		gpu: {"GPU-0"}, "nvidia.com/mig-1g.10gb": {"nvidia0/gi7"}, "example.com/nic": {"nic0", "0"},
+		"example.com/gpu":       {"GPU-0::0", "GPU-0::1", "GPU-1"},
 		"nvidia.com/gpu.shared": {"nvidia1", "nvidia9"},
 	}
-	if got, want := c.OtherPlugins(ids, ours, snapshot(2)), map[string]int{"example.com/gpu": 2, "nvidia.com/gpu.shared": 1}; !maps.Equal(got, want) {
+	if got, want := c.OtherPlugins(ids, ours, snapshot(2)), map[string]int{"example.com/gpu": 2, "nvidia.com/gpu.shared": 1}; !maps.Equal(got,
+		want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	if got, want := c.OtherPlugins(ids, ours, nil), map[string]int{"example.com/gpu": 2, "nvidia.com/gpu.shared": 2, "nvidia.com/mig-1g.10gb": 1}; !maps.Equal(got, want) {
+	if got, want := c.OtherPlugins(ids, ours, nil), map[string]int{
+		"example.com/gpu": 2, "nvidia.com/gpu.shared": 2,
+		"nvidia.com/mig-1g.10gb": 1,
+	}; !maps.Equal(got, want) {
 		t.Errorf("without a snapshot: %v, want %v", got, want)
 	}
 }

@@ -35,7 +35,8 @@ func TestRefusedAllocationIsLogged(t *testing.T) {
 		refuse("GPU-0", "GPU-1")
 		for _, line := range logs.All() {
 			fields := line.ContextMap()
-			if line.Message != msgRefused || line.Level != zapcore.WarnLevel || fields["reason"] != reasonUnhealthyDevice || fields["ids"] != "GPU-0, GPU-1" || fields["suppressed"] != nil {
+			if line.Message != msgRefused || line.Level != zapcore.WarnLevel || fields["reason"] != reasonUnhealthyDevice ||
+				fields["ids"] != "GPU-0, GPU-1" || fields["suppressed"] != nil {
 				t.Errorf("line %+v %v", line, fields)
 			}
 		}
@@ -123,7 +124,8 @@ func TestAllocateEndsWithItsContext(t *testing.T) {
 		if _, err := s.Allocate(c.ctx, request(slices.Repeat([][]string{{"GPU-1"}}, c.containers)...)); status.Code(err) != c.want {
 			t.Errorf("Allocate for %d containers: %v, want %v", c.containers, err, c.want)
 		}
-		preferred := &pluginapi.PreferredAllocationRequest{ContainerRequests: slices.Repeat([]*pluginapi.ContainerPreferredAllocationRequest{{AllocationSize: 1}}, c.containers)}
+		preferred := &pluginapi.PreferredAllocationRequest{ContainerRequests: slices.Repeat(
+			[]*pluginapi.ContainerPreferredAllocationRequest{{AllocationSize: 1}}, c.containers)}
 		if _, err := s.GetPreferredAllocation(c.ctx, preferred); status.Code(err) != c.want {
 			t.Errorf("GetPreferredAllocation for %d containers: %v, want %v", c.containers, err, c.want)
 		}

@@ -177,7 +177,8 @@ func (r *registrar) step(ctx context.Context) {
 	}
 	// The end of a stream, for whatever reason, is a disturbance as well.
 	now, count := time.Now(), r.srv.streams.counts()
-	if count.open == 0 && r.earlierPluginCounted(now) || now.Before(r.settledAt) || now.Before(r.nextAttempt) || now.Before(count.lastEnd.Add(r.settle)) {
+	if count.open == 0 && r.earlierPluginCounted(now) || now.Before(r.settledAt) || now.Before(r.nextAttempt) ||
+		now.Before(count.lastEnd.Add(r.settle)) {
 		return
 	}
 	if r.followable > maxStreamsKept {
@@ -439,7 +440,8 @@ func isConnected(answer *status.Status) bool {
 // to end, the refusal made the kubelet forget whom to disconnect then.
 func (r *registrar) reportDeadEndpoint() {
 	r.fixedHeld = true
-	r.setWarning(fmt.Sprintf("the kubelet keeps a dead endpoint of %s at %s, so the devices stay allocatable when the agent ends; restart the kubelet",
+	r.setWarning(fmt.Sprintf("the kubelet keeps a dead endpoint of %s at %s, so the devices stay allocatable when the agent ends; restart "+
+		"the kubelet",
 		r.srv.name, r.socketPath))
 	r.log.Warn(msgDeadEndpoint, zap.String("socket", r.socketPath))
 }
@@ -482,7 +484,10 @@ func (r *registrar) setWarning(text string) {
 // status may be called from any goroutine.
 func (r *registrar) status() ResourceStatus {
 	resource, count := r.srv.resource(), r.srv.streams.counts()
-	s := ResourceStatus{Name: r.srv.name, Streams: count.open, Devices: len(resource.Devices), Healthy: resource.healthy(), Unschedulable: resource.Unschedulable}
+	s := ResourceStatus{
+		Name: r.srv.name, Streams: count.open, Devices: len(resource.Devices), Healthy: resource.healthy(),
+		Unschedulable: resource.Unschedulable,
+	}
 	s.Allocations, s.AllocationErrors = r.srv.counts.read()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -519,8 +524,9 @@ type timing struct {
 // registration of the same name (kubernetes#127803). No registration was lost in tests after a tenth of that.
 func defaultTiming() timing {
 	return timing{
-		poll: 250 * time.Millisecond, settle: time.Second, registerTimeout: 15 * time.Second, streamTimeout: 5 * time.Second, endTimeout: 2 * time.Second,
-		retryMin: time.Second, retryMax: 30 * time.Second, withdrawTimeout: time.Second, handshake: 5 * time.Second,
+		poll: 250 * time.Millisecond, settle: time.Second, registerTimeout: 15 * time.Second, streamTimeout: 5 * time.Second,
+		endTimeout: 2 * time.Second,
+		retryMin:   time.Second, retryMax: 30 * time.Second, withdrawTimeout: time.Second, handshake: 5 * time.Second,
 		pods: podresources.Timing{
 			Poll: 250 * time.Millisecond, Refresh: 2 * time.Second, QuickRefresh: time.Second, Call: 5 * time.Second, MaxAge: 5 * time.Minute,
 			LogAfter: 3 * time.Second,

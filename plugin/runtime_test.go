@@ -58,13 +58,14 @@ func TestJudgeRuntime(t *testing.T) {
 	}
 }
 
-// With CDI alone, no pod gets a device on a runtime that ignores CDI, and one reason says so. Running pods keep theirs. All comes back with a newer
-// runtime. Before the first answer nothing is offered, and a Node that cannot be read changes nothing.
+// With CDI alone, no pod gets a device on a runtime that ignores CDI, and one reason says so. Running pods keep theirs. All comes back with
+// a newer runtime. Before the first answer nothing is offered, and a Node that cannot be read changes nothing.
 func TestRuntimeIgnoresCDI(t *testing.T) {
 	const old = "containerd://1.6.36"
 	h := newHarness(t, snapshot(2))
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "GPU-0"}, {"name": "GPU-1"}]}`), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "nvidia.json"),
+		[]byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "GPU-0"}, {"name": "GPU-1"}]}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	h.setConfig(func(c *Config) { c.DeviceList, c.CDI.Dir, c.CDI.Runtime = []string{ListCDICRI}, dir, cdi.RuntimeAuto })
@@ -98,7 +99,8 @@ func TestRuntimeIgnoresCDI(t *testing.T) {
 		}
 	}
 	_, err := allocation{cfg: l.cfg}.grants(l.resources[0], []string{id(1)})
-	if r, ok := errors.AsType[*refusal](err); !ok || r.reason != reasonWithheldDevice || !strings.Contains(r.text, s.Err) || strings.Contains(r.text, "another device") {
+	if r, ok := errors.AsType[*refusal](err); !ok || r.reason != reasonWithheldDevice || !strings.Contains(r.text, s.Err) ||
+		strings.Contains(r.text, "another device") {
 		t.Errorf("refused with %v, want %q", err, s.Err)
 	}
 

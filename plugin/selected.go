@@ -26,7 +26,9 @@ type SharedMemory struct {
 // SelectDevices returns the selected devices of a snapshot by index, each GPU followed by its MIG devices, and why others are left out.
 // It leaves out what no API offers: MIG devices that have only a part of their GPU instance, and shared devices without memory to
 // offer. A GPU in MIG mode is not shared. caps is nil before the node is examined; examined is false if nothing examines it.
-func (c *Config) SelectDevices(snap *health.Snapshot, caps *memlimits.Capabilities, examined bool) (selected []SelectedDevice, warnings []string) {
+func (c *Config) SelectDevices(snap *health.Snapshot, caps *memlimits.Capabilities, examined bool) (selected []SelectedDevice,
+	warnings []string,
+) {
 	if !snap.Polled() {
 		return nil, nil
 	}

@@ -32,12 +32,15 @@ func TestSelectDevices(t *testing.T) {
 		warnings []string // parts
 		reason   string   // of the memory of the first device: a part
 	}{
-		"no snapshot":          {cfg: DefaultConfig()},
-		"no poll":              {cfg: DefaultConfig(), snap: unpolled},
-		"no GPUs":              {cfg: configured(func(c *Config) { c.Include = []string{"5"} }), snap: snapshot(0)},
-		"whole":                {cfg: DefaultConfig(), snap: snapshot(2), want: "GPU-0 GPU-1"},
-		"exclude":              {cfg: configured(func(c *Config) { c.Exclude = []string{"0"} }), snap: snapshot(3), want: "GPU-1 GPU-2"},
-		"include selects none": {cfg: configured(func(c *Config) { c.Include = []string{"5"} }), snap: snapshot(3), warnings: []string{"none of the 3 devices"}},
+		"no snapshot": {cfg: DefaultConfig()},
+		"no poll":     {cfg: DefaultConfig(), snap: unpolled},
+		"no GPUs":     {cfg: configured(func(c *Config) { c.Include = []string{"5"} }), snap: snapshot(0)},
+		"whole":       {cfg: DefaultConfig(), snap: snapshot(2), want: "GPU-0 GPU-1"},
+		"exclude":     {cfg: configured(func(c *Config) { c.Exclude = []string{"0"} }), snap: snapshot(3), want: "GPU-1 GPU-2"},
+		"include selects none": {
+			cfg: configured(func(c *Config) { c.Include = []string{"5"} }), snap: snapshot(3),
+			warnings: []string{"none of the 3 devices"},
+		},
 		"MIG": {
 			cfg: DefaultConfig(), snap: partitioned("3g.40gb 1c.3g.40gb 1c.3g.40gb x", empty, whole), want: "GPU-0 MIG-0-0:3g.40gb GPU-1 GPU-2",
 			warnings: []string{"1c.3g.40gb are not offered", `"x"`, "GPU 1 cannot be allocated: it is in MIG mode and has no MIG devices"},
@@ -50,14 +53,29 @@ func TestSelectDevices(t *testing.T) {
 			cfg: configured(memoryShared("10Gi", "0", "1")), snap: partitioned(whole, "3g.40gb", whole),
 			want: "GPU-0=70/10 none GPU-1 MIG-1-0:3g.40gb=30/10 none GPU-2",
 		},
-		"no memory of other kinds":  {cfg: configured(sharedBy(2)), snap: snapshot(1), want: "GPU-0"},
-		"by MPS":                    {cfg: enforced(EnforceMPS), snap: withReserved(1), want: "GPU-0=70/10 mps"},
-		"by the driver":             {cfg: enforced(EnforceAuto), snap: withReserved(1), caps: caps(""), examined: true, want: "GPU-0=70/10 driver"},
-		"not by the driver":         {cfg: enforced(EnforceDriver), snap: withReserved(1), caps: caps("too old"), examined: true, want: "GPU-0=70/10 none", reason: "too old"},
-		"required":                  {cfg: enforced(EnforceDriver, require), snap: withReserved(1), caps: caps("too old"), examined: true, want: "GPU-0=70/10 none!", reason: "too old"},
-		"not examined yet":          {cfg: enforced(EnforceAuto), snap: withReserved(1), examined: true, want: "GPU-0=70/10 none!", reason: "not examined yet"},
-		"nothing examines":          {cfg: enforced(EnforceAuto), snap: withReserved(1), want: "GPU-0=70/10 none", reason: "nothing examines"},
-		"MIG devices by the driver": {cfg: enforced(EnforceAuto), snap: partitioned("3g.40gb"), examined: true, want: "GPU-0 MIG-0-0:3g.40gb=30/10 none"},
+		"no memory of other kinds": {cfg: configured(sharedBy(2)), snap: snapshot(1), want: "GPU-0"},
+		"by MPS":                   {cfg: enforced(EnforceMPS), snap: withReserved(1), want: "GPU-0=70/10 mps"},
+		"by the driver": {
+			cfg: enforced(EnforceAuto), snap: withReserved(1), caps: caps(""), examined: true,
+			want: "GPU-0=70/10 driver",
+		},
+		"not by the driver": {
+			cfg: enforced(EnforceDriver), snap: withReserved(1), caps: caps("too old"), examined: true,
+			want: "GPU-0=70/10 none", reason: "too old",
+		},
+		"required": {
+			cfg: enforced(EnforceDriver, require), snap: withReserved(1), caps: caps("too old"), examined: true,
+			want: "GPU-0=70/10 none!", reason: "too old",
+		},
+		"not examined yet": {
+			cfg: enforced(EnforceAuto), snap: withReserved(1), examined: true, want: "GPU-0=70/10 none!",
+			reason: "not examined yet",
+		},
+		"nothing examines": {cfg: enforced(EnforceAuto), snap: withReserved(1), want: "GPU-0=70/10 none", reason: "nothing examines"},
+		"MIG devices by the driver": {
+			cfg: enforced(EnforceAuto), snap: partitioned("3g.40gb"), examined: true,
+			want: "GPU-0 MIG-0-0:3g.40gb=30/10 none",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			selected, warnings := c.cfg.SelectDevices(c.snap, c.caps, c.examined)

@@ -49,11 +49,17 @@ func TestSelects(t *testing.T) {
 }
 
 func TestValidateSelectors(t *testing.T) {
-	good := []string{"GPU-a", "MIG-b", "0", "12:3", "1b:00.0", "0000:1b:00.0", "00000000:1B:00.0", "*H100*", "mig-1g.10gb", "NVIDIA L4", "all", "3*", "gpu-a"}
+	good := []string{
+		"GPU-a", "MIG-b", "0", "12:3", "1b:00.0", "0000:1b:00.0", "00000000:1B:00.0", "*H100*", "mig-1g.10gb", "NVIDIA L4", "all",
+		"3*", "gpu-a",
+	}
 	if err := validateSelectors("include", good); err != nil {
 		t.Error(err)
 	}
-	for _, bad := range []string{"", "  ", "0:", "a:b", "1b:00", "zz:00.0", "0:1:2", "-1", "123456789012:1b:00.0", " 3", "3 ", "0-3", "0,1", "*,*", "3.0", "0x1b", "1234567890"} {
+	for _, bad := range []string{
+		"", "  ", "0:", "a:b", "1b:00", "zz:00.0", "0:1:2", "-1", "123456789012:1b:00.0", " 3", "3 ", "0-3", "0,1",
+		"*,*", "3.0", "0x1b", "1234567890",
+	} {
 		if err := validateSelectors("include", []string{"0", bad}); !slices.Equal(errorKeys(err), []string{"include[1]"}) {
 			t.Errorf("%q: %v", bad, err)
 		}
@@ -158,7 +164,10 @@ func FuzzGlob(f *testing.F) {
 
 // FuzzSelectorIsValid checks that no rejected selector matches a device.
 func FuzzSelectorIsValid(f *testing.F) {
-	for _, s := range []string{"GPU-1", "MIG-0-1", "0", "0:1", "1b:00.0", "*H100*", "mig-1g.*", "", " ", "-1", "0:", "a:b", "GPU-:", "mig-1g:*"} {
+	for _, s := range []string{
+		"GPU-1", "MIG-0-1", "0", "0:1", "1b:00.0", "*H100*", "mig-1g.*", "", " ", "-1", "0:", "a:b", "GPU-:",
+		"mig-1g:*",
+	} {
 		f.Add(s)
 	}
 	snap := partitioned("1g.10gb 2g.20gb", whole)
@@ -184,14 +193,20 @@ func TestSelectorsFollowBindings(t *testing.T) {
 	snap.Devices[0].Device.MIGMode = true // GPU-0
 	for i := range 2 {
 		snap.Devices = append(snap.Devices, health.DeviceState{
-			Device:  health.Device{ID: health.DeviceID(fmt.Sprint("MIG-", i)), Parent: "GPU-0", Kind: health.KindMIG, Index: 0, GI: i + 1, MIGIndex: i, Profile: "1g.10gb"},
+			Device: health.Device{
+				ID: health.DeviceID(fmt.Sprint("MIG-", i)), Parent: "GPU-0", Kind: health.KindMIG, Index: 0, GI: i + 1,
+				MIGIndex: i, Profile: "1g.10gb",
+			},
 			Verdict: health.Verdict{State: health.Healthy},
 		})
 	}
 	cfg := configured(func(c *Config) {
 		c.MIGStrategy = MIGMixed
 		c.Include, c.Exclude = []string{"1", "2:1", "all"}, []string{"1", "2:1", "*model*"}
-		c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: "nvidia.com/gpu", Replicas: 2}, {Name: "nvidia.com/gpu", Replicas: 2, Devices: []string{"1"}}}
+		c.Sharing.TimeSlicing.Resources = []SharedResource{
+			{Name: "nvidia.com/gpu", Replicas: 2},
+			{Name: "nvidia.com/gpu", Replicas: 2, Devices: []string{"1"}},
+		}
 	})
 	want := []health.IndexRef{
 		{Key: "plugin.include", Entry: "1"},
@@ -210,11 +225,26 @@ func TestSelectorsFollowBindings(t *testing.T) {
 		want  []string
 	}{
 		{"exclude", func(c *Config) { c.Exclude = []string{"1"} }, nil, []string{"GPU-2", "MIG-0", "MIG-1"}},
-		{"exclude, bound", func(c *Config) { c.Exclude = []string{"1"} }, bindings("plugin.exclude 1 GPU-2"), []string{"GPU-1", "MIG-0", "MIG-1"}},
-		{"of another key", func(c *Config) { c.Exclude = []string{"1"} }, bindings("plugin.include 1 GPU-2"), []string{"GPU-2", "MIG-0", "MIG-1"}},
-		{"to a GPU that is not listed", func(c *Config) { c.Exclude = []string{"1"} }, bindings("plugin.exclude 1 GPU-9"), []string{"GPU-1", "GPU-2", "MIG-0", "MIG-1"}},
-		{"MIG device", func(c *Config) { c.Exclude = []string{"2:1"} }, bindings("plugin.exclude 2:1 GPU-0"), []string{"GPU-1", "GPU-2", "MIG-0"}},
-		{"include", func(c *Config) { c.Include = []string{"1", "2:0"} }, bindings("plugin.include 1 GPU-2", "plugin.include 2:0 GPU-0"), []string{"GPU-2", "MIG-0"}},
+		{
+			"exclude, bound", func(c *Config) { c.Exclude = []string{"1"} }, bindings("plugin.exclude 1 GPU-2"),
+			[]string{"GPU-1", "MIG-0", "MIG-1"},
+		},
+		{
+			"of another key", func(c *Config) { c.Exclude = []string{"1"} }, bindings("plugin.include 1 GPU-2"),
+			[]string{"GPU-2", "MIG-0", "MIG-1"},
+		},
+		{
+			"to a GPU that is not listed", func(c *Config) { c.Exclude = []string{"1"} }, bindings("plugin.exclude 1 GPU-9"),
+			[]string{"GPU-1", "GPU-2", "MIG-0", "MIG-1"},
+		},
+		{
+			"MIG device", func(c *Config) { c.Exclude = []string{"2:1"} }, bindings("plugin.exclude 2:1 GPU-0"),
+			[]string{"GPU-1", "GPU-2", "MIG-0"},
+		},
+		{
+			"include", func(c *Config) { c.Include = []string{"1", "2:0"} }, bindings("plugin.include 1 GPU-2", "plugin.include 2:0 GPU-0"),
+			[]string{"GPU-2", "MIG-0"},
+		},
 		{
 			"time-slicing",
 			func(c *Config) {

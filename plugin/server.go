@@ -130,7 +130,9 @@ func (s *server) Allocate(ctx context.Context, req *pluginapi.AllocateRequest) (
 
 // GetPreferredAllocation returns no error to a kubelet, which asks for one container and waits for the answer: an error would
 // make it refuse the pod. See package prefer.
-func (s *server) GetPreferredAllocation(ctx context.Context, req *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+func (s *server) GetPreferredAllocation(ctx context.Context,
+	req *pluginapi.PreferredAllocationRequest,
+) (*pluginapi.PreferredAllocationResponse, error) {
 	if n := len(req.GetContainerRequests()); n > maxContainers {
 		return nil, status.Error(codes.ResourceExhausted, tooManyContainers(s.name, n))
 	}
@@ -143,7 +145,8 @@ func (s *server) GetPreferredAllocation(ctx context.Context, req *pluginapi.Pref
 			return nil, status.FromContextError(err).Err()
 		}
 		ids := s.allocator.Choose(devices, prefer.Request{
-			Available: c.GetAvailableDeviceIDs(), Required: c.GetMustIncludeDeviceIDs(), Size: int(c.GetAllocationSize()), Packed: packed, BestFit: bestFit,
+			Available: c.GetAvailableDeviceIDs(), Required: c.GetMustIncludeDeviceIDs(), Size: int(c.GetAllocationSize()), Packed: packed,
+			BestFit: bestFit,
 		})
 		resp.ContainerResponses = append(resp.ContainerResponses, &pluginapi.ContainerPreferredAllocationResponse{DeviceIDs: ids})
 	}

@@ -88,7 +88,10 @@ func FuzzAllocate(f *testing.F) {
 	} {
 		f.Add(uint8(kind), encode(f, request(ids...)))
 	}
-	for _, id := range []string{"", "GPU-2", "GPU-0::", "GPU-0::4", "GPU-0::1::1", "gpu-0", "all", "0:0", "../GPU-0", "GPU-0,GPU-1", "GPU-0\n", "GPU-\x00", "%s%n"} {
+	for _, id := range []string{
+		"", "GPU-2", "GPU-0::", "GPU-0::4", "GPU-0::1::1", "gpu-0", "all", "0:0", "../GPU-0", "GPU-0,GPU-1", "GPU-0\n",
+		"GPU-\x00", "%s%n",
+	} {
 		f.Add(uint8(0), encode(f, request([]string{"GPU-1", id})))
 	}
 	f.Add(uint8(5), encode(f, request([]string{"GPU-1::mps4::2"})))
@@ -113,7 +116,8 @@ func FuzzAllocate(f *testing.F) {
 			return
 		}
 		if len(refused) != 0 || allocated != uint64(len(req.ContainerRequests)) || len(resp.ContainerResponses) != len(req.ContainerRequests) {
-			t.Fatalf("%d containers, %d answers, %d counted, refused %v", len(req.ContainerRequests), len(resp.ContainerResponses), allocated, refused)
+			t.Fatalf("%d containers, %d answers, %d counted, refused %v", len(req.ContainerRequests), len(resp.ContainerResponses), allocated,
+				refused)
 		}
 		for i, c := range req.ContainerRequests {
 			checkAnswer(t, s.resource(), *s.layouts.cfg.Load(), c.GetDevicesIds(), resp.ContainerResponses[i])
@@ -133,7 +137,10 @@ func checkRefusal(t *testing.T, req *pluginapi.AllocateRequest, err error) {
 	if !ok || !slices.Contains(AllocationErrors(), r.reason) {
 		t.Fatalf("no refusal with a known reason: %v", err)
 	}
-	if code := status.Code(err); !slices.Contains([]codes.Code{codes.NotFound, codes.InvalidArgument, codes.FailedPrecondition, codes.ResourceExhausted}, code) {
+	if code := status.Code(err); !slices.Contains([]codes.Code{
+		codes.NotFound, codes.InvalidArgument, codes.FailedPrecondition,
+		codes.ResourceExhausted,
+	}, code) {
 		t.Errorf("the code is %v", code)
 	}
 	if len(req.ContainerRequests) > maxContainers {
@@ -232,7 +239,8 @@ func checkShare(t *testing.T, r Resource, ids []string, a *pluginapi.ContainerAl
 		return others
 	}
 	pipes := slices.IndexFunc(mps, func(m *pluginapi.Mount) bool { return m.ContainerPath == a.Envs[envMPSPipes] })
-	if len(mps) != 3 || pipes < 0 || !strings.HasSuffix(mps[pipes].HostPath, "/"+string(shared.State.Device.ID)+"/pipe") || a.Envs[envMPSMemory] == "" {
+	if len(mps) != 3 || pipes < 0 || !strings.HasSuffix(mps[pipes].HostPath, "/"+string(shared.State.Device.ID)+"/pipe") ||
+		a.Envs[envMPSMemory] == "" {
 		t.Errorf("%v lacks MPS: %v", ids, a)
 	}
 	return others
@@ -254,7 +262,8 @@ func FuzzPreferredAllocation(f *testing.F) {
 	f.Add(uint8(5), request(2, nil, "GPU-0::mps4::0", "GPU-1::mps4::1", "GPU-2::mps4::0", "GPU-2::mps4::3"))
 	f.Add(uint8(6), request(3, []string{"GPU-0::mps4::0"}, "GPU-0::mps4::0", "GPU-0::mps4::1", "GPU-0::mps4::2", "GPU-2", "GPU-1::mps4::0"))
 	f.Add(uint8(7), request(1, nil, "GPU-0::1024Mi::0", "GPU-0::1024Mi::1", "GPU-2::1024Mi::0"))
-	f.Add(uint8(8), request(3, nil, "GPU-0::mps1024Mi::0", "GPU-1::mps1024Mi::1", "GPU-2::mps1024Mi::0", "GPU-2::mps1024Mi::3", "GPU-2::mps1024Mi::1"))
+	f.Add(uint8(8), request(3, nil, "GPU-0::mps1024Mi::0", "GPU-1::mps1024Mi::1", "GPU-2::mps1024Mi::0", "GPU-2::mps1024Mi::3",
+		"GPU-2::mps1024Mi::1"))
 	f.Fuzz(func(t *testing.T, kind uint8, text []byte) {
 		var req pluginapi.PreferredAllocationRequest
 		if !decode(text, &req) {

@@ -99,7 +99,10 @@ func TestListAndWatchSendsOnlyChanges(t *testing.T) {
 			{"healthy", state(health.Healthy), 1, 8, nil},
 			{"other NUMA node", snap(func(s *health.Snapshot) { s.Devices[2].Device.NUMA = []int{1} }), 1, 8, nil},
 			{"device removed", snap(func(s *health.Snapshot) { s.Devices = s.Devices[:7] }), 1, 7, nil},
-			{"resource outside the layout", func() { s.layouts.cfg.Store(&Config{Enabled: true, Resource: "a.com/b", KubeletDir: "/k"}) }, 1, 0, nil},
+			{
+				"resource outside the layout", func() { s.layouts.cfg.Store(&Config{Enabled: true, Resource: "a.com/b", KubeletDir: "/k"}) }, 1, 0,
+				nil,
+			},
 		} {
 			c.change()
 			synctest.Wait()

@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// A device is written as ID[:PROFILE], followed by "-" if it is not offered, else by its sharing and "x" with its replicas, and by "'" if its
-// resource is another than that of whole devices.
+// A device is written as ID[:PROFILE], followed by "-" if it is not offered, else by its sharing and "x" with its replicas, and by "'" if
+// its resource is another than that of whole devices.
 func TestServing(t *testing.T) {
 	mixed := func(c *Config) { c.MIGStrategy = MIGMixed }
 	snap := partitioned("1g.10gb", whole, whole, whole, whole)
@@ -26,7 +26,8 @@ func TestServing(t *testing.T) {
 		"DRA":              {new(configured(mixed, func(c *Config) { c.API = APIDRA })), nothing},
 		"whole":            {new(DefaultConfig()), "none: GPU-0 x1 MIG-0-0:1g.10gb - GPU-1 x1 GPU-2 x1 GPU-3 x1 GPU-4 x1"},
 		"shared": {
-			new(configured(mixed, func(c *Config) { c.Exclude = []string{"4"} }, timeSliced(SharedResource{Name: gpu, Replicas: 3, Devices: []string{"1"}}),
+			new(configured(mixed, func(c *Config) { c.Exclude = []string{"4"} },
+				timeSliced(SharedResource{Name: gpu, Replicas: 3, Devices: []string{"1"}}),
 				mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"2"}, Rename: "a.com/mps"}), memoryShared("10Gi", "3"))),
 			"mixed: GPU-0 - MIG-0-0:1g.10gb x1 GPU-1 timeSlicingx3 GPU-2 mpsx2' GPU-3 memoryx1' GPU-4 -",
 		},
@@ -67,8 +68,11 @@ func TestCheckDevices(t *testing.T) {
 		cfg  Config
 		want []string // parts of the error
 	}{
-		"fits":      {configured(sharedBy(2)), nil},
-		"two kinds": {configured(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}), memoryShared("1Gi", "GPU-0")), []string{"both select these: GPU 0"}},
+		"fits": {configured(sharedBy(2)), nil},
+		"two kinds": {
+			configured(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}), memoryShared("1Gi", "GPU-0")),
+			[]string{"both select these: GPU 0"},
+		},
 		"two faults": {
 			configured(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}), memoryShared("1Gi", "GPU-0"),
 				mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"1"}, PinnedMemory: "64Gi"})),

@@ -74,7 +74,8 @@ func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *misfits) bool {
 	e, d := c.entry, c.device()
 	if e.kind != SharingTimeSlicing && d.Kind == health.KindGPU && d.MIGMode {
-		l.misfits.add(d, "plugin.%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or disable MIG mode", e.key)
+		l.misfits.add(d, "plugin.%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or "+
+			"disable MIG mode", e.key)
 		return false
 	}
 	s := &share{kind: e.kind, idPrefix: e.idPrefix(d), units: e.replicas, single: e.single, free: -1, largest: -1}
@@ -113,7 +114,8 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *
 func (l *layout) shareByMPS(c *candidate, s *share, usable uint64) bool {
 	e, d := c.entry, c.device()
 	if cc := d.ComputeCapability; cc.Major > 0 && cc.Major < firstVoltaMajorVersion && e.replicas > maxMPSClientsPreVolta {
-		l.misfits.add(d, "plugin.%s.replicas: expected at most %d with compute capability %d.%d, got %d", e.key, maxMPSClientsPreVolta, cc.Major, cc.Minor, e.replicas)
+		l.misfits.add(d, "plugin.%s.replicas: expected at most %d with compute capability %d.%d, got %d", e.key, maxMPSClientsPreVolta, cc.Major,
+			cc.Minor, e.replicas)
 		return false
 	}
 	s.mps, s.threads, s.pinned = true, e.threads, e.pinned
@@ -124,7 +126,8 @@ func (l *layout) shareByMPS(c *candidate, s *share, usable uint64) bool {
 	case s.pinned == 0:
 		s.pinned = equal
 	case s.pinned > equal:
-		l.misfits.add(d, "plugin.%s.pinnedMemory: expected at most %dMi for each of %d shares, got %dMi", e.key, equal/mebibyte, e.replicas, s.pinned/mebibyte)
+		l.misfits.add(d, "plugin.%s.pinnedMemory: expected at most %dMi for each of %d shares, got %dMi", e.key, equal/mebibyte, e.replicas,
+			s.pinned/mebibyte)
 		return false
 	}
 	if s.threads == 0 {

@@ -29,8 +29,8 @@ const (
 type share struct {
 	kind Sharing
 	// idPrefix starts the kubelet's IDs of the units: UUID:: for replicas, as in NVIDIA's plugin. Those of MPS shares and of memory also
-	// contain what serves them and their size: UUID::mps4::, UUID::mps8192Mi::, UUID::1024Mi::, UUID::1024Mi-mps::. So a container that holds units of
-	// another kind or size, from before a change, holds IDs outside the layout, and the device is withheld.
+	// contain what serves them and their size: UUID::mps4::, UUID::mps8192Mi::, UUID::1024Mi::, UUID::1024Mi-mps::. So a container that holds
+	// units of another kind or size, from before a change, holds IDs outside the layout, and the device is withheld.
 	idPrefix string
 	units    int    // IDs of the device: replicas, MPS shares, or units of memory
 	single   bool   // a container may request one unit only

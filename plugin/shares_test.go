@@ -76,18 +76,25 @@ func TestLayoutOfMPSAndMemory(t *testing.T) {
 		return strings.Join(slices.Collect(unitIDs(new([]byte), prefix, n)), " ")
 	}
 	checkLayouts(t, []layoutCase{
-		{"MPS", configured(rename, mpsSharedBy(2)), two, "nvidia.com/gpu.shared: GPU-0::mps2::0 GPU-0::mps2::1 GPU-1::mps2::0 GPU-1::mps2::1", nil},
 		{
-			"all kinds", configured(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}, Rename: "a.com/t"}),
-				mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"1"}, Rename: "a.com/m", PinnedMemory: "8Gi"}), memoryShared("16Gi", "2")),
-			partitioned(whole, whole, whole, whole),
-			"a.com/m: GPU-1::mps8192Mi::0 GPU-1::mps8192Mi::1; a.com/t: GPU-0::0 GPU-0::1; nvidia.com/gpu: GPU-3; nvidia.com/gpu-memory: " + ids("GPU-2::16384Mi::", 4),
+			"MPS", configured(rename, mpsSharedBy(2)), two, "nvidia.com/gpu.shared: GPU-0::mps2::0 GPU-0::mps2::1 GPU-1::mps2::0 GPU-1::mps2::1",
 			nil,
 		},
 		{
-			"MIG devices by MPS and by memory", configured(mixed, mpsShared(MPSResource{Name: migResource, Replicas: 2}), memoryShared("8Gi", "mig-3g.*")),
+			"all kinds", configured(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}, Rename: "a.com/t"}),
+				mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"1"}, Rename: "a.com/m", PinnedMemory: "8Gi"}),
+				memoryShared("16Gi", "2")),
+			partitioned(whole, whole, whole, whole),
+			"a.com/m: GPU-1::mps8192Mi::0 GPU-1::mps8192Mi::1; a.com/t: GPU-0::0 GPU-0::1; nvidia.com/gpu: GPU-3; nvidia.com/gpu-memory: " +
+				ids("GPU-2::16384Mi::", 4),
+			nil,
+		},
+		{
+			"MIG devices by MPS and by memory", configured(mixed, mpsShared(MPSResource{Name: migResource, Replicas: 2}),
+				memoryShared("8Gi", "mig-3g.*")),
 			partitioned("1g.10gb 3g.40gb", whole),
-			"nvidia.com/gpu: GPU-1; nvidia.com/gpu-memory: " + ids("MIG-0-1::8192Mi::", 4) + "; nvidia.com/mig-1g.10gb: MIG-0-0::mps2::0 MIG-0-0::mps2::1", nil,
+			"nvidia.com/gpu: GPU-1; nvidia.com/gpu-memory: " + ids("MIG-0-1::8192Mi::", 4) +
+				"; nvidia.com/mig-1g.10gb: MIG-0-0::mps2::0 MIG-0-0::mps2::1", nil,
 		},
 		{
 			"memory of each GPU's size", configured(memoryShared("10Gi")), sizes,
@@ -95,13 +102,16 @@ func TestLayoutOfMPSAndMemory(t *testing.T) {
 			[]string{"GPU 2 (GPU-2)", "GPU 3 (GPU-3)"},
 		},
 		{
-			"memory and MPS of one GPU", configured(mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"GPU-0"}}), memoryShared("16Gi", "0")), two,
+			"memory and MPS of one GPU", configured(mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"GPU-0"}}),
+				memoryShared("16Gi", "0")), two,
 			"nvidia.com/gpu: GPU-1",
-			[]string{"plugin.sharing.mps.resources[0] and plugin.sharing.memory: a device is shared in one way only, and both select these: GPU 0 (GPU-0)"},
+			[]string{"plugin.sharing.mps.resources[0] and plugin.sharing.memory: a device is shared in one way only, and both select these: GPU 0 " +
+				"(GPU-0)"},
 		},
 		{
 			"time-slicing and MPS of one GPU",
-			configured(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"*H100*"}}), mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"1"}})), two,
+			configured(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"*H100*"}}),
+				mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"1"}})), two,
 			"nvidia.com/gpu: GPU-0::0 GPU-0::1",
 			[]string{"plugin.sharing.timeSlicing.resources[0] and plugin.sharing.mps.resources[0]: "},
 		},
@@ -112,32 +122,44 @@ func TestLayoutOfMPSAndMemory(t *testing.T) {
 		},
 		{
 			"two kinds under one name",
-			configured(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}), mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"1"}})), two,
+			configured(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}),
+				mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"1"}})), two,
 			"nvidia.com/gpu: GPU-0::0 GPU-0::1 GPU-1::mps2::0 GPU-1::mps2::1",
 			[]string{"nvidia.com/gpu has devices that are shared (mps) and shared (timeSlicing)"},
 		},
 		{
 			"GPU in MIG mode by MPS", configured(mpsSharedBy(2)), partitioned("1g.10gb", whole), "nvidia.com/gpu: GPU-1::mps2::0 GPU-1::mps2::1",
-			[]string{"plugin.sharing.mps.resources[0]: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or disable MIG mode: GPU 0 (GPU-0)"},
+			[]string{"plugin.sharing.mps.resources[0]: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or " +
+				"single, or disable MIG mode: GPU 0 (GPU-0)"},
 		},
-		{"GPU in MIG mode by memory", configured(memoryShared("40Gi", "0")), partitioned("1g.10gb", whole), "nvidia.com/gpu: GPU-1", []string{"plugin.sharing.memory: "}},
 		{
-			"GPU whose MIG devices are offered by MPS", configured(mixed, mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0", "1"}})),
+			"GPU in MIG mode by memory", configured(memoryShared("40Gi", "0")), partitioned("1g.10gb", whole), "nvidia.com/gpu: GPU-1",
+			[]string{"plugin.sharing.memory: "},
+		},
+		{
+			"GPU whose MIG devices are offered by MPS", configured(mixed,
+				mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0", "1"}})),
 			partitioned("1g.10gb", whole), "nvidia.com/gpu: GPU-1::mps2::0 GPU-1::mps2::1; nvidia.com/mig-1g.10gb: MIG-0-0",
-			[]string{"plugin.sharing.mps.resources[0]: expected the name of MIG devices such as nvidia.com/mig-1g.10gb for GPUs in MIG mode, got name nvidia.com/gpu and devices with 0: GPU 0 (GPU-0)"},
+			[]string{"plugin.sharing.mps.resources[0]: expected the name of MIG devices such as nvidia.com/mig-1g.10gb for GPUs in MIG mode, got " +
+				"name nvidia.com/gpu and devices with 0: GPU 0 (GPU-0)"},
 		},
 		{
-			"MIG devices by the index of their GPU", configured(mixed, mpsShared(MPSResource{Name: migResource, Replicas: 2, Devices: []string{"0"}})),
+			"MIG devices by the index of their GPU", configured(mixed,
+				mpsShared(MPSResource{Name: migResource, Replicas: 2, Devices: []string{"0"}})),
 			partitioned("1g.10gb", whole), "nvidia.com/gpu: GPU-1; nvidia.com/mig-1g.10gb: MIG-0-0::mps2::0 MIG-0-0::mps2::1", nil,
 		},
 		{
 			"too many shares for the architecture", configured(mpsSharedBy(17)), pascal, "nvidia.com/gpu: " + ids("GPU-0::mps17::", 17),
 			[]string{"plugin.sharing.mps.resources[0].replicas: expected at most 16 with compute capability 6.1, got 17: GPU 1 (GPU-1)"},
 		},
-		{"16 shares of an old architecture", configured(mpsSharedBy(16)), pascal, "nvidia.com/gpu: " + ids("GPU-0::mps16::", 16) + " " + ids("GPU-1::mps16::", 16), nil},
+		{
+			"16 shares of an old architecture", configured(mpsSharedBy(16)), pascal,
+			"nvidia.com/gpu: " + ids("GPU-0::mps16::", 16) + " " + ids("GPU-1::mps16::", 16), nil,
+		},
 		{"48 shares of Volta", configured(mpsSharedBy(48)), volta, "nvidia.com/gpu: " + ids("GPU-0::mps48::", 48), nil},
 		{
-			"more pinned memory than there is", configured(mpsShared(MPSResource{Name: gpu, Replicas: 8, PinnedMemory: "10Gi"})), partitioned(whole), "",
+			"more pinned memory than there is", configured(mpsShared(MPSResource{Name: gpu, Replicas: 8, PinnedMemory: "10Gi"})), partitioned(whole),
+			"",
 			[]string{"plugin.sharing.mps.resources[0].pinnedMemory: expected at most 10194Mi for each of 8 shares, got 10240Mi: GPU 0 (GPU-0)"},
 		},
 		{
@@ -190,17 +212,20 @@ func TestMPSWaitsForHolders(t *testing.T) {
 		withheld int
 		specs    int
 	}{
-		"unchanged":                     {mpsSharedBy(4), readyDaemon(), "GPU-0::mps4::1", 0, 2},
-		"time-sliced before":            {mpsSharedBy(4), readyDaemon(), "GPU-0::1", 4, 1},
-		"whole before":                  {mpsSharedBy(4), nil, "GPU-0", 4, 1},
-		"larger shares before":          {mpsSharedBy(4), readyDaemon(), "GPU-0::mps2::1", 4, 1},
-		"leaving":                       {sharedBy(4), &health.MPSDaemon{Reason: "x"}, "GPU-1::0", 4, 0},
-		"leaving, still held":           {sharedBy(4), &health.MPSDaemon{Reason: "x"}, "GPU-0::mps2::0", 4, 0},
-		"left":                          {sharedBy(4), nil, "GPU-1::0", 0, 0},
-		"whole now":                     {func(*Config) {}, &health.MPSDaemon{}, "GPU-1", 1, 0},
-		"other unit of memory before":   {memoryShared("16Gi"), nil, "GPU-0::8192Mi::0", 4, 0},
-		"memory with another resource":  {memoryShared("16Gi"), nil, "GPU-0::16384Mi::0", 4, 0}, // held under nvidia.com/gpu
-		"memory, now with MPS":          {func(c *Config) { memoryShared("16Gi")(c); c.Sharing.Memory.Enforcement = EnforceMPS }, readyDaemon(), "GPU-0::16384Mi::0", 4, 1},
+		"unchanged":                    {mpsSharedBy(4), readyDaemon(), "GPU-0::mps4::1", 0, 2},
+		"time-sliced before":           {mpsSharedBy(4), readyDaemon(), "GPU-0::1", 4, 1},
+		"whole before":                 {mpsSharedBy(4), nil, "GPU-0", 4, 1},
+		"larger shares before":         {mpsSharedBy(4), readyDaemon(), "GPU-0::mps2::1", 4, 1},
+		"leaving":                      {sharedBy(4), &health.MPSDaemon{Reason: "x"}, "GPU-1::0", 4, 0},
+		"leaving, still held":          {sharedBy(4), &health.MPSDaemon{Reason: "x"}, "GPU-0::mps2::0", 4, 0},
+		"left":                         {sharedBy(4), nil, "GPU-1::0", 0, 0},
+		"whole now":                    {func(*Config) {}, &health.MPSDaemon{}, "GPU-1", 1, 0},
+		"other unit of memory before":  {memoryShared("16Gi"), nil, "GPU-0::8192Mi::0", 4, 0},
+		"memory with another resource": {memoryShared("16Gi"), nil, "GPU-0::16384Mi::0", 4, 0}, // held under nvidia.com/gpu
+		"memory, now with MPS": {
+			func(c *Config) { memoryShared("16Gi")(c); c.Sharing.Memory.Enforcement = EnforceMPS }, readyDaemon(),
+			"GPU-0::16384Mi::0", 4, 1,
+		},
 		"memory with MPS, without now":  {memoryShared("16Gi"), &health.MPSDaemon{}, "GPU-1::16384Mi::0", 8, 0},
 		"held under an unknown replica": {mpsSharedBy(4), readyDaemon(), "GPU-0::mps4::4", 4, 1},
 	} {
@@ -255,20 +280,39 @@ func TestMPSReadiness(t *testing.T) {
 // Each resource that waits says for which device, for how many more, and whether that is the start only.
 func TestLayoutWaiting(t *testing.T) {
 	down := &health.MPSDaemon{Cause: health.CauseMPSDown, Reason: "exit status 1"}
-	held := factsOf(map[health.DeviceID][]podresources.Holder{"GPU-0": {{Namespace: "ml", Pod: "train", Container: "c", Resource: gpu, DeviceID: "GPU-0"}}})
+	held := factsOf(map[health.DeviceID][]podresources.Holder{"GPU-0": {{
+		Namespace: "ml", Pod: "train", Container: "c", Resource: gpu,
+		DeviceID: "GPU-0",
+	}}})
 	driver := func(c *Config) { c.Sharing.Memory.Enforcement = EnforceDriver }
-	two := both(mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0"}, Rename: "a.com/x"}), both(memoryShared("1Gi", "1"), driver))
+	two := both(mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0"}, Rename: "a.com/x"}),
+		both(memoryShared("1Gi", "1"), driver))
 	for name, c := range map[string]struct {
 		change   func(*Config)
 		in       layoutInput
 		want     string
 		starting bool
 	}{
-		"one":     {mpsSharedBy(2), layoutInput{snap: withReserved(1)}, gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet", true},
-		"several": {mpsSharedBy(2), layoutInput{snap: withReserved(3)}, gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet (and 2 more)", true},
-		"two":     {mpsSharedBy(2), layoutInput{snap: withReserved(2)}, gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet (and 1 more)", true},
+		"one": {
+			mpsSharedBy(2),
+			layoutInput{snap: withReserved(1)},
+			gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet",
+			true,
+		},
+		"several": {
+			mpsSharedBy(2),
+			layoutInput{snap: withReserved(3)},
+			gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet (and 2 more)", true,
+		},
+		"two": {
+			mpsSharedBy(2),
+			layoutInput{snap: withReserved(2)},
+			gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet (and 1 more)", true,
+		},
 		"one of two is faulty": {
-			mpsSharedBy(2), layoutInput{snap: withMPS(withReserved(2), nil, down)}, gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet (and 1 more)", false,
+			mpsSharedBy(2),
+			layoutInput{snap: withMPS(withReserved(2), nil, down)},
+			gpu + ": waiting for the MPS daemon of GPU 0 (GPU-0): not examined yet (and 1 more)", false,
 		},
 		"held otherwise": {
 			mpsSharedBy(2),
@@ -277,11 +321,16 @@ func TestLayoutWaiting(t *testing.T) {
 		},
 		"one is ready": {mpsSharedBy(2), layoutInput{snap: withMPS(withReserved(2), down, readyDaemon())}, "", true},
 		"not shared":   {func(*Config) {}, layoutInput{snap: withReserved(1)}, "", true},
-		"not examined": {both(memoryShared("1Gi"), driver), layoutInput{snap: withReserved(1), examined: true}, memoryResource + ": GPU 0 (GPU-0): the driver's memory limits are not examined yet", true},
+		"not examined": {
+			both(memoryShared("1Gi"), driver),
+			layoutInput{snap: withReserved(1), examined: true},
+			memoryResource + ": GPU 0 (GPU-0): the driver's memory limits are not examined yet", true,
+		},
 		"two resources, one faulty": {
 			two,
 			layoutInput{snap: withMPS(withReserved(2), down), examined: true},
-			"a.com/x: waiting for the MPS daemon of GPU 0 (GPU-0): exit status 1; " + memoryResource + ": GPU 1 (GPU-1): the driver's memory limits are not examined yet", false,
+			"a.com/x: waiting for the MPS daemon of GPU 0 (GPU-0): exit status 1; " + memoryResource +
+				": GPU 1 (GPU-1): the driver's memory limits are not examined yet", false,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -311,7 +360,8 @@ func TestMPSNeedsMemorySize(t *testing.T) {
 
 func TestEnforcement(t *testing.T) {
 	whole, part := &health.Device{ID: "GPU-0"}, &health.Device{ID: "MIG-0", Kind: health.KindMIG, Parent: "GPU-0"}
-	capable, old := &memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": ""}}, &memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": "driver 570 is too old"}}
+	capable, old := &memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": ""}},
+		&memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": "driver 570 is too old"}}
 	for name, c := range map[string]struct {
 		enforcement   string
 		required      bool
@@ -322,12 +372,15 @@ func TestEnforcement(t *testing.T) {
 		reason        string
 		blocked, soon bool
 	}{
-		"none":                           {EnforceNone, false, whole, capable, true, memlimits.None, "", false, false},
-		"mps":                            {EnforceMPS, true, whole, nil, true, memlimits.MPS, "", false, false},
-		"auto":                           {EnforceAuto, false, whole, capable, true, memlimits.Driver, "", false, false},
-		"auto, old driver":               {EnforceAuto, false, whole, old, true, memlimits.None, "too old", false, false},
-		"auto, not examined":             {EnforceAuto, false, whole, nil, true, memlimits.None, "not examined", true, true},
-		"auto, new device":               {EnforceAuto, false, whole, &memlimits.Capabilities{}, true, memlimits.None, "not examined", true, true},
+		"none":               {EnforceNone, false, whole, capable, true, memlimits.None, "", false, false},
+		"mps":                {EnforceMPS, true, whole, nil, true, memlimits.MPS, "", false, false},
+		"auto":               {EnforceAuto, false, whole, capable, true, memlimits.Driver, "", false, false},
+		"auto, old driver":   {EnforceAuto, false, whole, old, true, memlimits.None, "too old", false, false},
+		"auto, not examined": {EnforceAuto, false, whole, nil, true, memlimits.None, "not examined", true, true},
+		"auto, new device": {
+			EnforceAuto, false, whole, &memlimits.Capabilities{}, true, memlimits.None, "not examined", true,
+			true,
+		},
 		"auto, nothing examines":         {EnforceAuto, false, whole, nil, false, memlimits.None, "examines", false, false},
 		"auto, MIG device":               {EnforceAuto, false, part, capable, true, memlimits.None, "MIG", false, false},
 		"driver":                         {EnforceDriver, true, whole, capable, true, memlimits.Driver, "", false, false},
@@ -339,7 +392,8 @@ func TestEnforcement(t *testing.T) {
 	} {
 		m := MemorySharing{Enforcement: c.enforcement, RequireEnforcement: c.required}
 		e := m.enforce(c.device, c.caps, c.examined)
-		if e.by != c.want || (e.reason == "") != (c.reason == "") || !strings.Contains(e.reason, c.reason) || (e.blocked != "") != c.blocked || e.pending != c.soon {
+		if e.by != c.want || (e.reason == "") != (c.reason == "") || !strings.Contains(e.reason, c.reason) || (e.blocked != "") != c.blocked ||
+			e.pending != c.soon {
 			t.Errorf("%s: %+v", name, e)
 		}
 	}
@@ -364,10 +418,12 @@ func TestRequiredEnforcementLost(t *testing.T) {
 	if ids := l.resources[0].healthyIDs(); !slices.Equal(ids, []string{"GPU-0::16384Mi::1"}) {
 		t.Errorf("not enforced: %v", ids)
 	}
-	if texts := withheldTexts(l.withheld); len(texts) != 1 || !strings.Contains(texts[0], "requireEnforcement") || !strings.Contains(texts[0], "570") {
+	if texts := withheldTexts(l.withheld); len(texts) != 1 || !strings.Contains(texts[0], "requireEnforcement") ||
+		!strings.Contains(texts[0], "570") {
 		t.Errorf("%q", texts)
 	}
-	if waiting, reason, starting := l.waiting(func(string) bool { return false }); !slices.Equal(waiting, []string{memoryResource}) || starting || !strings.Contains(reason, "570") {
+	if waiting, reason, starting := l.waiting(func(string) bool { return false }); !slices.Equal(waiting, []string{memoryResource}) ||
+		starting || !strings.Contains(reason, "570") {
 		t.Errorf("%v, %q, %v", waiting, reason, starting)
 	}
 }
@@ -380,11 +436,23 @@ func TestShares(t *testing.T) {
 		holders       []string // nil: unknown
 		free, largest int      // of GPU 0
 	}{
-		"unknown holders":        {memoryShared("8Gi"), withReserved(2), nil, -1, -1},
-		"memory, free":           {memoryShared("8Gi"), withReserved(2), []string{}, 9, 9},
-		"memory, held":           {memoryShared("8Gi"), withReserved(2), []string{memoryResource + " GPU-0::8192Mi::0", memoryResource + " GPU-0::8192Mi::8", memoryResource + " GPU-1::8192Mi::3"}, 7, 7},
-		"held by two containers": {memoryShared("8Gi"), withReserved(2), []string{memoryResource + " GPU-0::8192Mi::0", memoryResource + " GPU-0::8192Mi::0"}, 8, 8},
-		"unhealthy":              {memoryShared("8Gi"), with(withReserved(2), 0, health.Unhealthy), []string{memoryResource + " GPU-0::8192Mi::0"}, 8, 0},
+		"unknown holders": {memoryShared("8Gi"), withReserved(2), nil, -1, -1},
+		"memory, free":    {memoryShared("8Gi"), withReserved(2), []string{}, 9, 9},
+		"memory, held": {
+			memoryShared("8Gi"), withReserved(2),
+			[]string{memoryResource + " GPU-0::8192Mi::0", memoryResource + " GPU-0::8192Mi::8", memoryResource + " GPU-1::8192Mi::3"},
+			7, 7,
+		},
+		"held by two containers": {
+			memoryShared("8Gi"), withReserved(2),
+			[]string{memoryResource + " GPU-0::8192Mi::0", memoryResource + " GPU-0::8192Mi::0"},
+			8, 8,
+		},
+		"unhealthy": {
+			memoryShared("8Gi"), with(withReserved(2), 0, health.Unhealthy),
+			[]string{memoryResource + " GPU-0::8192Mi::0"},
+			8, 0,
+		},
 		"withheld":               {memoryShared("8Gi"), withReserved(2), []string{gpu + " GPU-0", memoryResource + " GPU-0::8192Mi::0"}, 0, 0},
 		"whole GPU held":         {sharedBy(4), withReserved(2), []string{gpu + " GPU-0"}, 0, 0},
 		"all held":               {memoryShared("40Gi"), withReserved(2), []string{memoryResource + " GPU-0::40960Mi::0"}, 0, 0},
@@ -405,10 +473,14 @@ func TestShares(t *testing.T) {
 			t.Fatalf("%s: %+v", name, all)
 		}
 		s, sharing := all[0], cfg.Sharing
-		if !s.HasUnit(s.IDPrefix+strconv.Itoa(s.Total-1)) || s.HasUnit(s.IDPrefix+strconv.Itoa(s.Total)) || s.HasUnit("GPU-0") || s.HasUnit("GPU-1::0") {
+		if !s.HasUnit(s.IDPrefix+strconv.Itoa(s.Total-1)) || s.HasUnit(s.IDPrefix+strconv.Itoa(s.Total)) || s.HasUnit("GPU-0") ||
+			s.HasUnit("GPU-1::0") {
 			t.Errorf("%s: has other units than %d of %s", name, s.Total, s.IDPrefix)
 		}
-		want := ShareUnits{Resource: gpu, Device: "GPU-0", Sharing: SharingTimeSlicing, Total: 4, Free: c.free, Largest: c.largest, IDPrefix: s.IDPrefix}
+		want := ShareUnits{
+			Resource: gpu, Device: "GPU-0", Sharing: SharingTimeSlicing, Total: 4, Free: c.free, Largest: c.largest,
+			IDPrefix: s.IDPrefix,
+		}
 		switch {
 		case len(sharing.MPS.Resources) > 0:
 			want.Sharing = SharingMPS
@@ -473,7 +545,8 @@ func TestSmallestUnit(t *testing.T) {
 	}
 	l := layoutOf(1)
 	var smallest int
-	if _, err := fmt.Sscanf(l.err, "plugin.sharing.memory.unit: expected at least %dMi, got 1Mi", &smallest); err != nil || len(l.resources) != 0 {
+	if _, err := fmt.Sscanf(l.err, "plugin.sharing.memory.unit: expected at least %dMi, got 1Mi", &smallest); err != nil ||
+		len(l.resources) != 0 {
 		t.Fatalf("%q: %v", l.err, err)
 	}
 	fits, tooSmall := layoutOf(smallest), layoutOf(smallest-1)

@@ -123,7 +123,8 @@ func (s *SharingConfig) entries() []shareEntry {
 	all := make([]shareEntry, 0, len(s.TimeSlicing.Resources)+len(s.MPS.Resources)+1)
 	for i, r := range s.TimeSlicing.Resources {
 		all = append(all, shareEntry{
-			kind: SharingTimeSlicing, key: listKey(SharingTimeSlicing, i), index: i, name: r.Name, devices: r.Devices, rename: r.Rename, replicas: r.Replicas,
+			kind: SharingTimeSlicing, key: listKey(SharingTimeSlicing, i), index: i, name: r.Name, devices: r.Devices, rename: r.Rename,
+			replicas:        r.Replicas,
 			renameByDefault: s.TimeSlicing.RenameByDefault, single: s.TimeSlicing.FailRequestsGreaterThanOne,
 		})
 	}
@@ -139,7 +140,8 @@ func (s *SharingConfig) entries() []shareEntry {
 		unit, _ := parseSize(m.Unit)
 		reserve, _ := parseSize(m.Reserve)
 		all = append(all, shareEntry{
-			kind: SharingMemory, key: "sharing.memory", devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve, byMPS: m.Enforcement == EnforceMPS,
+			kind: SharingMemory, key: "sharing.memory", devices: m.Devices, rename: m.Resource, unit: unit, reserve: reserve,
+			byMPS: m.Enforcement == EnforceMPS,
 		})
 	}
 	return all
@@ -244,7 +246,8 @@ func (c Config) validateSharing() error {
 	for i, r := range c.Sharing.MPS.Resources {
 		key := entries[len(c.Sharing.TimeSlicing.Resources)+i].key
 		if r.ActiveThreadPercentage < 0 || r.ActiveThreadPercentage > 100 {
-			errs = append(errs, fmt.Errorf("%s.activeThreadPercentage: expected 1 to 100, or 0 for an equal part, got %d", key, r.ActiveThreadPercentage))
+			errs = append(errs, fmt.Errorf("%s.activeThreadPercentage: expected 1 to 100, or 0 for an equal part, got %d", key,
+				r.ActiveThreadPercentage))
 		}
 		if r.PinnedMemory != "" {
 			errs = append(errs, validateSize(key+".pinnedMemory", r.PinnedMemory))
@@ -306,12 +309,14 @@ func (m *MPS) validate() error {
 	case !filepath.IsAbs(m.Root):
 		errs = append(errs, fmt.Errorf("sharing.mps.root: expected an absolute path such as /run/nvidia/mps, got %q", m.Root))
 	case len(control) > unixsock.MaxPath:
-		errs = append(errs, fmt.Errorf("sharing.mps.root: the path of the socket %s is %d bytes too long for a unix socket; use a shorter directory",
+		errs = append(errs, fmt.Errorf(
+			"sharing.mps.root: the path of the socket %s is %d bytes too long for a unix socket; use a shorter directory",
 			control, len(control)-unixsock.MaxPath))
 	}
 	// A relative path would name a file of the working directory, which runs as root.
 	if m.Control == "" || strings.Contains(m.Control, "/") && !filepath.IsAbs(m.Control) {
-		errs = append(errs, fmt.Errorf("sharing.mps.control: expected an absolute path, or a name in PATH such as nvidia-cuda-mps-control, got %q", m.Control))
+		errs = append(errs, fmt.Errorf(
+			"sharing.mps.control: expected an absolute path, or a name in PATH such as nvidia-cuda-mps-control, got %q", m.Control))
 	}
 	return errors.Join(errs...)
 }
@@ -320,7 +325,8 @@ func (m *MPS) validate() error {
 func validateMPSName(key, resource string) error {
 	path := filepath.Join(containerPipeDir(resource), controlSocket)
 	if n := len(path) - unixsock.MaxPath; n > 0 {
-		return fmt.Errorf("%s: %q is %d characters too long for MPS, whose socket in a container is %s; use a shorter name", key, resource, n, path)
+		return fmt.Errorf("%s: %q is %d characters too long for MPS, whose socket in a container is %s; use a shorter name", key, resource, n,
+			path)
 	}
 	return nil
 }
@@ -332,11 +338,13 @@ func (c Config) validateDRASharing() error {
 	}
 	var errs []error
 	if len(c.Sharing.TimeSlicing.Resources) > 0 {
-		errs = append(errs, errors.New("sharing.timeSlicing.resources: replicas do not exist with api dra; remove it, and let pods share a claim, "+
-			"or set sharing.memory.resource"))
+		errs = append(errs, errors.New(
+			"sharing.timeSlicing.resources: replicas do not exist with api dra; remove it, and let pods share a claim, "+
+				"or set sharing.memory.resource"))
 	}
 	if len(c.Sharing.MPS.Resources) > 0 {
-		errs = append(errs, errors.New("sharing.mps.resources: resources do not exist with api dra; remove it, and ask for MPS in the GpuConfig of a claim or a DeviceClass"))
+		errs = append(errs, errors.New(
+			"sharing.mps.resources: resources do not exist with api dra; remove it, and ask for MPS in the GpuConfig of a claim or a DeviceClass"))
 	}
 	return errors.Join(errs...)
 }
@@ -365,7 +373,8 @@ func (c Config) validateMemorySharing() error {
 		errs = append(errs, fmt.Errorf("%sreserve: %w, or 0, got %q", key, err, m.Reserve))
 	}
 	if m.RequireEnforcement && m.Enforcement == EnforceNone {
-		errs = append(errs, fmt.Errorf("%srequireEnforcement: is true, and %senforcement is none, so nothing would be offered; use auto, driver or mps", key, key))
+		errs = append(errs, fmt.Errorf(
+			"%srequireEnforcement: is true, and %senforcement is none, so nothing would be offered; use auto, driver or mps", key, key))
 	}
 	if m.Resource == "" {
 		return errors.Join(append(errs, validateSelectors(key+"devices", m.Devices))...)
@@ -377,7 +386,8 @@ func (c Config) validateMemorySharing() error {
 	others := c
 	others.Sharing.Memory.Resource = ""
 	if slices.Contains(others.resourceNames(), m.Resource) || strings.HasPrefix(m.Resource, c.migPrefix()) {
-		errs = append(errs, fmt.Errorf("%sresource: %s is also the resource of devices that are not shared by memory; use another name such as %s",
+		errs = append(errs, fmt.Errorf(
+			"%sresource: %s is also the resource of devices that are not shared by memory; use another name such as %s",
 			key, m.Resource, memoryResourceExample))
 	}
 	return errors.Join(errs...)

@@ -43,8 +43,17 @@ func TestUnschedulable(t *testing.T) {
 		"more unhealthy GPUs held than are free": {unchanged, broken(snapshot(8), 1, 2, 5), held(6), "", 2, "pod-1 pod-2 pod-5"},
 		"one held and one free are unhealthy":    {unchanged, broken(snapshot(8), 2, 7), held(6), "", 1, "pod-2"},
 		"all unhealthy":                          {unchanged, broken(snapshot(2), 0, 1), held(1), "", 0, ""},
-		"shares of an unhealthy GPU":             {sharedBy(4), broken(snapshot(2), 0), []string{gpu + " GPU-0::0", gpu + " GPU-0::3", gpu + " GPU-1::0"}, "", 2, "pod-0 pod-1"},
-		"shares, fewer free":                     {sharedBy(2), broken(snapshot(2), 0), []string{gpu + " GPU-0::0", gpu + " GPU-0::1", gpu + " GPU-1::0"}, "", 1, "pod-0 pod-1"},
+		"shares of an unhealthy GPU": {
+			sharedBy(4), broken(snapshot(2), 0),
+			[]string{gpu + " GPU-0::0", gpu + " GPU-0::3", gpu + " GPU-1::0"},
+			"", 2, "pod-0 pod-1",
+		},
+		"shares, fewer free": {
+			sharedBy(2), broken(snapshot(2), 0),
+			[]string{gpu + " GPU-0::0", gpu + " GPU-0::1", gpu + " GPU-1::0"},
+			"", 1,
+			"pod-0 pod-1",
+		},
 		"units of memory of an unhealthy GPU": {
 			memoryShared("40Gi"), broken(withReserved(4), 0),
 			[]string{memoryResource + " GPU-0::40960Mi::0", memoryResource + " GPU-1::40960Mi::0"},
@@ -52,14 +61,25 @@ func TestUnschedulable(t *testing.T) {
 		},
 		"units of another size held": {
 			memoryShared("16Gi"), withReserved(2), // 4 of 8 units are withheld, 2 units of the other GPU are free
-			[]string{memoryResource + " GPU-0::8192Mi::0", memoryResource + " GPU-0::8192Mi::7", memoryResource + " GPU-0::8192Mi::8", memoryResource + " GPU-1::16384Mi::0", memoryResource + " GPU-1::16384Mi::3"},
+			[]string{
+				memoryResource + " GPU-0::8192Mi::0", memoryResource + " GPU-0::8192Mi::7", memoryResource + " GPU-0::8192Mi::8",
+				memoryResource + " GPU-1::16384Mi::0", memoryResource + " GPU-1::16384Mi::3",
+			},
 			memoryResource, 2, "pod-0 pod-1 pod-2",
 		},
-		"removed GPU held":                        {unchanged, snapshot(2), []string{gpu + " GPU-7"}, "", 1, "pod-0"},
-		"whole before, shared now":                {sharedBy(2), snapshot(2), []string{gpu + " GPU-0"}, "", 1, "pod-0"},
-		"held under another resource":             {unchanged, broken(snapshot(2), 0), []string{"nvidia.com/other GPU-0"}, "", 0, ""},
-		"MIG devices count for their own":         {mixed, broken(partitioned("1g.10gb 1g.10gb 3g.40gb"), 1), []string{migResource + " MIG-0-0"}, migResource, 1, "pod-0"},
-		"MIG devices of another profile are free": {mixed, broken(partitioned("1g.10gb 3g.40gb"), 1), []string{migResource + " MIG-0-0"}, migResource, 0, ""},
+		"removed GPU held":            {unchanged, snapshot(2), []string{gpu + " GPU-7"}, "", 1, "pod-0"},
+		"whole before, shared now":    {sharedBy(2), snapshot(2), []string{gpu + " GPU-0"}, "", 1, "pod-0"},
+		"held under another resource": {unchanged, broken(snapshot(2), 0), []string{"nvidia.com/other GPU-0"}, "", 0, ""},
+		"MIG devices count for their own": {
+			mixed, broken(partitioned("1g.10gb 1g.10gb 3g.40gb"), 1),
+			[]string{migResource + " MIG-0-0"},
+			migResource, 1, "pod-0",
+		},
+		"MIG devices of another profile are free": {
+			mixed, broken(partitioned("1g.10gb 3g.40gb"), 1),
+			[]string{migResource + " MIG-0-0"},
+			migResource, 0, "",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := configured(c.change)

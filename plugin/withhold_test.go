@@ -28,7 +28,10 @@ func holdersOf(snap *health.Snapshot, cfg Config, holders ...string) map[health.
 	for i, h := range holders {
 		resource, id, _ := strings.Cut(h, " ")
 		if device, ok := resolve(resource, id); ok {
-			by[device] = append(by[device], podresources.Holder{Namespace: "ml", Pod: fmt.Sprint("pod-", i), Container: "c", Resource: resource, DeviceID: id})
+			by[device] = append(by[device], podresources.Holder{
+				Namespace: "ml", Pod: fmt.Sprint("pod-", i), Container: "c", Resource: resource,
+				DeviceID: id,
+			})
 		}
 	}
 	return by
@@ -48,11 +51,19 @@ func TestWithhold(t *testing.T) {
 	}{
 		{"no holders", sharedBy(2), snapshot(2), nil, nil},
 		{"whole before, shared now", sharedBy(2), snapshot(2), []string{"nvidia.com/gpu GPU-0"}, []string{"GPU-0::0", "GPU-0::1"}},
-		{"shared before, whole now", func(*Config) {}, snapshot(2), []string{"nvidia.com/gpu GPU-1::0", "nvidia.com/gpu GPU-1::3"}, []string{"GPU-1"}},
+		{
+			"shared before, whole now", func(*Config) {}, snapshot(2),
+			[]string{"nvidia.com/gpu GPU-1::0", "nvidia.com/gpu GPU-1::3"},
+			[]string{"GPU-1"},
+		},
 		{"fewer replicas", sharedBy(2), snapshot(2), []string{"nvidia.com/gpu GPU-1::3"}, []string{"GPU-1::0", "GPU-1::1"}},
 		{"more replicas", sharedBy(3), snapshot(2), []string{"nvidia.com/gpu GPU-1::1"}, nil},
 		{"unchanged", sharedBy(2), snapshot(2), []string{"nvidia.com/gpu GPU-1::1", "nvidia.com/gpu GPU-0::0"}, nil},
-		{"held ID of the layout", sharedBy(3), snapshot(2), []string{"nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-0::1"}, []string{"GPU-0::0", "GPU-0::2"}},
+		{
+			"held ID of the layout", sharedBy(3), snapshot(2),
+			[]string{"nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-0::1"},
+			[]string{"GPU-0::0", "GPU-0::2"},
+		},
 		{"renamed", rename, snapshot(2), []string{"nvidia.com/gpu GPU-0"}, []string{"GPU-0::0", "GPU-0::1"}},
 		{"renamed with equal IDs", rename, snapshot(2), []string{"nvidia.com/gpu GPU-0::1"}, []string{"GPU-0::0", "GPU-0::1"}},
 		{"IDs of another plugin", func(*Config) {}, snapshot(2), []string{"nvidia.com/gpu nvidia1"}, []string{"GPU-1"}},
@@ -96,7 +107,10 @@ func TestWithhold(t *testing.T) {
 // The texts of status and log have one entry for each GPU.
 func TestWithheldTextsAreByGPU(t *testing.T) {
 	cfg, snap := configured(func(c *Config) { c.MIGStrategy = MIGMixed }), partitioned("1g.10gb 1g.10gb 1g.10gb", "1g.10gb", "1g.10gb 2g.20gb")
-	l := newLayout(layoutInput{cfg: &cfg, snap: snap, facts: factsOf(holdersOf(snap, cfg, "nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2"))})
+	l := newLayout(layoutInput{
+		cfg: &cfg, snap: snap,
+		facts: factsOf(holdersOf(snap, cfg, "nvidia.com/gpu GPU-0", "nvidia.com/gpu GPU-1", "nvidia.com/gpu GPU-2")),
+	})
 	var got []string
 	for _, text := range withheldTexts(l.withheld) {
 		which, _, _ := strings.Cut(text, " not offered")
@@ -119,7 +133,10 @@ func TestWithheldMIGDevicesNameAllPods(t *testing.T) {
 		c.MIGStrategy = MIGMixed
 		c.Sharing.TimeSlicing.Resources = []SharedResource{{Name: migResource, Replicas: 2}}
 	})
-	l := newLayout(layoutInput{cfg: &cfg, snap: snap, facts: factsOf(holdersOf(snap, cfg, migResource+" MIG-0-0", migResource+" MIG-0-2", migResource+" MIG-0-2::1"))})
+	l := newLayout(layoutInput{
+		cfg: &cfg, snap: snap,
+		facts: factsOf(holdersOf(snap, cfg, migResource+" MIG-0-0", migResource+" MIG-0-2", migResource+" MIG-0-2::1")),
+	})
 	texts := withheldTexts(l.withheld)
 	if len(texts) != 1 || !strings.Contains(texts[0], "2 MIG devices of GPU 0") || !strings.Contains(texts[0], "ml/pod-0 and ml/pod-1") {
 		t.Errorf("%q", texts)
@@ -201,7 +218,8 @@ func TestSharingChangeWhileHeld(t *testing.T) {
 	}
 	allocate("GPU-3::0")
 	// The kubelet sends the text of a refusal, with the holder, to the user.
-	if _, err := k.AllocateIDs(h.ctx, gpu, "GPU-1::0"); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "default/pod-2 (main)") {
+	if _, err := k.AllocateIDs(h.ctx, gpu, "GPU-1::0"); status.Code(err) != codes.FailedPrecondition ||
+		!strings.Contains(err.Error(), "default/pod-2 (main)") {
 		t.Errorf("allocated a withheld device: %v", err)
 	}
 	k.Free(gpu, id(1))
@@ -244,7 +262,10 @@ func TestWithholdNeedsHolders(t *testing.T) {
 // While the node changes to another API, the device of a running pod stays healthy, and no waiting pod gets it when that one ends.
 func TestReleasedDeviceIsHealthyForItsPodOnly(t *testing.T) {
 	cfg, snap := DefaultConfig(), snapshot(2)
-	l := newLayout(layoutInput{cfg: &cfg, snap: snap, facts: offer.Facts{Releasing: releasingReason, Holders: podresources.Holders{By: holdersOf(snap, cfg, "nvidia.com/gpu GPU-1")}}})
+	l := newLayout(layoutInput{cfg: &cfg, snap: snap, facts: offer.Facts{
+		Releasing: releasingReason,
+		Holders:   podresources.Holders{By: holdersOf(snap, cfg, "nvidia.com/gpu GPU-1")},
+	}})
 	r := findResource(l.resources, gpu)
 	for i, healthy := range []bool{false, true} {
 		if got := r.Devices[i].Healthy(); got != healthy {
@@ -262,8 +283,14 @@ func TestWithholdClaimed(t *testing.T) {
 	snap := snapshot(2)
 	for name, change := range map[string]func(*Config){"whole": func(*Config) {}, "shared": sharedBy(2)} {
 		cfg := configured(change)
-		claimed := podresources.Holder{Namespace: "ml", Pod: "train", DeviceID: "gpu-0", Claim: podresources.ClaimRef{Name: "c", Driver: "gpu.nvidia.com"}}
-		r := newLayout(layoutInput{cfg: &cfg, snap: snap, facts: factsOf(map[health.DeviceID][]podresources.Holder{"GPU-0": {claimed}})}).resources[0]
+		claimed := podresources.Holder{
+			Namespace: "ml", Pod: "train", DeviceID: "gpu-0",
+			Claim: podresources.ClaimRef{Name: "c", Driver: "gpu.nvidia.com"},
+		}
+		r := newLayout(layoutInput{
+			cfg: &cfg, snap: snap,
+			facts: factsOf(map[health.DeviceID][]podresources.Holder{"GPU-0": {claimed}}),
+		}).resources[0]
 		for _, d := range r.Devices {
 			first := d.State.Device.ID == "GPU-0"
 			if d.Healthy() == first || first && !strings.Contains(d.withheldFor(), "claim c") {

@@ -186,9 +186,10 @@ func (a *api) readAgents(ctx context.Context) (all agents, err error) {
 
 // started reports whether each container of a pod has started at least once. The kubelet has then written the configuration's volume.
 func started(p *corev1.Pod) bool {
-	return len(p.Status.ContainerStatuses) == len(p.Spec.Containers) && !slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
-		return c.State.Running == nil && c.State.Terminated == nil && c.LastTerminationState.Terminated == nil
-	})
+	return len(p.Status.ContainerStatuses) == len(p.Spec.Containers) &&
+		!slices.ContainsFunc(p.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool {
+			return c.State.Running == nil && c.State.Terminated == nil && c.LastTerminationState.Terminated == nil
+		})
 }
 
 // configReader reads each ConfigMap once.
@@ -197,8 +198,8 @@ type configReader struct {
 	read map[string]configuration // by NAMESPACE/NAME
 }
 
-// of returns the configuration of an agent's pods. An error is one that may end by itself; otherwise the configuration is unknown for the reason
-// that it has.
+// of returns the configuration of an agent's pods. An error is one that may end by itself; otherwise the configuration is unknown for the
+// reason that it has.
 func (r *configReader) of(ctx context.Context, namespace string, pod corev1.PodSpec) (configuration, error) {
 	if key := overrides(pod); key != "" {
 		return configuration{unknown: key + " overrides its file"}, nil
@@ -270,7 +271,8 @@ func parseConfig(text string) configuration {
 		return configuration{unknown: "invalid: " + err.Error()}
 	}
 	parts := configuration{
-		labels: c.Node.Labels.Output == node.LabelsAPI, feature: c.Node.Labels.Output == node.LabelsNodeFeature, condition: c.Health.Kubernetes.Enabled,
+		labels: c.Node.Labels.Output == node.LabelsAPI, feature: c.Node.Labels.Output == node.LabelsNodeFeature,
+		condition: c.Health.Kubernetes.Enabled,
 	}
 	for _, t := range c.Node.Taints {
 		parts.taints = append(parts.taints, kube.TaintID(t.Taint()))

@@ -1,13 +1,13 @@
-// Package cleanup removes what agents have left in the API server: taints, labels and the condition of nodes, and NodeFeatures, which no agent's
-// configuration has any more. An agent removes by itself what its configuration drops, but only with the rights for it, and the agents of the
-// chart lose these with the configuration.
+// Package cleanup removes what agents have left in the API server: taints, labels and the condition of nodes, and NodeFeatures, which no
+// agent's configuration has any more. An agent removes by itself what its configuration drops, but only with the rights for it, and the
+// agents of the chart lose these with the configuration.
 //
 //	nodes, agents' pods, DaemonSets and ConfigMaps ─► plan ─► kube.Cleaner ─► PATCH nodes, DELETE nodefeatures
 //	                                                                      └─► the annotation gpu-node-agent/cleaned of the agent's pod
 //
-// Only what agents have recorded as theirs is removed. Each write is one that an agent makes too, so that two runs at once, and a run beside
-// agents, do no harm. If a configuration comes back between the plan and the write, its agent writes what it has at its next check, within
-// minutes.
+// Only what agents have recorded as theirs is removed. Each write is one that an agent makes too, so that two runs at once, and a run
+// beside agents, do no harm. If a configuration comes back between the plan and the write, its agent writes what it has at its next check,
+// within minutes.
 package cleanup
 
 import (
@@ -102,11 +102,14 @@ controllerrevisions, to get configmaps, and to list and delete nodefeatures. The
 	flags := cmd.Flags()
 	flags.BoolVar(&o.apply, "apply", false, "remove it; without it, the command prints what it would do")
 	flags.DurationVar(&o.wait, "wait", 0, "repeat until no node waits and no request fails, for this time at most")
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "file with the access to the API server (default: $KUBECONFIG, ~/.kube/config, or the pod's service account)")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "",
+		"file with the access to the API server (default: $KUBECONFIG, ~/.kube/config, or the pod's service account)")
 	flags.StringVar(&o.context, "context", "", "context in the kubeconfig file (default: its current one)")
-	flags.StringVar(&o.namespace, "namespace", "", "read ConfigMaps and NodeFeatures of this namespace only; the configuration of agents in others is unknown (default: all)")
-	flags.StringVar(&o.hook, "hook", "", "as this Job in --namespace, the hook of the chart: --wait counts from its creation, the exit code is always 0, "+
-		"and pods of nodes on which nothing was left get no annotation")
+	flags.StringVar(&o.namespace, "namespace", "",
+		"read ConfigMaps and NodeFeatures of this namespace only; the configuration of agents in others is unknown (default: all)")
+	flags.StringVar(&o.hook, "hook", "",
+		"as this Job in --namespace, the hook of the chart: --wait counts from its creation, the exit code is always 0, "+
+			"and pods of nodes on which nothing was left get no annotation")
 	o.format = terminal.AddFormat(flags, "table", terminal.JSON)
 	return cmd
 }
@@ -211,7 +214,8 @@ func (r *run) round(ctx context.Context) (more bool) {
 	return len(r.pending) > 0 || slices.ContainsFunc(r.untold, func(c cleaned) bool { return mayTell(all, c) })
 }
 
-// countFromJob has --wait count from the creation of the hook's Job: the Job's deadline does, while its pods may start late, or one after another.
+// countFromJob has --wait count from the creation of the hook's Job: the Job's deadline does, while its pods may start late, or one after
+// another.
 func (r *run) countFromJob(ctx context.Context) error {
 	created, err := r.api.jobCreated(ctx, r.hook)
 	if err != nil {
@@ -282,7 +286,8 @@ func (r *run) remove(ctx context.Context, item Item) Item {
 		return item
 	}
 	fields := []zap.Field{
-		zap.String("node", item.Node), zap.Strings("taints", item.Taints), zap.Strings("labels", item.Labels), zap.Strings("nodeFeatures", item.Features),
+		zap.String("node", item.Node), zap.Strings("taints", item.Taints), zap.Strings("labels", item.Labels),
+		zap.Strings("nodeFeatures", item.Features),
 		zap.Bool("condition", item.Condition),
 	}
 	if err := r.api.remove(ctx, item); err != nil {

@@ -145,7 +145,8 @@ func TestRunWritesNothingWithoutApply(t *testing.T) {
 	if want := []string{"list", "features"}; err != nil || !slices.Equal(f.calls, want) {
 		t.Errorf("%v; calls %v, want %v", err, f.calls, want)
 	}
-	if text := r.Table(terminal.Output{}); !strings.Contains(text, unhealthy) || !strings.Contains(text, "1 node of 1 node can be cleaned now; --apply does it") {
+	if text := r.Table(terminal.Output{}); !strings.Contains(text, unhealthy) ||
+		!strings.Contains(text, "1 node of 1 node can be cleaned now; --apply does it") {
 		t.Errorf("table:\n%s", text)
 	}
 }
@@ -161,7 +162,8 @@ func TestRunWaitsForNewPods(t *testing.T) {
 			t.Errorf("ended after %v", took)
 		}
 		slices.Sort(f.calls)
-		if want := "features, list, mark pod-a, mark pod-b, read a, read b, remove a, remove b"; err != nil || strings.Join(f.calls, ", ") != want {
+		if want := "features, list, mark pod-a, mark pod-b, read a, read b, remove a, remove b"; err != nil ||
+			strings.Join(f.calls, ", ") != want {
 			t.Errorf("%v; calls %v, want %s", err, f.calls, want)
 		}
 		text := r.Table(terminal.Output{})
@@ -175,7 +177,10 @@ func TestRunWaitsForNewPods(t *testing.T) {
 
 func TestRunEndsAtOnceWithNothingLeft(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &fakeCluster{traces: map[string]traces{"a": {NodeTraces: kube.NodeTraces{Node: "a"}}}, at: func(time.Duration) agents { panic("the agents are read") }}
+		f := &fakeCluster{
+			traces: map[string]traces{"a": {NodeTraces: kube.NodeTraces{Node: "a"}}},
+			at:     func(time.Duration) agents { panic("the agents are read") },
+		}
 		r, err := runOf(t, f, options{apply: true, hook: "job", wait: 3 * time.Minute})
 		if err != nil || time.Since(f.started) > 0 || len(f.calls) != 2 || r.Table(terminal.Output{}) != "nothing is left by agents\n" {
 			t.Errorf("%v after %v, %v\n%s", err, time.Since(f.started), f.calls, r.Table(terminal.Output{}))
@@ -240,7 +245,8 @@ func TestRunTellsLateAgents(t *testing.T) {
 	})
 }
 
-// TestRunAwaitsAgents has a run wait for the agents of cleaned nodes, which their taints may have kept away, and not for those that never start.
+// TestRunAwaitsAgents has a run wait for the agents of cleaned nodes, which their taints may have kept away, and not for those that never
+// start.
 func TestRunAwaitsAgents(t *testing.T) {
 	for name, c := range map[string]struct {
 		pod, started time.Duration // when they are
@@ -287,8 +293,8 @@ func TestRunAwaitsAgents(t *testing.T) {
 	}
 }
 
-// TestHookEndsBeforeDeadline checks that a pod of the hook that starts late ends in time, measured from the creation of its Job, also if the
-// API server stops answering.
+// TestHookEndsBeforeDeadline checks that a pod of the hook that starts late ends in time, measured from the creation of its Job, also if
+// the API server stops answering.
 func TestHookEndsBeforeDeadline(t *testing.T) {
 	for age, c := range map[time.Duration]struct {
 		answers time.Duration // for so long
@@ -328,16 +334,22 @@ func TestRunErrors(t *testing.T) {
 		calls int           // of remove
 		err   bool
 	}{
-		"one node":            {func(call, node string) error { return failing("remove a")(call+" "+node, "") }, time.Hour, "cleaned 1 of 2 nodes; ", 22, true},
-		"one node for a time": {func(call, node string) error { return failing("remove a")(call+" "+node, "") }, 10 * time.Second, "cleaned 2 nodes", 6, false},
-		"nodes":               {failing("list"), time.Hour, "unknown what agents have left", 0, true},
-		"nodes for a time":    {failing("list"), time.Minute, "cleaned 2 nodes", 2, false},
-		"agents":              {failing("agents"), time.Hour, "unknown what agents have left", 0, true},
-		"agents for a time":   {failing("agents"), time.Minute, "cleaned 2 nodes", 2, false},
-		"a pod":               {failing("mark"), time.Hour, "removed, but cannot tell pod gpu/pod-a", 2, true},
-		"a pod for a time":    {failing("mark"), time.Minute, "removed", 2, false},
-		"the Job":             {failing("job"), time.Hour, "unknown what agents have left", 0, true},
-		"the Job for a time":  {failing("job"), time.Minute, "cleaned 2 nodes", 2, false},
+		"one node": {
+			func(call, node string) error { return failing("remove a")(call+" "+node, "") }, time.Hour, "cleaned 1 of 2 nodes; ", 22,
+			true,
+		},
+		"one node for a time": {
+			func(call, node string) error { return failing("remove a")(call+" "+node, "") }, 10 * time.Second,
+			"cleaned 2 nodes", 6, false,
+		},
+		"nodes":              {failing("list"), time.Hour, "unknown what agents have left", 0, true},
+		"nodes for a time":   {failing("list"), time.Minute, "cleaned 2 nodes", 2, false},
+		"agents":             {failing("agents"), time.Hour, "unknown what agents have left", 0, true},
+		"agents for a time":  {failing("agents"), time.Minute, "cleaned 2 nodes", 2, false},
+		"a pod":              {failing("mark"), time.Hour, "removed, but cannot tell pod gpu/pod-a", 2, true},
+		"a pod for a time":   {failing("mark"), time.Minute, "removed", 2, false},
+		"the Job":            {failing("job"), time.Hour, "unknown what agents have left", 0, true},
+		"the Job for a time": {failing("job"), time.Minute, "cleaned 2 nodes", 2, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -385,8 +397,10 @@ func TestParseConfig(t *testing.T) {
 		"node: {labels: {output: api}}":   {labels: true},
 		"node: {labels: {output: file}}":  {},
 		"node: {labels: {output: false}}": {},
-		"node: {labels: {output: nodeFeature}}\nhealth: {kubernetes: {enabled: true}}":                                                  {feature: true, condition: true},
-		`node: {taints: [{when: cordoned, key: a/b, value: v, effect: NoExecute}, {when: anyUnhealthy, key: a/b, effect: NoSchedule}]}`: {taints: []string{"a/b:NoExecute", "a/b:NoSchedule"}},
+		"node: {labels: {output: nodeFeature}}\nhealth: {kubernetes: {enabled: true}}": {feature: true, condition: true},
+		`node: {taints: [{when: cordoned, key: a/b, value: v, effect: NoExecute}, {when: anyUnhealthy, key: a/b, effect: NoSchedule}]}`: {
+			taints: []string{"a/b:NoExecute", "a/b:NoSchedule"},
+		},
 	} {
 		if got := parseConfig(text); fmt.Sprint(got) != fmt.Sprint(want) {
 			t.Errorf("%s: %+v, want %+v", text, got, want)
@@ -402,11 +416,20 @@ func TestOverrides(t *testing.T) {
 		container corev1.Container
 		want      string
 	}{
-		"the chart's":     {corev1.Container{Args: []string{"--config", "/etc/gpu-node-agent/config.yaml"}, Env: []corev1.EnvVar{{Name: "NODE_NAME"}}}, ""},
-		"another key":     {corev1.Container{Env: []corev1.EnvVar{{Name: "GPU_NODE_AGENT_HEALTH_SOCKET"}}, Args: []string{"--node.idle.after=1h"}}, ""},
-		"taints":          {corev1.Container{Env: []corev1.EnvVar{{Name: "GPU_NODE_AGENT_NODE_TAINTS"}}}, "variable GPU_NODE_AGENT_NODE_TAINTS"},
-		"condition":       {corev1.Container{Args: []string{"--health.kubernetes.enabled"}}, "argument --health.kubernetes.enabled"},
-		"labels":          {corev1.Container{Command: []string{"gpu-node-agent", "--node.labels.output=api"}}, "argument --node.labels.output=api"},
+		"the chart's": {corev1.Container{
+			Args: []string{"--config", "/etc/gpu-node-agent/config.yaml"},
+			Env:  []corev1.EnvVar{{Name: "NODE_NAME"}},
+		}, ""},
+		"another key": {corev1.Container{
+			Env:  []corev1.EnvVar{{Name: "GPU_NODE_AGENT_HEALTH_SOCKET"}},
+			Args: []string{"--node.idle.after=1h"},
+		}, ""},
+		"taints":    {corev1.Container{Env: []corev1.EnvVar{{Name: "GPU_NODE_AGENT_NODE_TAINTS"}}}, "variable GPU_NODE_AGENT_NODE_TAINTS"},
+		"condition": {corev1.Container{Args: []string{"--health.kubernetes.enabled"}}, "argument --health.kubernetes.enabled"},
+		"labels": {
+			corev1.Container{Command: []string{"gpu-node-agent", "--node.labels.output=api"}},
+			"argument --node.labels.output=api",
+		},
 		"unknown entries": {corev1.Container{Name: "c", EnvFrom: []corev1.EnvFromSource{{}}}, "envFrom of container c"},
 	} {
 		if got := overrides(corev1.PodSpec{Containers: []corev1.Container{c.container}}); got != c.want {
@@ -416,7 +439,8 @@ func TestOverrides(t *testing.T) {
 }
 
 func TestStarted(t *testing.T) {
-	running, ended := corev1.ContainerState{Running: new(corev1.ContainerStateRunning)}, corev1.ContainerState{Terminated: new(corev1.ContainerStateTerminated)}
+	running, ended := corev1.ContainerState{Running: new(corev1.ContainerStateRunning)},
+		corev1.ContainerState{Terminated: new(corev1.ContainerStateTerminated)}
 	waiting := corev1.ContainerState{Waiting: new(corev1.ContainerStateWaiting)}
 	for name, c := range map[string]struct {
 		states []corev1.ContainerStatus

@@ -101,8 +101,8 @@ func (i Item) String() string {
 	return strings.Join(parts, "; ")
 }
 
-// plan returns what is to be removed from a node: what agents have written, and the configurations of its agents do not have. A node without
-// an agent keeps what the DaemonSets that select it have configured, because these may be about to start one.
+// plan returns what is to be removed from a node: what agents have written, and the configurations of its agents do not have. A node
+// without an agent keeps what the DaemonSets that select it have configured, because these may be about to start one.
 //
 // The node waits while one of its agents may still write by another configuration. It keeps everything if a configuration is unknown.
 func plan(all agents, t traces) Item {

@@ -42,7 +42,9 @@ func TestPlan(t *testing.T) {
 	without := func(c configuration, s map[string]string, terms ...corev1.NodeSelectorTerm) agents {
 		all, pod := agentsOf(c), &corev1.Pod{Spec: corev1.PodSpec{NodeSelector: s}}
 		if terms != nil {
-			pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms}}}
+			pod.Spec.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+				RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{NodeSelectorTerms: terms},
+			}}
 		}
 		set := all.daemonSets["ds"]
 		set.affinity = nodeaffinity.GetRequiredNodeAffinity(pod)
@@ -53,7 +55,10 @@ func TestPlan(t *testing.T) {
 		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "pool", Operator: operator, Values: values}}}
 	}
 	named := func(name string) corev1.NodeSelectorTerm {
-		return corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{name}}}}
+		return corev1.NodeSelectorTerm{MatchFields: []corev1.NodeSelectorRequirement{{
+			Key: "metadata.name", Operator: corev1.NodeSelectorOpIn,
+			Values: []string{name},
+		}}}
 	}
 	elsewhere := agentsOf(nothing, podOf(all, nil)) // an agent that runs decides, wherever its DaemonSet is to run now
 	elsewhere.daemonSets = without(nothing, map[string]string{"pool": "b"}).daemonSets
@@ -66,36 +71,84 @@ func TestPlan(t *testing.T) {
 		unsure string // Item.Unknown
 		pod    bool   // the agent is to be told
 	}{
-		"no agent in the cluster":       {agents{}, everything, removesAll, "", "", false},
-		"nothing configured":            {agentsOf(nothing, podOf(nothing, nil)), everything, removesAll, "", "", true},
-		"everything configured":         {agentsOf(all, podOf(all, nil)), everything, "", "", "", true},
-		"nothing left":                  {agentsOf(nothing, podOf(nothing, nil)), traces{NodeTraces: kube.NodeTraces{Node: "n"}}, "", "", "", true},
-		"one taint":                     {agentsOf(nothing, podOf(configuration{taints: []string{unhealthy}}, nil)), everything, "taints " + cordoned + "; 1 label; NodeFeature in gpu; condition GPUHealthy", "", "", true},
-		"another effect":                {agentsOf(nothing, podOf(configuration{taints: []string{"gpu-node-agent/unhealthy:NoExecute"}, labels: true, feature: true, condition: true}, nil)), everything, "taints " + cordoned + ", " + unhealthy, "", "", true},
-		"labels only":                   {agentsOf(nothing, podOf(configuration{taints: all.taints, feature: true, condition: true}, nil)), everything, "1 label", "", "", true},
+		"no agent in the cluster": {agents{}, everything, removesAll, "", "", false},
+		"nothing configured":      {agentsOf(nothing, podOf(nothing, nil)), everything, removesAll, "", "", true},
+		"everything configured":   {agentsOf(all, podOf(all, nil)), everything, "", "", "", true},
+		"nothing left":            {agentsOf(nothing, podOf(nothing, nil)), traces{NodeTraces: kube.NodeTraces{Node: "n"}}, "", "", "", true},
+		"one taint": {
+			agentsOf(nothing, podOf(configuration{taints: []string{unhealthy}}, nil)), everything,
+			"taints " + cordoned + "; 1 label; NodeFeature in gpu; condition GPUHealthy", "", "", true,
+		},
+		"another effect": {
+			agentsOf(nothing,
+				podOf(configuration{taints: []string{"gpu-node-agent/unhealthy:NoExecute"}, labels: true, feature: true, condition: true}, nil)),
+			everything, "taints " + cordoned + ", " + unhealthy, "", "", true,
+		},
+		"labels only": {
+			agentsOf(nothing, podOf(configuration{taints: all.taints, feature: true, condition: true}, nil)),
+			everything, "1 label", "", "", true,
+		},
 		"no pod, DaemonSet has it":      {agentsOf(all), everything, "", "", "", false},
 		"no pod, DaemonSet has nothing": {agentsOf(nothing), everything, removesAll, "", "", false},
 		"no pod, unknown":               {agentsOf(unknown), everything, removesAll, "", mayStart, false},
-		"selected, has it":              {without(all, map[string]string{"pool": "a"}, pool(corev1.NodeSelectorOpExists), named("m")), everything, "", "", "", false},
-		"selected, unknown":             {without(unknown, map[string]string{"pool": "a"}), everything, removesAll, "", mayStart, false},
-		"not selected, has it":          {without(all, map[string]string{"pool": "b"}), everything, removesAll, "", "", false},
-		"not selected, unknown":         {without(unknown, map[string]string{"pool": "b"}), everything, removesAll, "", "", false},
-		"other affinity, unknown":       {without(unknown, nil, pool(corev1.NodeSelectorOpIn, "b", "c")), everything, removesAll, "", "", false},
-		"affinity to another node":      {without(unknown, nil, named("m")), everything, removesAll, "", "", false},
-		"affinity to this node":         {without(unknown, nil, named("m"), named("n")), everything, removesAll, "", mayStart, false},
-		"invalid affinity":              {without(unknown, nil, pool("Like", "a")), everything, removesAll, "", mayStart, false},
-		"not selected, but runs":        {elsewhere, everything, "", "", "", true},
-		"pod decides, not DaemonSets":   {agentsOf(all, podOf(nothing, nil)), everything, removesAll, "", "", true},
-		"an old revision":               {agentsOf(nothing, podOf(nothing, func(p *agentPod) { p.revision = "old" })), everything, removesAll, "pod gpu/gna-1 is not of the newest revision of its DaemonSet", "", false},
-		"the spec is not seen yet":      {agents{map[types.UID]daemonSet{"ds": {name: "gpu/gna"}}, map[string][]agentPod{"n": {podOf(nothing, func(p *agentPod) { p.revision = "" })}}}, everything, removesAll, "not of the newest revision", "", false},
-		"ending":                        {agentsOf(nothing, podOf(nothing, func(p *agentPod) { p.ending = true })), everything, removesAll, "pod gpu/gna-1 is ending", "", false},
-		"ending beside its successor":   {agentsOf(nothing, podOf(nothing, nil), podOf(nothing, func(p *agentPod) { p.ending = true })), everything, removesAll, "is ending", "", false},
-		"not started":                   {agentsOf(nothing, podOf(nothing, func(p *agentPod) { p.started = false })), everything, removesAll, "pod gpu/gna-1 has not started", "", false},
-		"DaemonSet deleted":             {agents{nil, map[string][]agentPod{"n": {podOf(unknown, nil)}}}, everything, removesAll, "is about to end", "", false},
-		"unknown configuration":         {agentsOf(unknown, podOf(unknown, nil)), everything, removesAll, "", "configuration of pod gpu/gna-1: ConfigMap", false},
-		"no controller":                 {agentsOf(nothing, podOf(nothing, func(p *agentPod) { p.controller = "" })), everything, removesAll, "", "pod gpu/gna-1 has no DaemonSet", false},
-		"two releases":                  {agentsOf(nothing, podOf(nothing, nil), podOf(configuration{labels: true, condition: true}, nil)), everything, "taints " + cordoned + ", " + unhealthy + "; NodeFeature in gpu", "", "", true},
-		"one of them unknown":           {agentsOf(nothing, podOf(nothing, nil), podOf(unknown, nil)), everything, removesAll, "", "configuration of pod", false},
+		"selected, has it": {
+			without(all, map[string]string{"pool": "a"}, pool(corev1.NodeSelectorOpExists), named("m")), everything,
+			"", "", "", false,
+		},
+		"selected, unknown":           {without(unknown, map[string]string{"pool": "a"}), everything, removesAll, "", mayStart, false},
+		"not selected, has it":        {without(all, map[string]string{"pool": "b"}), everything, removesAll, "", "", false},
+		"not selected, unknown":       {without(unknown, map[string]string{"pool": "b"}), everything, removesAll, "", "", false},
+		"other affinity, unknown":     {without(unknown, nil, pool(corev1.NodeSelectorOpIn, "b", "c")), everything, removesAll, "", "", false},
+		"affinity to another node":    {without(unknown, nil, named("m")), everything, removesAll, "", "", false},
+		"affinity to this node":       {without(unknown, nil, named("m"), named("n")), everything, removesAll, "", mayStart, false},
+		"invalid affinity":            {without(unknown, nil, pool("Like", "a")), everything, removesAll, "", mayStart, false},
+		"not selected, but runs":      {elsewhere, everything, "", "", "", true},
+		"pod decides, not DaemonSets": {agentsOf(all, podOf(nothing, nil)), everything, removesAll, "", "", true},
+		"an old revision": {
+			agentsOf(nothing, podOf(nothing, func(p *agentPod) { p.revision = "old" })), everything, removesAll,
+			"pod gpu/gna-1 is not of the newest revision of its DaemonSet", "", false,
+		},
+		"the spec is not seen yet": {
+			agents{
+				map[types.UID]daemonSet{"ds": {name: "gpu/gna"}},
+				map[string][]agentPod{"n": {podOf(nothing, func(p *agentPod) { p.revision = "" })}},
+			},
+			everything, removesAll,
+			"not of the newest revision", "", false,
+		},
+		"ending": {
+			agentsOf(nothing, podOf(nothing, func(p *agentPod) { p.ending = true })), everything, removesAll, "pod gpu/gna-1 is ending",
+			"", false,
+		},
+		"ending beside its successor": {
+			agentsOf(nothing, podOf(nothing, nil), podOf(nothing, func(p *agentPod) { p.ending = true })), everything,
+			removesAll, "is ending", "", false,
+		},
+		"not started": {
+			agentsOf(nothing, podOf(nothing, func(p *agentPod) { p.started = false })), everything, removesAll,
+			"pod gpu/gna-1 has not started", "", false,
+		},
+		"DaemonSet deleted": {
+			agents{nil, map[string][]agentPod{"n": {podOf(unknown, nil)}}},
+			everything, removesAll, "is about to end", "",
+			false,
+		},
+		"unknown configuration": {
+			agentsOf(unknown, podOf(unknown, nil)), everything, removesAll, "", "configuration of pod gpu/gna-1: ConfigMap",
+			false,
+		},
+		"no controller": {
+			agentsOf(nothing, podOf(nothing, func(p *agentPod) { p.controller = "" })), everything, removesAll, "",
+			"pod gpu/gna-1 has no DaemonSet", false,
+		},
+		"two releases": {
+			agentsOf(nothing, podOf(nothing, nil), podOf(configuration{labels: true, condition: true}, nil)),
+			everything, "taints " + cordoned + ", " + unhealthy + "; NodeFeature in gpu", "", "", true,
+		},
+		"one of them unknown": {
+			agentsOf(nothing, podOf(nothing, nil), podOf(unknown, nil)), everything, removesAll, "", "configuration of pod",
+			false,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			i := plan(c.agents, c.traces)

@@ -89,9 +89,11 @@ func (r Report) summary() string {
 	case len(r.Nodes) == 0:
 		return "nothing is left by agents"
 	case r.DryRun:
-		return fmt.Sprintf("dry run: %s of %s can be cleaned now; --apply does it", status.Plural(removable, "node"), status.Plural(len(r.Nodes), "node"))
+		return fmt.Sprintf("dry run: %s of %s can be cleaned now; --apply does it", status.Plural(removable, "node"),
+			status.Plural(len(r.Nodes), "node"))
 	case left == 0:
 		return "cleaned " + status.Plural(len(r.Nodes), "node")
 	}
-	return fmt.Sprintf("cleaned %d of %s; this removes the rest later: %s", len(r.Nodes)-left, status.Plural(len(r.Nodes), "node"), kube.CleanupCommand)
+	return fmt.Sprintf("cleaned %d of %s; this removes the rest later: %s", len(r.Nodes)-left, status.Plural(len(r.Nodes), "node"),
+		kube.CleanupCommand)
 }

@@ -155,7 +155,8 @@ func TestNotesOnSettingsWithoutEffect(t *testing.T) {
 	list := filepath.Join(t.TempDir(), "fields.csv")
 	write(t, list, "DCGM_FI_DEV_GPU_TEMP, gauge, x")
 	for text, want := range map[string]string{
-		"source: {mode: sim}": "", "source: {mode: sim, sim: {profile: l4-1}}": "", "source: {address: a}": "", "metrics: {fieldsFile: " + list + "}": "",
+		"source: {mode: sim}": "", "source: {mode: sim, sim: {profile: l4-1}}": "", "source: {address: a}": "",
+		"metrics: {fieldsFile: " + list + "}":                     "",
 		"source: {mode: sim, address: a}":                         "source.address: a:5555 has no effect: source.mode is sim",
 		"source: {sim: {profile: l4-1}}":                          "source.sim: has no effect: source.mode is not sim",
 		"metrics: {fields: [optional], fieldsFile: " + list + "}": "metrics.fields: has no effect: metrics.fieldsFile replaces it",
@@ -188,11 +189,15 @@ func TestFieldsThatSelectNothing(t *testing.T) {
 		"nonsense\nDCGM_FI_DEV_GPU_TEMP, gauge, temperature": true,
 	} {
 		write(t, list, text)
-		if _, err := load(t, "metrics: {fieldsFile: "+list+"}"); (err == nil) != good || !good && !strings.Contains(err.Error(), "metrics.fieldsFile: "+list+": ") {
+		if _, err := load(t, "metrics: {fieldsFile: "+list+"}"); (err == nil) != good ||
+			!good && !strings.Contains(err.Error(), "metrics.fieldsFile: "+list+": ") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
-	for text, good := range map[string]bool{"[]": true, "[DCGM_FI_DEV_NEWER]": false, "[DCGM_FI_DEV_SERIAL]": false, "[DCGM_FI_DEV_NEWER, default]": true} {
+	for text, good := range map[string]bool{
+		"[]": true, "[DCGM_FI_DEV_NEWER]": false, "[DCGM_FI_DEV_SERIAL]": false,
+		"[DCGM_FI_DEV_NEWER, default]": true,
+	} {
 		if _, err := load(t, "metrics: {fields: "+text+"}"); (err == nil) != good || !good && !strings.Contains(err.Error(), "metrics.fields: ") {
 			t.Errorf("%q: %v", text, err)
 		}
@@ -202,49 +207,64 @@ func TestFieldsThatSelectNothing(t *testing.T) {
 func TestConfigErrors(t *testing.T) {
 	type list = []string // keys, each with a part of its error after a space
 	for text, want := range map[string]list{
-		"plugin: {kubeletDirr: /x}":                                                         {"plugin.kubeletDirr plugin.kubeletDir?"},
-		"sourze: {mode: sim}":                                                               {"sourze"},
-		"source: {sim: {scenario: [{at: 1s, gpuu: 1}]}}":                                    {"source.sim.scenario[0].gpuu"},
-		"source: {sim: {scenario: [{lost: maybe}, hello, {gpu: x}]}}":                       {"source.sim.scenario[0].lost", "source.sim.scenario[1]", "source.sim.scenario[2].gpu"},
-		"source.mode: sim":                                                                  {"source.mode source: {mode: …}"},
-		"source: {mode: standalone}":                                                        {"source.address standalone"},
-		"source: {mode: embedded, address: 'a:1'}":                                          {"source.address embedded"},
-		"source: {address: 'localhost:'}":                                                   {`source.address "localhost:"`},
-		"source: {address: 'unix://run/x'}":                                                 {`source.address "unix://run/x"`},
-		"source: {interval: 5ms, stallAfter: 1ms}":                                          {"source.interval 5ms", "source.stallAfter 1ms"},
-		"source: {healthSystems: [pcie, gpu]}":                                              {`source.healthSystems "gpu"`},
-		"source: {healthSystems: []}":                                                       {"source.healthSystems [all]"},
-		"source: {events: on, kernelLogPath: kmsg}":                                         {`source.events "on"`, `source.kernelLogPath "kmsg"`},
-		"source: {kernelLog: /dev/kmsg, kernelLogPath: ''}":                                 {`source.kernelLog "/dev/kmsg"`, `source.kernelLogPath ""`},
-		"source: {sim: {past: [{ago: 10, gpu: 8, xid: x}]}}":                                {"source.sim.past[0].ago 10", `source.sim.past[0].xid "x"`},
-		"source: {sim: {past: [{gpu: 8, xid: 95}]}}":                                        {"source.sim.past[0].ago 0s", "source.sim.past[0].gpu h100-8"},
-		"source: {sim: {scenario: [{gpu: 1, recoveryAction: [a]}]}}":                        {"source.sim.scenario[0].recoveryAction [a]"},
-		"health: {xid: {preset: x, warn: [0]}}":                                             {`health.xid.preset "x"`, "health.xid.warn[0] 0"},
-		"health: {incidents: {warn: [x]}}":                                                  {`health.incidents.warn[0] "x"`},
-		"health: {flap: {trips: -1}, socket: here, recovery: x}":                            {"health.flap.trips -1", `health.socket "here"`, `health.recovery "x"`},
-		"log: {level: loud, format: xml}":                                                   {`log.level "loud"`, `log.format "xml"`},
-		"log: nothing":                                                                      {`log "nothing"`},
-		"source: {mode: x, sim: {profile: y}}\nhealth: {temperature: 1, interval: 1}\na: b": {"source.mode", "source.sim.profile", "health.interval", "a"},
-		"node: {idle: {after: 30m}}":                                                        {"node.idle.evidence metrics.processes.enabled"},
-		"node: {labels: {output: nfd, file: gpus}}":                                         {`node.labels.output "nfd"`, `node.labels.file "gpus"`},
-		"node: {taints: [{when: lost, key: -, value: '!', effect: No}]}":                    {`node.taints[0].when "lost"`, `node.taints[0].key "-"`},
-		"node: {taints: [{when: cordoned, key: a, value: '!', effect: NoSchedule}]}":        {`node.taints[0].value "!"`},
-		"node: {taints: [{when: cordoned, key: a}]}":                                        {`node.taints[0].effect ""`},
-		"node: {startupTaint: a}":                                                           {"node.startupTaint KEY"},
+		"plugin: {kubeletDirr: /x}":                      {"plugin.kubeletDirr plugin.kubeletDir?"},
+		"sourze: {mode: sim}":                            {"sourze"},
+		"source: {sim: {scenario: [{at: 1s, gpuu: 1}]}}": {"source.sim.scenario[0].gpuu"},
+		"source: {sim: {scenario: [{lost: maybe}, hello, {gpu: x}]}}": {
+			"source.sim.scenario[0].lost",
+			"source.sim.scenario[1]", "source.sim.scenario[2].gpu",
+		},
+		"source.mode: sim":                                           {"source.mode source: {mode: …}"},
+		"source: {mode: standalone}":                                 {"source.address standalone"},
+		"source: {mode: embedded, address: 'a:1'}":                   {"source.address embedded"},
+		"source: {address: 'localhost:'}":                            {`source.address "localhost:"`},
+		"source: {address: 'unix://run/x'}":                          {`source.address "unix://run/x"`},
+		"source: {interval: 5ms, stallAfter: 1ms}":                   {"source.interval 5ms", "source.stallAfter 1ms"},
+		"source: {healthSystems: [pcie, gpu]}":                       {`source.healthSystems "gpu"`},
+		"source: {healthSystems: []}":                                {"source.healthSystems [all]"},
+		"source: {events: on, kernelLogPath: kmsg}":                  {`source.events "on"`, `source.kernelLogPath "kmsg"`},
+		"source: {kernelLog: /dev/kmsg, kernelLogPath: ''}":          {`source.kernelLog "/dev/kmsg"`, `source.kernelLogPath ""`},
+		"source: {sim: {past: [{ago: 10, gpu: 8, xid: x}]}}":         {"source.sim.past[0].ago 10", `source.sim.past[0].xid "x"`},
+		"source: {sim: {past: [{gpu: 8, xid: 95}]}}":                 {"source.sim.past[0].ago 0s", "source.sim.past[0].gpu h100-8"},
+		"source: {sim: {scenario: [{gpu: 1, recoveryAction: [a]}]}}": {"source.sim.scenario[0].recoveryAction [a]"},
+		"health: {xid: {preset: x, warn: [0]}}":                      {`health.xid.preset "x"`, "health.xid.warn[0] 0"},
+		"health: {incidents: {warn: [x]}}":                           {`health.incidents.warn[0] "x"`},
+		"health: {flap: {trips: -1}, socket: here, recovery: x}":     {"health.flap.trips -1", `health.socket "here"`, `health.recovery "x"`},
+		"log: {level: loud, format: xml}":                            {`log.level "loud"`, `log.format "xml"`},
+		"log: nothing":                                               {`log "nothing"`},
+		"source: {mode: x, sim: {profile: y}}\nhealth: {temperature: 1, interval: 1}\na: b": {
+			"source.mode", "source.sim.profile",
+			"health.interval", "a",
+		},
+		"node: {idle: {after: 30m}}":                                                 {"node.idle.evidence metrics.processes.enabled"},
+		"node: {labels: {output: nfd, file: gpus}}":                                  {`node.labels.output "nfd"`, `node.labels.file "gpus"`},
+		"node: {taints: [{when: lost, key: -, value: '!', effect: No}]}":             {`node.taints[0].when "lost"`, `node.taints[0].key "-"`},
+		"node: {taints: [{when: cordoned, key: a, value: '!', effect: NoSchedule}]}": {`node.taints[0].value "!"`},
+		"node: {taints: [{when: cordoned, key: a}]}":                                 {`node.taints[0].effect ""`},
+		"node: {startupTaint: a}":                                                    {"node.startupTaint KEY"},
 		"node: {startupTaint: 'a=b:NoSchedule', taints: [&t {when: cordoned, key: a, effect: NoSchedule}, *t]}": {
 			"node.taints[1] startupTaint", "node.taints[1] taints[0]",
 		},
-		"node: {taints: [{when: cordoned, key: node.kubernetes.io/unschedulable, effect: NoSchedule}]}": {"node.taints[0].key whose taints Kubernetes"},
-		"node: {startupTaint: 'node.cloudprovider.kubernetes.io/uninitialized:NoSchedule'}":             {"node.startupTaint whose taints Kubernetes"},
-		"node: {idle: {after: -1s, evidence: none}}":                                                    {"node.idle.after -1s", `node.idle.evidence "none"`},
-		"metrics: {listen: nine}": {`metrics.listen "nine"`},
-		"metrics: {attribution: x, window: 1s, compat: {hostnameLabel: host}}": {"metrics.attribution", "metrics.window", "metrics.compat.hostnameLabel"},
-		"metrics: {webConfigFile: web.yaml}":                                   {"metrics.webConfigFile web.yaml"},
-		"metrics: {fieldsFile: /none.csv}":                                     {"metrics.fieldsFile /none.csv"},
-		"metrics: {fields: [{nam: X}]}":                                        {"metrics.fields[0].nam"},
-		"metrics: {fields: [default, defaults, Profiling]}":                    {`metrics.fields[1].name "defaults"; did you mean default?`, "metrics.fields[2].name profiling?"},
+		"node: {taints: [{when: cordoned, key: node.kubernetes.io/unschedulable, effect: NoSchedule}]}": {
+			"node.taints[0].key whose taints Kubernetes",
+		},
+		"node: {startupTaint: 'node.cloudprovider.kubernetes.io/uninitialized:NoSchedule'}": {"node.startupTaint whose taints Kubernetes"},
+		"node: {idle: {after: -1s, evidence: none}}":                                        {"node.idle.after -1s", `node.idle.evidence "none"`},
+		"metrics: {listen: nine}":                                                           {`metrics.listen "nine"`},
+		"metrics: {attribution: x, window: 1s, compat: {hostnameLabel: host}}": {
+			"metrics.attribution", "metrics.window",
+			"metrics.compat.hostnameLabel",
+		},
+		"metrics: {webConfigFile: web.yaml}": {"metrics.webConfigFile web.yaml"},
+		"metrics: {fieldsFile: /none.csv}":   {"metrics.fieldsFile /none.csv"},
+		"metrics: {fields: [{nam: X}]}":      {"metrics.fields[0].nam"},
+		"metrics: {fields: [default, defaults, Profiling]}": {
+			`metrics.fields[1].name "defaults"; did you mean default?`,
+			"metrics.fields[2].name profiling?",
+		},
 		"metrics: {fields: [DCMG_FI_DEV_GPU_TEMP, cpu, '', {name: profilin, type: gauge}]}": {
-			"metrics.fields[0].name DCGM_FI_DEV_GPU_TEMP?", `metrics.fields[1].name sets default, profiling and optional`, `metrics.fields[2].name ""`, "metrics.fields[3].name profiling?",
+			"metrics.fields[0].name DCGM_FI_DEV_GPU_TEMP?", `metrics.fields[1].name sets default, profiling and optional`,
+			`metrics.fields[2].name ""`, "metrics.fields[3].name profiling?",
 		},
 		"metrics: {fields: [default, {name: DCGM_FI_DEV_FB_FREE, type: gaugee}, {name: optional, help: x}]}": {
 			`metrics.fields[1].type "gaugee"`, "metrics.fields[2].name set",
@@ -253,9 +273,14 @@ func TestConfigErrors(t *testing.T) {
 			`metrics.podLabels "/^a"`, `metrics.podLabels "^b"`, `metrics.podLabels "c.*"`, "metrics.podUID",
 		},
 		"plugin: {resource: gpu}": {"plugin.resource"},
-		"plugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replica: 2}]}}}": {"plugin.sharing.timeSlicing.resources[0].replica"},
-		"sourze: {}\nsource: {mode:sim}":            {"sourze did you mean source?", "source.mode:sim mode: sim"},
-		"sharing: {}\ncordon: [3]\nmode: sim":       {"sharing did you mean plugin.sharing?", "cordon did you mean health.cordon?", "mode did you mean source.mode?"},
+		"plugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replica: 2}]}}}": {
+			"plugin.sharing.timeSlicing.resources[0].replica",
+		},
+		"sourze: {}\nsource: {mode:sim}": {"sourze did you mean source?", "source.mode:sim mode: sim"},
+		"sharing: {}\ncordon: [3]\nmode: sim": {
+			"sharing did you mean plugin.sharing?", "cordon did you mean health.cordon?",
+			"mode did you mean source.mode?",
+		},
 		"metrics: {enabled: true}":                  {"metrics.enabled unknown key"}, // two sections have one
 		"health: {1: 2}":                            {"health.1 unknown key (in "},   // no suggestion
 		"Source: {mode: sim}\nSOURCE: {mode: auto}": {"Source SOURCE"},
@@ -271,8 +296,10 @@ func TestConfigErrors(t *testing.T) {
 	}
 	for _, valid := range []string{
 		"node: {startupTaint: 'startup-taint.cluster-autoscaler.kubernetes.io/gpu-node-agent:NoSchedule'}",
-		"node: {taints: [{when: cordoned, key: node-role.kubernetes.io/x, effect: NoSchedule}, {when: cordoned, key: node-role.kubernetes.io/x, effect: NoExecute}]}",
-		"node: {idle: {evidence: noProcess}}", "node: {idle: {after: 30m, evidence: noWork}}", "node: {idle: {after: 30m}}\nmetrics: {processes: {enabled: true}}",
+		"node: {taints: [{when: cordoned, key: node-role.kubernetes.io/x, effect: NoSchedule}, {when: cordoned, key: " +
+			"node-role.kubernetes.io/x, effect: NoExecute}]}",
+		"node: {idle: {evidence: noProcess}}", "node: {idle: {after: 30m, evidence: noWork}}",
+		"node: {idle: {after: 30m}}\nmetrics: {processes: {enabled: true}}",
 	} {
 		if _, err := load(t, valid); err != nil {
 			t.Errorf("%s: %v", valid, err)
@@ -306,7 +333,8 @@ func TestImportNVIDIAConfig(t *testing.T) {
 }
 
 func TestFieldSelection(t *testing.T) {
-	c := mustLoad(t, "metrics: {fields: [default, DCGM_FI_DEV_FB_TOTAL, {name: DCGM_FI_DEV_GPU_TEMP, help: warm}, DCGM_FI_NEWER], idleBelow: 10}")
+	c := mustLoad(t, "metrics: {fields: [default, DCGM_FI_DEV_FB_TOTAL, {name: DCGM_FI_DEV_GPU_TEMP, help: warm}, DCGM_FI_NEWER], "+
+		"idleBelow: 10}")
 	m := c.Metrics
 	if len(m.Fields) != 4 || m.Fields[2].Help != "warm" || m.IdleBelow != 10 || !slices.Contains(m.Chosen.IDs(), health.FieldFBTotal) {
 		t.Errorf("%+v", m)
@@ -479,7 +507,10 @@ func TestExisting(t *testing.T) {
 
 // Helm reads an unquoted off in a values file as false.
 func TestLabelsOutputOff(t *testing.T) {
-	for _, text := range []string{"node: {labels: {output: off}}", "node: {labels: {output: false}}", `node: {labels: {output: "off"}}`, "node: {}"} {
+	for _, text := range []string{
+		"node: {labels: {output: off}}", "node: {labels: {output: false}}", `node: {labels: {output: "off"}}`,
+		"node: {}",
+	} {
 		if got := mustLoad(t, text).Node.Labels.Output; got != node.LabelsOff {
 			t.Errorf("%s: output %q, want %q", text, got, node.LabelsOff)
 		}

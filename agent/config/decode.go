@@ -34,7 +34,8 @@ func (s setting) decode(data any) error {
 	for _, key := range meta.Unused { // such as [0].replica
 		_, name, _ := strings.Cut(key, ".")
 		keys := keysOf(s.value.Type().Elem())
-		errs = append(errs, fmt.Errorf("%s%s: unknown key%s", s.key, key, cmp.Or(spaceHint(name), suggest(name, keys), "; the keys are "+strings.Join(keys, ", "))))
+		errs = append(errs, fmt.Errorf("%s%s: unknown key%s", s.key, key,
+			cmp.Or(spaceHint(name), suggest(name, keys), "; the keys are "+strings.Join(keys, ", "))))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err

@@ -99,8 +99,9 @@ func TestBooleanFlags(t *testing.T) {
 // A device reference keeps the text that YAML would take for another number, in the file and in a flag.
 func TestDeviceReferencesKeepTheirText(t *testing.T) {
 	for text, want := range map[string]string{ // "" is an error
-		"3": "3", `"3"`: "3", "3:0": "3:0", "010": "010", "08": "08", "12:10": "12:10", "1b:00.0": "1b:00.0", "00:1e.0": "00:1e.0", "0000:10:00.0": "0000:10:00.0",
-		"0x1b": "", "3.0": "", "-1": "", "+1": "", "1_0": "", "1e3": "", ".5": "", "1:2:3": "", "~": "", "2024-01-01": "", "0-3": "",
+		"3": "3", `"3"`: "3", "3:0": "3:0", "010": "010", "08": "08", "12:10": "12:10", "1b:00.0": "1b:00.0", "00:1e.0": "00:1e.0",
+		"0000:10:00.0": "0000:10:00.0",
+		"0x1b":         "", "3.0": "", "-1": "", "+1": "", "1_0": "", "1e3": "", ".5": "", "1:2:3": "", "~": "", "2024-01-01": "", "0-3": "",
 	} {
 		for key, got := range map[string]func(Config) []string{
 			"health.cordon":                        func(c Config) []string { return c.Health.Cordon },
@@ -174,7 +175,8 @@ func TestAdviceWorks(t *testing.T) {
 			values = append(values, m[1:]...)
 		}
 		for _, m := range regexp.MustCompile(`(?:one of|one or more of|expected) ([\w, -]+), got`).FindAllStringSubmatch(text, -1) {
-			if list := strings.ReplaceAll(m[1], " or ", ", "); strings.Contains(list, ", ") && !strings.Contains(strings.ReplaceAll(list, ", ", ""), " ") {
+			if list := strings.ReplaceAll(m[1], " or ", ", "); strings.Contains(list, ", ") &&
+				!strings.Contains(strings.ReplaceAll(list, ", ", ""), " ") {
 				values = append(values, strings.Split(list, ", ")...)
 			}
 		}

@@ -10,11 +10,14 @@ import (
 // unknownVariables ignores what the kubelet sets for Services.
 func TestUnknownVariables(t *testing.T) {
 	notes := unknownVariables([]string{
-		"GPU_NODE_AGENT_SOURCE_MOED=sim", "GPU_NODE_AGENT_SOURCE_MODE=sim", "GPU_NODE_AGENT_HEALTH_STATE_FILE=x", "GPU_NODE_AGENT_HEALTH_STATEFILE=x",
-		"GPU_NODE_AGENT_METRICS_SERVICE_HOST=10.0.0.1", "GPU_NODE_AGENT_METRICS_PORT=tcp://10.0.0.1:9400", "GPU_NODE_AGENT_METRICS_PORT_9400_TCP=x",
+		"GPU_NODE_AGENT_SOURCE_MOED=sim", "GPU_NODE_AGENT_SOURCE_MODE=sim", "GPU_NODE_AGENT_HEALTH_STATE_FILE=x",
+		"GPU_NODE_AGENT_HEALTH_STATEFILE=x",
+		"GPU_NODE_AGENT_METRICS_SERVICE_HOST=10.0.0.1", "GPU_NODE_AGENT_METRICS_PORT=tcp://10.0.0.1:9400",
+		"GPU_NODE_AGENT_METRICS_PORT_9400_TCP=x",
 		"GPU_NODE_AGENT_OTHER_KEY=x", "GPU_NODE_AGENT=x", "PATH=x",
 	}, []string{"source.mode", "health.stateFile"})
-	if len(notes) != 1 || !strings.HasPrefix(notes[0], "GPU_NODE_AGENT_SOURCE_MOED: ") || !strings.HasSuffix(notes[0], "GPU_NODE_AGENT_SOURCE_MODE?") {
+	if len(notes) != 1 || !strings.HasPrefix(notes[0], "GPU_NODE_AGENT_SOURCE_MOED: ") ||
+		!strings.HasSuffix(notes[0], "GPU_NODE_AGENT_SOURCE_MODE?") {
 		t.Errorf("%q", notes)
 	}
 }
@@ -23,7 +26,8 @@ func TestNVIDIAHealthCheckVariables(t *testing.T) {
 	t.Setenv("DP_DISABLE_HEALTHCHECKS", "48,oops")
 	t.Setenv("DP_ENABLE_HEALTHCHECKS", "109")
 	c := mustLoad(t, "")
-	if x := c.Health.XID; x.Effect(48) != health.EffectIgnore || x.Effect(109) != health.EffectUnhealthy || x.Effect(79) != health.EffectUnhealthy {
+	if x := c.Health.XID; x.Effect(48) != health.EffectIgnore || x.Effect(109) != health.EffectUnhealthy ||
+		x.Effect(79) != health.EffectUnhealthy {
 		t.Errorf("XIDs %+v", x)
 	}
 	if len(c.Notes) != 1 || !strings.Contains(c.Notes[0], "oops") {
@@ -46,8 +50,10 @@ func TestForeignVariables(t *testing.T) {
 		"MIG_STRATEGY=mixed", "DEVICE_LIST_STRATEGY=envvar", "PASS_DEVICE_SPECS=", "FAIL_ON_INIT_ERROR=false", "PATH=/bin",
 		"DCGM_EXPORTER_LISTEN=:9400", "DCGM_EXPORTER_SERVICE_HOST=10.0.0.1", "DCGM_EXPORTER_PORT=tcp://10.0.0.1:9400",
 	}, origins{"plugin.deviceList": {"config.yaml", "[envvar]"}})
-	if len(notes) != 2 || !strings.HasPrefix(notes[0], "DCGM_EXPORTER_LISTEN: ") || !strings.Contains(notes[0], "metrics.listen or GPU_NODE_AGENT_METRICS_LISTEN") ||
-		!strings.HasPrefix(notes[1], "MIG_STRATEGY: ") || !strings.Contains(notes[1], "plugin.migStrategy or GPU_NODE_AGENT_PLUGIN_MIG_STRATEGY") {
+	if len(notes) != 2 || !strings.HasPrefix(notes[0], "DCGM_EXPORTER_LISTEN: ") ||
+		!strings.Contains(notes[0], "metrics.listen or GPU_NODE_AGENT_METRICS_LISTEN") ||
+		!strings.HasPrefix(notes[1], "MIG_STRATEGY: ") || !strings.Contains(notes[1],
+		"plugin.migStrategy or GPU_NODE_AGENT_PLUGIN_MIG_STRATEGY") {
 		t.Errorf("%q", notes)
 	}
 	t.Setenv("MIG_STRATEGY", "mixed")

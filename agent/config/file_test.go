@@ -109,7 +109,8 @@ func TestKubeconfigNote(t *testing.T) {
 	if n := notes(); len(n) != 1 || !strings.HasPrefix(n[0], key) {
 		t.Errorf("invalid file: %q", n)
 	}
-	write(t, file, "clusters: [{name: a, cluster: {server: 'https://localhost:1'}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n")
+	write(t, file, "clusters: [{name: a, cluster: {server: 'https://localhost:1'}}]\ncontexts: [{name: a, context: {cluster: "+
+		"a}}]\ncurrent-context: a\n")
 	if n := notes(); len(n) != 0 {
 		t.Errorf("valid file: %q", n)
 	}

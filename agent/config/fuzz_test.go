@@ -20,15 +20,21 @@ func FuzzLoad(f *testing.F) {
 	}
 	f.Add(string(defaults))
 	for _, text := range []string{
-		"source: {mode: sim}", "a: &a [*a]", "? [x]: y", "? {log: 1}\n: 2", "\xff\xfe", "---\nlog:\n---\nlog:", "log: !!binary aGk=", "log: {<<: {level: warn}}",
+		"source: {mode: sim}", "a: &a [*a]", "? [x]: y", "? {log: 1}\n: 2", "\xff\xfe", "---\nlog:\n---\nlog:", "log: !!binary aGk=",
+		"log: {<<: {level: warn}}",
 		"plugin: {kubeletDir: 5, x: [1, {a: b}]}", "Plugin: {RESOURCE: a.b/c}\nplugin: {resource: c.d/e}",
 		"plugin: {sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 2, devices: ['0', GPU-1]}, null, 7]}}}",
 		"plugin: {resources: [{pattern: '*', resource: nvidia.com/mig-1g.10gb}], deviceList: [cdi-cri, cdi-cri], cdi: {generate: maybe}}",
-		"source: {sim: {scenario: [{at: 1s, gpu: 3, lost: maybe}]}}", "source: {sim: {scenario: [{at: 1s, gpu: 3, temperature: .inf}, {at: -1s, gpu: 1e3, xid: 0x4f}]}}",
-		"source: {interval: 1e9, stallAfter: 10000000000h}", "health: {temperature: .nan, xid: {unhealthy: [13, 13, '13', 13.0], warn: [99999999999999999999]}}",
-		"health: {incidents: {ignore: [~]}, flap: {trips: 9223372036854775808}}", "metrics: {fields: [default, {name: DCGM_FI_DEV_FB_TOTAL, help: \"\\0\\n\"}, 5, [a]], listen: ':99999'}",
-		"plugin: {resources: [{5: x}]}\nsource: {sim: {scenario: [{~: 1}]}}", "metrics: {idleBelow: 1e400, window: 2562047h47m16.854775807s}", "log: {level: [info], format: {a: b}}", "metrics: {podLabels: [team-*, '/^a\\/.*/', \"*\", /[/], podUID: yes}", "log:\n\tlevel: info",
-		"health: {1: 2, ~: 3, confirm: 2.0}", "health: {confirm: '2.9', flap: {1: x, trips: 18446744073709551615}}", "log: {}\n---\n---\nlog: {}", "- log", "plugin: {sharing: {timeSlicing: {resources: [{2: x}]}}}",
+		"source: {sim: {scenario: [{at: 1s, gpu: 3, lost: maybe}]}}",
+		"source: {sim: {scenario: [{at: 1s, gpu: 3, temperature: .inf}, {at: -1s, gpu: 1e3, xid: 0x4f}]}}",
+		"source: {interval: 1e9, stallAfter: 10000000000h}",
+		"health: {temperature: .nan, xid: {unhealthy: [13, 13, '13', 13.0], warn: [99999999999999999999]}}",
+		"health: {incidents: {ignore: [~]}, flap: {trips: 9223372036854775808}}",
+		"metrics: {fields: [default, {name: DCGM_FI_DEV_FB_TOTAL, help: \"\\0\\n\"}, 5, [a]], listen: ':99999'}",
+		"plugin: {resources: [{5: x}]}\nsource: {sim: {scenario: [{~: 1}]}}", "metrics: {idleBelow: 1e400, window: 2562047h47m16.854775807s}",
+		"log: {level: [info], format: {a: b}}", "metrics: {podLabels: [team-*, '/^a\\/.*/', \"*\", /[/], podUID: yes}", "log:\n\tlevel: info",
+		"health: {1: 2, ~: 3, confirm: 2.0}", "health: {confirm: '2.9', flap: {1: x, trips: 18446744073709551615}}", "log: {}\n---\n---\nlog: {}",
+		"- log", "plugin: {sharing: {timeSlicing: {resources: [{2: x}]}}}",
 	} {
 		f.Add(text)
 	}
@@ -71,9 +77,12 @@ func FuzzEnvironment(f *testing.F) {
 		return uint8(i)
 	}
 	for key, values := range map[string][]string{
-		"log.level":              {"debug", "DEBUG", "", " info", "[info]", "null"},
-		"source.interval":        {"10s", "10", "0", "-1s", "1h0m0.000000001s", "9999999h"},
-		"source.sim.scenario":    {"[{at: 1s, gpu: 0, xid: 13}]", "[{at: 1s, gpu: 0, xid: 13, xid: 14}]", "{}", "[[]]", "- at: 1s\n  gpu: 0\n  lost: yes", "- 0:", "- {1: 2, a: b}"},
+		"log.level":       {"debug", "DEBUG", "", " info", "[info]", "null"},
+		"source.interval": {"10s", "10", "0", "-1s", "1h0m0.000000001s", "9999999h"},
+		"source.sim.scenario": {
+			"[{at: 1s, gpu: 0, xid: 13}]", "[{at: 1s, gpu: 0, xid: 13, xid: 14}]", "{}", "[[]]",
+			"- at: 1s\n  gpu: 0\n  lost: yes", "- 0:", "- {1: 2, a: b}",
+		},
 		"source.sim.past":        {"[{ago: 10s, gpu: 5, xid: 95}]", "[{ago: 10, gpu: 5}]", "[{ago: -1s, gpu: 99, xid: 0x4f}]", "[[]]"},
 		"source.sim.seed":        {"7", "7.0", "0x7", "9223372036854775808", "1_000"},
 		"health.flap.trips":      {"3.9", "3.0", "1e3", "1e99", "18446744073709551615", "true", "[3]", "{3: 3}"},
@@ -123,7 +132,8 @@ func FuzzEnvironment(f *testing.F) {
 		withoutOrigin := func(err error, origin string) string {
 			return strings.ReplaceAll(fmt.Sprint(err), " (in "+origin+")", "")
 		}
-		if (flagErr == nil) != (envErr == nil) || withoutOrigin(flagErr, "--"+key) != withoutOrigin(envErr, envNames(key)[0]) || byFlag.String() != byEnv.String() {
+		if (flagErr == nil) != (envErr == nil) || withoutOrigin(flagErr, "--"+key) != withoutOrigin(envErr, envNames(key)[0]) ||
+			byFlag.String() != byEnv.String() {
 			t.Fatalf("%s=%q: with the flag %v\n%s\nwith the variable %v\n%s", key, value, flagErr, byFlag, envErr, byEnv)
 		}
 		if envErr != nil {
@@ -142,7 +152,10 @@ func FuzzEnvironment(f *testing.F) {
 
 // FuzzParsePartial appends an invalid section to any text. Nothing of the sections before it is lost.
 func FuzzParsePartial(f *testing.F) {
-	for _, text := range []string{"log: {level: info}\nmetrics:\n  listen: :9500", "a: |+\n  b\n\n", "a: [\nb: 1", "a: 1\n\tb: 2\n", "a:\r\n  b: 1\r\n", "---\n- a", "? [x]: y", "\xff"} {
+	for _, text := range []string{
+		"log: {level: info}\nmetrics:\n  listen: :9500", "a: |+\n  b\n\n", "a: [\nb: 1", "a: 1\n\tb: 2\n",
+		"a:\r\n  b: 1\r\n", "---\n- a", "? [x]: y", "\xff",
+	} {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {

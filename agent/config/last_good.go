@@ -76,7 +76,8 @@ func (l Loader) LoadPartial() (Config, error) {
 		}
 		return c, fmt.Errorf("%w\nusing its valid values and %s", err, instead)
 	case rejection != nil:
-		return c, fmt.Errorf("%w\nusing the last good configuration, %s of %s", rejection.Err, rejection.Path, rejection.Since.Format(time.RFC3339))
+		return c, fmt.Errorf("%w\nusing the last good configuration, %s of %s", rejection.Err, rejection.Path,
+			rejection.Since.Format(time.RFC3339))
 	}
 	return c, nil
 }

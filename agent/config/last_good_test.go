@@ -108,8 +108,14 @@ func TestLastGoodReplacesInvalidFile(t *testing.T) {
 		spoil  func(*savedNode)
 		reason string
 	}{
-		"invalid value":             {func(n *savedNode) { n.write("config.yaml", n.config(state+", temperature: -1}")) }, "health.temperature: "},
-		"wrong type":                {func(n *savedNode) { n.write("config.yaml", n.config(state+", temperature: hot}")) }, "health.temperature: "},
+		"invalid value": {
+			func(n *savedNode) { n.write("config.yaml", n.config(state+", temperature: -1}")) },
+			"health.temperature: ",
+		},
+		"wrong type": {
+			func(n *savedNode) { n.write("config.yaml", n.config(state+", temperature: hot}")) },
+			"health.temperature: ",
+		},
 		"unknown key":               {func(n *savedNode) { n.write("config.yaml", n.config(state+", temprature: 1}")) }, "health.temprature: "},
 		"no fields file":            {func(n *savedNode) { n.remove("fields.csv") }, "metrics.fieldsFile: "},
 		"invalid web configuration": {func(n *savedNode) { n.write("web.yaml", "basic_auth_users: {ada: plain}") }, "metrics.webConfigFile: "},
@@ -120,7 +126,10 @@ func TestLastGoodReplacesInvalidFile(t *testing.T) {
 			n.setFlags("--health.stateFile=" + n.dir + "/state.json")
 		}, "config.yaml: "},
 		"syntax error after the state file": {func(n *savedNode) { n.write("config.yaml", n.config(state+"}")+"log: {") }, "config.yaml: "},
-		"section twice":                     {func(n *savedNode) { n.write("config.yaml", n.config(state+"}")+"metrics: {}\n") }, "config.yaml: "},
+		"section twice": {
+			func(n *savedNode) { n.write("config.yaml", n.config(state+"}")+"metrics: {}\n") },
+			"config.yaml: ",
+		},
 		"not a mapping": {func(n *savedNode) {
 			n.write("config.yaml", "- log")
 			n.setFlags("--health.stateFile=" + n.dir + "/state.json")
@@ -210,11 +219,17 @@ func TestLastGoodRefused(t *testing.T) {
 		"not base64": {func(n *savedNode, _ string) string {
 			return `{"format":"gpu-node-agent configuration","path":"` + n.File + `","files":{"` + n.File + `":"%"}}`
 		}, "cannot be parsed"},
-		"another document": {func(*savedNode, string) string { return `{"format":"gpu-node-agent findings","version":1}` }, "gpu-node-agent findings"},
+		"another document": {
+			func(*savedNode, string) string { return `{"format":"gpu-node-agent findings","version":1}` },
+			"gpu-node-agent findings",
+		},
 		"without the file": {func(n *savedNode, _ string) string {
 			return `{"format":"gpu-node-agent configuration","path":"` + n.File + `","files":{}}`
 		}, "expected the format"},
-		"of another file": {func(n *savedNode, saved string) string { return strings.ReplaceAll(saved, n.File, n.dir+"/other.yaml") }, "/other.yaml, not of "},
+		"of another file": {
+			func(n *savedNode, saved string) string { return strings.ReplaceAll(saved, n.File, n.dir+"/other.yaml") },
+			"/other.yaml, not of ",
+		},
 		"invalid for this release": {func(n *savedNode, saved string) string {
 			return edit(n.t, saved, n.File, func(text string) string { return strings.Replace(text, "temperature", "newKey", 1) })
 		}, "health.newKey: "},
@@ -339,7 +354,8 @@ func TestLoadPartial(t *testing.T) {
 	if c, err := n.LoadPartial(); err != nil || c.Health.Temperature != 77 {
 		t.Errorf("valid: %v, %v", c, err)
 	}
-	n.write("config.yaml", strings.ReplaceAll("health: {stateFile: DIR/state.json, socket: /new.sock}\nmetrics: {listen: nowhere}", "DIR", n.dir))
+	n.write("config.yaml", strings.ReplaceAll("health: {stateFile: DIR/state.json, socket: /new.sock}\nmetrics: {listen: nowhere}", "DIR",
+		n.dir))
 	c, err := n.LoadPartial()
 	if c.Health.Temperature != 77 || c.Metrics.Listen != ":9400" || c.Health.Socket == "/new.sock" {
 		t.Errorf("not the last good configuration: %v", c)
@@ -375,7 +391,8 @@ func TestLoadPartialOfAnotherFile(t *testing.T) {
 	} {
 		n.write("other.yaml", strings.ReplaceAll(text, "DIR", n.dir))
 		c, err := n.LoadPartial()
-		if c.Health.Socket != "/its.sock" || c.Log.Level != "debug" || c.Metrics.Listen != ":9400" || float64(c.Health.Temperature) != temperature {
+		if c.Health.Socket != "/its.sock" || c.Log.Level != "debug" || c.Metrics.Listen != ":9400" ||
+			float64(c.Health.Temperature) != temperature {
 			t.Errorf("%q: %v", text, c)
 		}
 		if !strings.Contains(fmt.Sprint(err), "other.yaml") || !strings.HasSuffix(fmt.Sprint(err), n.saved) {

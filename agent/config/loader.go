@@ -46,8 +46,8 @@ func AddFlags(flags *pflag.FlagSet) {
 	}
 }
 
-// defaultFile is read without --config. Only root can write there. A file in the working directory counts only if --config names it, because
-// another user may have written it.
+// defaultFile is read without --config. Only root can write there. A file in the working directory counts only if --config names it,
+// because another user may have written it.
 const defaultFile = "/etc/gpu-node-agent/config.yaml"
 
 // Path returns the file that Load reads: File, or the default file if it exists, or "".
@@ -124,7 +124,8 @@ func (l Loader) Load() (Config, error) {
 	errs = append(errs, withPrefix("metrics.", err))
 	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(health.EnvDisableHealthChecks), os.Getenv(health.EnvEnableHealthChecks))
 	c.Health.XID = xid
-	c.Notes = slices.Concat(c.Notes, notes, unknownVariables(os.Environ(), keys), foreignVariables(os.Environ(), set), c.kubeconfigNotes(), c.driverNotes(), c.unusedNotes())
+	c.Notes = slices.Concat(c.Notes, notes, unknownVariables(os.Environ(), keys), foreignVariables(os.Environ(), set), c.kubeconfigNotes(),
+		c.driverNotes(), c.unusedNotes())
 	// Values that could not be decoded have their defaults here, so Validate adds only other errors.
 	errs = append(errs, c.Validate())
 	if !l.Running && isDirectory(c.Health.StateFile) { // the running agent reports what it cannot write
@@ -146,8 +147,8 @@ func (c *Config) restoreOff() {
 	}
 }
 
-// Parse returns the configuration of a file's text alone, without flags, the environment and the files that it names. It returns an error if
-// an agent would refuse the text for what it sets in health or node, or for a key or value that cannot be decoded.
+// Parse returns the configuration of a file's text alone, without flags, the environment and the files that it names. It returns an error
+// if an agent would refuse the text for what it sets in health or node, or for a key or value that cannot be decoded.
 func Parse(text []byte) (Config, error) {
 	tree, err := parse(text)
 	if err != nil {

@@ -180,7 +180,8 @@ func (s survey) checkHealthChecks() []Check {
 	case health.ChecksUp:
 		c.Status, c.Found = CheckOK, "DCGM's health checks work"
 	case health.ChecksDown:
-		c = failure(c.Name, checks.Err, "install the same version of DCGM's library, modules and host engine; see GPUHealthChecksDown in docs/alerts.md")
+		c = failure(c.Name, checks.Err,
+			"install the same version of DCGM's library, modules and host engine; see GPUHealthChecksDown in docs/alerts.md")
 		c.Status = CheckWarn
 	}
 	return []Check{c}

@@ -27,7 +27,8 @@ func TestCheckPair(t *testing.T) {
 		{"4.6", "devel", CheckOK},
 	} {
 		got := checkPair(c.library, c.engine)
-		if got.Status != c.want || (got.Fix != "") != (c.want != CheckOK) || !strings.Contains(got.Found, c.library) || !strings.Contains(got.Found, c.engine) {
+		if got.Status != c.want || (got.Fix != "") != (c.want != CheckOK) || !strings.Contains(got.Found, c.library) ||
+			!strings.Contains(got.Found, c.engine) {
 			t.Errorf("libdcgm %q, host engine %q: %+v, want %s", c.library, c.engine, got, c.want)
 		}
 	}

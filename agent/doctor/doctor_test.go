@@ -59,7 +59,8 @@ func (f files) root(t *testing.T) host {
 	return host(root)
 }
 
-const moduleText = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (a@b)  Tue Sep 23 10:11:41 UTC 2025\n" +
+const moduleText = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (a@b)  Tue Sep 23 10:11:41 UTC " +
+	"2025\n" +
 	"GCC version:  gcc version 13.3.0 (Ubuntu 13.3.0-6ubuntu2~24.04)\n"
 
 // goodNode returns the files of a node with two GPUs on which every check succeeds.
@@ -106,7 +107,10 @@ func migReading() *health.Reading {
 	r := goodReading()
 	r.Devices[0].MIGMode = true
 	for gi, profile := range []string{"1g.10gb", "3g.40gb", "1g.10gb"} {
-		r.Devices = append(r.Devices, health.Device{ID: health.DeviceID(fmt.Sprint("MIG-", gi)), Parent: "GPU-0", Kind: health.KindMIG, Profile: profile, GI: gi})
+		r.Devices = append(r.Devices, health.Device{
+			ID: health.DeviceID(fmt.Sprint("MIG-", gi)), Parent: "GPU-0", Kind: health.KindMIG,
+			Profile: profile, GI: gi,
+		})
 	}
 	return r
 }
@@ -146,7 +150,8 @@ func TestReportOfGoodNode(t *testing.T) {
 	kubelet := agenttest.SocketDir(t)
 	agenttest.StartKubelet(t, kubelet)
 	file := agenttest.WriteFile(t, kubelet, "config.yaml",
-		fmt.Sprintf("plugin: {kubeletDir: %[1]s}\nhealth: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n", kubelet))
+		fmt.Sprintf("plugin: {kubeletDir: %[1]s}\nhealth: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n",
+			kubelet))
 	d := goodDoctor(goodNode().with(files{"/dev/char/195:1": ""}).root(t), config.Loader{File: file}, migReading())
 	report := d.run(t.Context())
 	if !report.OK || report.Err() != nil {
@@ -231,22 +236,56 @@ func TestCheckSource(t *testing.T) {
 		reading    *health.Reading
 		want       []want
 	}{
-		"all well":   {"", nil, nil, goodReading(), []want{{CheckOK, "4.6.0 in /usr/lib/libdcgm.so.4", ""}, {CheckInfo, noEngine, ""}, {CheckOK, "2 GPUs, NVIDIA H100 80GB HBM3, driver 580.95.05, CUDA 13.0", ""}}},
-		"no library": {"", missing, nil, nil, []want{{CheckFail, "no such file", "install it"}, {CheckInfo, noEngine, ""}, {CheckInfo, "libdcgm", ""}}},
-		"an engine":  {listener.Addr().String(), nil, nil, goodReading(), []want{{CheckOK, "4.6.0", ""}, {CheckOK, listener.Addr().String(), ""}, {CheckOK, "2 GPUs", ""}}},
-		"no engine":  {noEngine, nil, nil, goodReading(), []want{{CheckOK, "", ""}, {CheckFail, "no such file", "nv-hostengine"}, {CheckInfo, "host engine", ""}}},
+		"all well": {"", nil, nil, goodReading(), []want{
+			{CheckOK, "4.6.0 in /usr/lib/libdcgm.so.4", ""},
+			{CheckInfo, noEngine, ""},
+			{CheckOK, "2 GPUs, NVIDIA H100 80GB HBM3, driver 580.95.05, CUDA 13.0", ""},
+		}},
+		"no library": {"", missing, nil, nil, []want{
+			{CheckFail, "no such file", "install it"},
+			{CheckInfo, noEngine, ""},
+			{CheckInfo, "libdcgm", ""},
+		}},
+		"an engine": {
+			listener.Addr().String(), nil, nil, goodReading(),
+			[]want{{CheckOK, "4.6.0", ""}, {CheckOK, listener.Addr().String(), ""}, {CheckOK, "2 GPUs", ""}},
+		},
+		"no engine": {noEngine, nil, nil, goodReading(), []want{
+			{CheckOK, "", ""},
+			{CheckFail, "no such file", "nv-hostengine"},
+			{CheckInfo, "host engine", ""},
+		}},
 		"no NVML": {
 			"", nil, errors.New("start DCGM in this process: DCGM initialization error"), nil,
 			[]want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "initialization error", "nvidia-smi"}},
 		},
-		"advice in the error": {"", nil, errors.New("no fields; restart its host engine"), nil, []want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "no fields", "restart its host engine"}}},
-		"checks work":         {"", nil, nil, withChecks("", health.Checks{Status: health.ChecksUp}), []want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckOK, "2 GPUs", ""}, {CheckOK, "", ""}}},
-		"checks off":          {"", nil, nil, withChecks("", health.Checks{Status: health.ChecksOff}), []want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckOK, "2 GPUs", ""}, {CheckInfo, "source.healthSystems", ""}}},
-		"checks down, versions differ": {
-			listener.Addr().String(), nil, nil, withChecks("4.7.0", health.Checks{Status: health.ChecksDown, Err: "version mismatch; install the same"}),
-			[]want{{CheckOK, "", ""}, {CheckWarn, "4.7.0", "source.address"}, {CheckOK, "2 GPUs", ""}, {CheckWarn, "version mismatch", "install the same"}},
+		"advice in the error": {
+			"", nil, errors.New("no fields; restart its host engine"), nil,
+			[]want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "no fields", "restart its host engine"}},
 		},
-		"no GPUs": {"", nil, nil, &health.Reading{}, []want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckFail, "libnvidia-ml.so.1", "NVIDIA_VISIBLE_DEVICES"}}},
+		"checks work": {
+			"", nil, nil, withChecks("", health.Checks{Status: health.ChecksUp}),
+			[]want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckOK, "2 GPUs", ""}, {CheckOK, "", ""}},
+		},
+		"checks off": {
+			"", nil, nil, withChecks("", health.Checks{Status: health.ChecksOff}),
+			[]want{{CheckOK, "", ""}, {CheckInfo, "", ""}, {CheckOK, "2 GPUs", ""}, {CheckInfo, "source.healthSystems", ""}},
+		},
+		"checks down, versions differ": {
+			listener.Addr().String(), nil, nil,
+			withChecks("4.7.0", health.Checks{Status: health.ChecksDown, Err: "version mismatch; install the same"}),
+			[]want{
+				{CheckOK, "", ""},
+				{CheckWarn, "4.7.0", "source.address"},
+				{CheckOK, "2 GPUs", ""},
+				{CheckWarn, "version mismatch", "install the same"},
+			},
+		},
+		"no GPUs": {"", nil, nil, &health.Reading{}, []want{
+			{CheckOK, "", ""},
+			{CheckInfo, "", ""},
+			{CheckFail, "libnvidia-ml.so.1", "NVIDIA_VISIBLE_DEVICES"},
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := goodDoctor("/nonexistent", config.Loader{}, c.reading)

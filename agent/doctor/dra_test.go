@@ -62,12 +62,15 @@ func TestCheckCDISupport(t *testing.T) {
 		config  string
 		want    want
 	}{
-		"containerd 2":            {"containerd://2.1.4", "", dra, "", want{CheckOK, "2.1.4", ""}},
-		"containerd 10":           {"containerd://10.0.0", "", dra, "", want{CheckOK, "10.0.0", ""}},
-		"containerd 1.6":          {"containerd://1.6.38", "", dra, enabled, want{CheckFail, "1.6.38", "containerd 2"}},
-		"1.6, looked at":          {"containerd://1.6.38", "", looked, enabled, want{CheckFail, "1.6.38", "containerd 2"}},
-		"1.6, names in the CRI":   {"containerd://1.6.38", "", list(plugin.ListCDICRI), "", want{CheckFail, "1.6.38", "containerd 2"}},
-		"1.6, annotations":        {"containerd://1.6.38", "", list(plugin.ListCDIAnnotations), enabled, want{CheckWarn, "NVIDIA's", "plugin.cdi.runtime"}},
+		"containerd 2":          {"containerd://2.1.4", "", dra, "", want{CheckOK, "2.1.4", ""}},
+		"containerd 10":         {"containerd://10.0.0", "", dra, "", want{CheckOK, "10.0.0", ""}},
+		"containerd 1.6":        {"containerd://1.6.38", "", dra, enabled, want{CheckFail, "1.6.38", "containerd 2"}},
+		"1.6, looked at":        {"containerd://1.6.38", "", looked, enabled, want{CheckFail, "1.6.38", "containerd 2"}},
+		"1.6, names in the CRI": {"containerd://1.6.38", "", list(plugin.ListCDICRI), "", want{CheckFail, "1.6.38", "containerd 2"}},
+		"1.6, annotations": {
+			"containerd://1.6.38", "", list(plugin.ListCDIAnnotations), enabled,
+			want{CheckWarn, "NVIDIA's", "plugin.cdi.runtime"},
+		},
 		"containerd 1.7":          {"containerd://1.7.27", "", dra, "", want{CheckWarn, "1.7.27", "enable_cdi"}},
 		"containerd 1.7 with CDI": {"containerd://1.7.27", "", dra, enabled, want{CheckOK, "1.7.27", ""}},
 		"1.7, looked at":          {"containerd://1.7.27", "", looked, "", want{CheckOK, "1.7.27", ""}},
@@ -98,9 +101,15 @@ func TestCheckDRADriver(t *testing.T) {
 		dra   *status.DRA
 		wants []want
 	}{
-		"serves":          {&serving, []want{{CheckOK, "8 devices", ""}}},
-		"another driver":  {with(func(d *status.DRA) { d.Error = "another driver answers; remove it" }), []want{{CheckFail, "another driver", "remove it"}}},
-		"features":        {with(func(d *status.DRA) { d.DroppedFeatures = []string{"DRADeviceTaints"} }), []want{{CheckWarn, "DRADeviceTaints", "feature gates"}}},
+		"serves": {&serving, []want{{CheckOK, "8 devices", ""}}},
+		"another driver": {
+			with(func(d *status.DRA) { d.Error = "another driver answers; remove it" }),
+			[]want{{CheckFail, "another driver", "remove it"}},
+		},
+		"features": {
+			with(func(d *status.DRA) { d.DroppedFeatures = []string{"DRADeviceTaints"} }),
+			[]want{{CheckWarn, "DRADeviceTaints", "feature gates"}},
+		},
 		"waits":           {&status.DRA{Error: "waiting for pods"}, []want{{CheckWarn, "waiting for pods", "log"}}},
 		"of an older one": {nil, []want{{CheckOK, "gpu.nvidia.com", ""}}},
 		"rights and features": {with(func(d *status.DRA) { d.PublishError, d.DroppedFeatures = "forbidden", []string{"A"} }), []want{

@@ -91,7 +91,8 @@ func checkProcesses(c processes.Config, sim, inHostPIDNamespace bool) []Check {
 	}
 	pods, err := os.ReadDir(c.PodLogs)
 	if err != nil {
-		return append(checks, warn(err.Error(), "mount the node's /var/log/pods read-only, and set metrics.processes.podLogs to its path, or to \"\" for none")...)
+		return append(checks, warn(err.Error(),
+			"mount the node's /var/log/pods read-only, and set metrics.processes.podLogs to its path, or to \"\" for none")...)
 	}
 	return append(checks, pass(fmt.Sprintf("%s names %s", c.PodLogs, status.Plural(len(pods), "pod")))...)
 }

@@ -19,16 +19,41 @@ func TestCheckNVML(t *testing.T) {
 		err       error
 		want      want
 	}{
-		"embedded engine":             {config.SourceConfig{Mode: "auto", Events: "auto"}, false, nil, want{CheckOK, path, ""}},
-		"host engine":                 {config.SourceConfig{Mode: "auto", Address: "a:1", Events: "auto"}, false, nil, want{CheckOK, "if the driver lists the host engine's GPUs; " + path, ""}},
-		"host engine, no library":     {config.SourceConfig{Mode: "auto", Address: "a:1", Events: "auto"}, false, errors.New("cannot load libnvidia-ml.so.1"), want{CheckWarn, "XIDs are lost while the host engine is away: cannot load", "driver"}},
-		"host engine, off":            {config.SourceConfig{Mode: "auto", Address: "a:1", Events: "off"}, false, errors.New("not used"), want{CheckInfo, "source.events is off", ""}},
+		"embedded engine": {config.SourceConfig{Mode: "auto", Events: "auto"}, false, nil, want{CheckOK, path, ""}},
+		"host engine": {
+			config.SourceConfig{Mode: "auto", Address: "a:1", Events: "auto"},
+			false, nil,
+			want{CheckOK, "if the driver lists the host engine's GPUs; " + path, ""},
+		},
+		"host engine, no library": {
+			config.SourceConfig{Mode: "auto", Address: "a:1", Events: "auto"},
+			false,
+			errors.New("cannot load libnvidia-ml.so.1"),
+			want{CheckWarn, "XIDs are lost while the host engine is away: cannot load", "driver"},
+		},
+		"host engine, off": {
+			config.SourceConfig{Mode: "auto", Address: "a:1", Events: "off"},
+			false, errors.New("not used"),
+			want{CheckInfo, "source.events is off", ""},
+		},
 		"host engine, asked for":      {config.SourceConfig{Mode: "auto", Address: "a:1", Events: "nvml"}, false, nil, want{CheckOK, path, ""}},
 		"host engine, with processes": {config.SourceConfig{Mode: "auto", Address: "a:1", Events: "auto"}, true, nil, want{CheckOK, path, ""}},
-		"off":                         {config.SourceConfig{Mode: "auto", Events: "off"}, false, errors.New("not used"), want{CheckInfo, "source.events is off", ""}},
-		"simulation":                  {config.SourceConfig{Mode: "sim", Events: "nvml"}, true, errors.New("not used"), want{CheckInfo, "simulated", ""}},
-		"no library":                  {config.SourceConfig{Mode: "auto", Events: "auto"}, false, errors.New("cannot load libnvidia-ml.so.1"), want{CheckWarn, "cannot load libnvidia-ml.so.1", "driver"}},
-		"advice in the error":         {config.SourceConfig{Mode: "auto", Events: "auto"}, false, errors.New("no library; build with cgo"), want{CheckWarn, "no library", "build with cgo"}},
+		"off": {
+			config.SourceConfig{Mode: "auto", Events: "off"},
+			false, errors.New("not used"),
+			want{CheckInfo, "source.events is off", ""},
+		},
+		"simulation": {config.SourceConfig{Mode: "sim", Events: "nvml"}, true, errors.New("not used"), want{CheckInfo, "simulated", ""}},
+		"no library": {
+			config.SourceConfig{Mode: "auto", Events: "auto"},
+			false, errors.New("cannot load libnvidia-ml.so.1"),
+			want{CheckWarn, "cannot load libnvidia-ml.so.1", "driver"},
+		},
+		"advice in the error": {
+			config.SourceConfig{Mode: "auto", Events: "auto"},
+			false, errors.New("no library; build with cgo"),
+			want{CheckWarn, "no library", "build with cgo"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			all := config.Config{Source: c.source}
@@ -70,13 +95,22 @@ func TestCheckProcesses(t *testing.T) {
 		proc, podLogs string
 		want          []want
 	}{
-		"off":                   {host, true, false, true, "/proc", "/pods", []want{{CheckInfo, "metrics.processes.enabled", ""}}},
-		"node's files":          {host, false, false, true, "/proc", "/pods", []want{{CheckOK, "/proc", ""}, {CheckOK, "2 pods", ""}}},
-		"container's processes": {host.with(files{"/proc/2/comm": "sh\n"}), false, false, true, "/proc", "/pods", []want{{CheckWarn, "/proc", "metrics.processes.proc"}, {CheckOK, "2 pods", ""}}},
-		"nothing mounted":       {nil, false, false, true, "/proc", "/pods", []want{{CheckWarn, "/proc", "metrics.processes.proc"}, {CheckWarn, "/pods", "metrics.processes.podLogs"}}},
-		"no logs":               {host, false, false, true, "/proc", "", []want{{CheckOK, "/proc", ""}, {CheckInfo, "API server", ""}}},
-		"other PID namespace":   {host, false, false, false, "/proc", "", []want{{CheckWarn, "PID namespace", "hostPID"}, {CheckInfo, "API server", ""}}},
-		"simulated processes":   {nil, false, true, false, "/proc", "", []want{{CheckInfo, "simulated", ""}, {CheckInfo, "API server", ""}}},
+		"off":          {host, true, false, true, "/proc", "/pods", []want{{CheckInfo, "metrics.processes.enabled", ""}}},
+		"node's files": {host, false, false, true, "/proc", "/pods", []want{{CheckOK, "/proc", ""}, {CheckOK, "2 pods", ""}}},
+		"container's processes": {
+			host.with(files{"/proc/2/comm": "sh\n"}), false, false, true, "/proc", "/pods",
+			[]want{{CheckWarn, "/proc", "metrics.processes.proc"}, {CheckOK, "2 pods", ""}},
+		},
+		"nothing mounted": {
+			nil, false, false, true, "/proc", "/pods",
+			[]want{{CheckWarn, "/proc", "metrics.processes.proc"}, {CheckWarn, "/pods", "metrics.processes.podLogs"}},
+		},
+		"no logs": {host, false, false, true, "/proc", "", []want{{CheckOK, "/proc", ""}, {CheckInfo, "API server", ""}}},
+		"other PID namespace": {
+			host, false, false, false, "/proc", "",
+			[]want{{CheckWarn, "PID namespace", "hostPID"}, {CheckInfo, "API server", ""}},
+		},
+		"simulated processes": {nil, false, true, false, "/proc", "", []want{{CheckInfo, "simulated", ""}, {CheckInfo, "API server", ""}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := c.files.root(t)

@@ -24,7 +24,8 @@ func TestFieldsReportsSupport(t *testing.T) {
 		"simulation": {
 			config: "source: {mode: sim, sim: {profile: h100-8}}", source: "sim",
 			supported: map[health.Field]string{
-				health.FieldGPUTemp: "yes", health.FieldXID: "yes", 53: "yes", 81: "no", health.FieldVGPULicense: "yes", 1001: "yes", 1006: "no", 0: "yes",
+				health.FieldGPUTemp: "yes", health.FieldXID: "yes", 53: "yes", 81: "no", health.FieldVGPULicense: "yes", 1001: "yes", 1006: "no",
+				0:    "yes",
 				1613: "derived", 1617: "no", 1648: "no", // 240, which 1617 replaces, is not simulated
 			},
 		},

@@ -39,14 +39,21 @@ func noFiles() files {
 func TestCheckDriver(t *testing.T) {
 	const library = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 	runHostCases(t, map[string]hostCase{
-		"good":                      {nil, nil, false, []want{{CheckOK, library, ""}}},
-		"library in unknown place":  {files{library: ""}, goodReading(), false, []want{{CheckOK, "580.95.05", ""}}},
-		"version only in sysfs":     {files{"/proc/driver/nvidia/version": ""}, nil, false, []want{{CheckOK, "580.95.05", ""}}},
-		"updated without reboot":    {files{library: "->libnvidia-ml.so.590.10"}, nil, false, []want{{CheckFail, library + " is 590.10", "reboot"}}},
+		"good":                     {nil, nil, false, []want{{CheckOK, library, ""}}},
+		"library in unknown place": {files{library: ""}, goodReading(), false, []want{{CheckOK, "580.95.05", ""}}},
+		"version only in sysfs":    {files{"/proc/driver/nvidia/version": ""}, nil, false, []want{{CheckOK, "580.95.05", ""}}},
+		"updated without reboot": {
+			files{library: "->libnvidia-ml.so.590.10"},
+			nil, false,
+			[]want{{CheckFail, library + " is 590.10", "reboot"}},
+		},
 		"no library":                {files{library: ""}, nil, false, []want{{CheckWarn, "libnvidia-ml.so.1", "install"}}},
 		"no library in a container": {files{library: ""}, nil, true, []want{{CheckWarn, "libnvidia-ml.so.1", "NVIDIA_VISIBLE_DEVICES"}}},
 		"in a driver container": {
-			files{library: "->libnvidia-ml.so.590.10", "/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "->libnvidia-ml.so.580.95.05"},
+			files{
+				library: "->libnvidia-ml.so.590.10",
+				"/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": "->libnvidia-ml.so.580.95.05",
+			},
 			nil, false,
 			[]want{{CheckOK, "/run/nvidia/driver/usr", ""}},
 		},
@@ -56,12 +63,19 @@ func TestCheckDriver(t *testing.T) {
 			[]want{{CheckOK, "/opt/driver/usr/lib64", ""}},
 		},
 		"chained links": {
-			files{library: "->/etc/alternatives/libnvidia-ml.so.1", "/etc/alternatives/libnvidia-ml.so.1": "->/usr/lib/nvidia/libnvidia-ml.so.580.95.05"},
+			files{
+				library:                               "->/etc/alternatives/libnvidia-ml.so.1",
+				"/etc/alternatives/libnvidia-ml.so.1": "->/usr/lib/nvidia/libnvidia-ml.so.580.95.05",
+			},
 			nil, false,
 			[]want{{CheckOK, library, ""}},
 		},
-		"no GPU":     {noFiles(), nil, false, []want{{CheckInfo, "", ""}}},
-		"not loaded": {files{"/proc/driver/nvidia/version": "", "/sys/module/nvidia/version": ""}, nil, false, []want{{CheckFail, "", "modprobe"}}},
+		"no GPU": {noFiles(), nil, false, []want{{CheckInfo, "", ""}}},
+		"not loaded": {
+			files{"/proc/driver/nvidia/version": "", "/sys/module/nvidia/version": ""},
+			nil, false,
+			[]want{{CheckFail, "", "modprobe"}},
+		},
 	}, func(d doctor, s survey) []Check { return d.checkDriver(s, plugin.Config{DriverRoot: "/opt/driver"}) })
 }
 
@@ -119,8 +133,12 @@ func TestCheckDeviceNodes(t *testing.T) {
 		"no uvm":          {files{"/dev/nvidia-uvm": ""}, goodReading(), false, []want{{CheckWarn, "/dev/nvidia-uvm", "nvidia-modprobe"}}},
 		"no GPU node":     {files{"/dev/nvidia1": ""}, goodReading(), false, []want{{CheckWarn, "/dev/nvidia1", "nvidia-smi"}}},
 		"no control node": {files{"/dev/nvidiactl": ""}, nil, false, []want{{CheckFail, "/dev/nvidiactl", "nvidia-smi"}}},
-		"no char links":   {files{"/dev/char/195:0": "", "/dev/char/195:255": ""}, goodReading(), false, []want{{CheckOK, "", ""}, {CheckWarn, "/dev/char/195:255, /dev/char/195:0", "create-dev-char-symlinks"}}},
-		"in a container":  {files{"/dev/char/195:0": ""}, goodReading(), true, []want{{CheckOK, "", ""}}},
+		"no char links": {
+			files{"/dev/char/195:0": "", "/dev/char/195:255": ""},
+			goodReading(), false,
+			[]want{{CheckOK, "", ""}, {CheckWarn, "/dev/char/195:255, /dev/char/195:0", "create-dev-char-symlinks"}},
+		},
+		"in a container": {files{"/dev/char/195:0": ""}, goodReading(), true, []want{{CheckOK, "", ""}}},
 	}, doctor.checkDeviceNodes)
 }
 
@@ -129,24 +147,67 @@ func TestCheckRuntime(t *testing.T) {
 	runHostCases(t, map[string]hostCase{
 		"good": {nil, nil, false, []want{{CheckOK, containerd + "; /usr/bin/nvidia-container-runtime", ""}}},
 		"drop-in": {
-			files{containerd: "imports = ['/etc/containerd/conf.d/*.toml']", "/etc/containerd/conf.d/99-nvidia.toml": `default_runtime_name = "nvidia"`},
+			files{
+				containerd:                              "imports = ['/etc/containerd/conf.d/*.toml']",
+				"/etc/containerd/conf.d/99-nvidia.toml": `default_runtime_name = "nvidia"`,
+			},
 			nil, false,
 			[]want{{CheckOK, "99-nvidia.toml", ""}},
 		},
-		"docker":           {files{containerd: "", "/etc/docker/daemon.json": `{"default-runtime": "nvidia", "runtimes": {}}`}, nil, false, []want{{CheckOK, "daemon.json", ""}}},
-		"docker, indented": {files{containerd: "", "/etc/docker/daemon.json": "{\n    \"default-runtime\": \"nvidia\"\n}"}, nil, false, []want{{CheckOK, "daemon.json", ""}}},
-		"CRI-O":            {files{containerd: "", "/etc/crio/crio.conf.d/99-nvidia.conf": "[crio.runtime]\ndefault_runtime = \"nvidia\""}, nil, false, []want{{CheckOK, "99-nvidia.conf", ""}}},
-		"CRI-O hook":       {files{containerd: "", "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json": "{}"}, nil, false, []want{{CheckOK, "oci-nvidia-hook.json", ""}}},
+		"docker": {
+			files{containerd: "", "/etc/docker/daemon.json": `{"default-runtime": "nvidia", "runtimes": {}}`},
+			nil, false,
+			[]want{{CheckOK, "daemon.json", ""}},
+		},
+		"docker, indented": {
+			files{containerd: "", "/etc/docker/daemon.json": "{\n    \"default-runtime\": \"nvidia\"\n}"},
+			nil, false,
+			[]want{{CheckOK, "daemon.json", ""}},
+		},
+		"CRI-O": {
+			files{containerd: "", "/etc/crio/crio.conf.d/99-nvidia.conf": "[crio.runtime]\ndefault_runtime = \"nvidia\""},
+			nil,
+			false,
+			[]want{{CheckOK, "99-nvidia.conf", ""}},
+		},
+		"CRI-O hook": {
+			files{containerd: "", "/usr/share/containers/oci/hooks.d/oci-nvidia-hook.json": "{}"},
+			nil, false,
+			[]want{{CheckOK, "oci-nvidia-hook.json", ""}},
+		},
 		"GPU operator": {
-			files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": "", "/usr/local/nvidia/toolkit/nvidia-container-runtime": "program"},
+			files{
+				"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": "",
+				"/usr/local/nvidia/toolkit/nvidia-container-runtime": "program",
+			},
 			nil, false,
 			[]want{{CheckOK, "/usr/local/nvidia/toolkit", ""}},
 		},
-		"not the default": {files{containerd: "[plugins.cri.containerd.runtimes.nvidia]"}, nil, false, []want{{CheckWarn, containerd, "runtimeClassName"}}},
-		"not configured":  {files{containerd: "version = 2"}, nil, false, []want{{CheckWarn, "/usr/bin/nvidia-ctk", "nvidia-ctk runtime configure"}}},
-		"no toolkit":      {files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": ""}, nil, false, []want{{CheckWarn, containerd, "install"}}},
-		"not installed":   {files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": "", containerd: ""}, nil, false, []want{{CheckWarn, "", "install"}}},
-		"in a container":  {files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": "", containerd: ""}, nil, true, []want{{CheckInfo, "", "--root"}}},
+		"not the default": {
+			files{containerd: "[plugins.cri.containerd.runtimes.nvidia]"},
+			nil, false,
+			[]want{{CheckWarn, containerd, "runtimeClassName"}},
+		},
+		"not configured": {
+			files{containerd: "version = 2"},
+			nil, false,
+			[]want{{CheckWarn, "/usr/bin/nvidia-ctk", "nvidia-ctk runtime configure"}},
+		},
+		"no toolkit": {
+			files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": ""},
+			nil, false,
+			[]want{{CheckWarn, containerd, "install"}},
+		},
+		"not installed": {
+			files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": "", containerd: ""},
+			nil, false,
+			[]want{{CheckWarn, "", "install"}},
+		},
+		"in a container": {
+			files{"/usr/bin/nvidia-container-runtime": "", "/usr/bin/nvidia-ctk": "", containerd: ""},
+			nil, true,
+			[]want{{CheckInfo, "", "--root"}},
+		},
 	}, func(d doctor, _ survey) []Check { return d.checkRuntime(config.DefaultConfig().Plugin) })
 }
 
@@ -157,7 +218,8 @@ func TestCheckRuntimeIsNotNeededForCDI(t *testing.T) {
 }
 
 func TestCheckCDI(t *testing.T) {
-	const spec = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: '0'}, {name: all}]\ncontainerEdits: {mounts: [{hostPath: /usr/lib/libcuda.so.%s}]}\n"
+	const spec = "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: [{name: '0'}, {name: all}]\ncontainerEdits: {mounts: [{hostPath: " +
+		"/usr/lib/libcuda.so.%s}]}\n"
 	good := fmt.Sprintf(spec, "580.95.05")
 	cri, own := config.DefaultConfig().Plugin, config.DefaultConfig().Plugin
 	cri.DeviceList = []string{plugin.ListCDICRI}
@@ -167,12 +229,36 @@ func TestCheckCDI(t *testing.T) {
 		files  files
 		want   []want
 	}{
-		"none":               {config.DefaultConfig().Plugin, files{"/etc/cdi/other.yaml": "kind: vendor.com/nic", "/etc/cdi/README": "x"}, []want{{CheckInfo, "", ""}}},
-		"good":               {config.DefaultConfig().Plugin, files{"/etc/cdi/nvidia.yaml": good}, []want{{CheckInfo, "/etc/cdi/nvidia.yaml: nvidia.com/gpu, 2 devices", ""}}},
-		"linked":             {config.DefaultConfig().Plugin, files{"/run/cdi/nvidia.yaml": good, "/var/run": "->../run"}, []want{{CheckInfo, "2 devices", ""}}},
-		"JSON":               {config.DefaultConfig().Plugin, files{"/var/run/cdi/gpu.json": `{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}`}, []want{{CheckInfo, "1 device", ""}}},
-		"other driver":       {config.DefaultConfig().Plugin, files{"/etc/cdi/nvidia.yaml": fmt.Sprintf(spec, "570.86.15")}, []want{{CheckWarn, "driver 570.86.15, but 580.95.05", "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"}}},
-		"invalid":            {config.DefaultConfig().Plugin, files{"/etc/cdi/nvidia.yaml": "kind: [nvidia.com/gpu"}, []want{{CheckWarn, "/etc/cdi/nvidia.yaml: ", "nvidia-ctk cdi generate"}}},
+		"none": {
+			config.DefaultConfig().Plugin,
+			files{"/etc/cdi/other.yaml": "kind: vendor.com/nic", "/etc/cdi/README": "x"},
+			[]want{{CheckInfo, "", ""}},
+		},
+		"good": {
+			config.DefaultConfig().Plugin,
+			files{"/etc/cdi/nvidia.yaml": good},
+			[]want{{CheckInfo, "/etc/cdi/nvidia.yaml: nvidia.com/gpu, 2 devices", ""}},
+		},
+		"linked": {
+			config.DefaultConfig().Plugin,
+			files{"/run/cdi/nvidia.yaml": good, "/var/run": "->../run"},
+			[]want{{CheckInfo, "2 devices", ""}},
+		},
+		"JSON": {
+			config.DefaultConfig().Plugin,
+			files{"/var/run/cdi/gpu.json": `{"kind": "nvidia.com/gpu", "devices": [{"name": "0"}]}`},
+			[]want{{CheckInfo, "1 device", ""}},
+		},
+		"other driver": {
+			config.DefaultConfig().Plugin,
+			files{"/etc/cdi/nvidia.yaml": fmt.Sprintf(spec, "570.86.15")},
+			[]want{{CheckWarn, "driver 570.86.15, but 580.95.05", "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"}},
+		},
+		"invalid": {
+			config.DefaultConfig().Plugin,
+			files{"/etc/cdi/nvidia.yaml": "kind: [nvidia.com/gpu"},
+			[]want{{CheckWarn, "/etc/cdi/nvidia.yaml: ", "nvidia-ctk cdi generate"}},
+		},
 		"needed":             {cri, nil, []want{{CheckWarn, "nvidia.com/gpu", "nvidia-ctk cdi generate"}}},
 		"needed and present": {cri, files{"/etc/cdi/nvidia.yaml": good}, []want{{CheckInfo, "nvidia.com/gpu, 2 devices", ""}}},
 		"generated":          {own, nil, []want{{CheckInfo, own.CDI.Dir, ""}}},
@@ -187,8 +273,12 @@ func TestCheckGPUOperator(t *testing.T) {
 	const dir = "/run/nvidia/validations/"
 	runHostCases(t, map[string]hostCase{
 		"not installed": {},
-		"ready":         {files{dir + "driver-ready": "x", dir + "toolkit-ready": "x"}, nil, false, []want{{CheckInfo, "driver-ready, toolkit-ready", ""}}},
-		"driver ready":  {files{dir + "driver-ready": "x"}, nil, false, []want{{CheckWarn, "driver-ready, no toolkit-ready", "wait"}}},
-		"starting":      {files{dir: "/"}, nil, false, []want{{CheckWarn, "no driver-ready, no toolkit-ready", "wait"}}},
+		"ready": {
+			files{dir + "driver-ready": "x", dir + "toolkit-ready": "x"},
+			nil, false,
+			[]want{{CheckInfo, "driver-ready, toolkit-ready", ""}},
+		},
+		"driver ready": {files{dir + "driver-ready": "x"}, nil, false, []want{{CheckWarn, "driver-ready, no toolkit-ready", "wait"}}},
+		"starting":     {files{dir: "/"}, nil, false, []want{{CheckWarn, "no driver-ready, no toolkit-ready", "wait"}}},
 	}, func(d doctor, _ survey) []Check { return d.checkGPUOperator() })
 }

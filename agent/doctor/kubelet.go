@@ -112,8 +112,8 @@ func countedWithoutAgent(ctx context.Context, c plugin.Config, allocatable map[s
 	return len(agentSockets(ctx, c)) == 0 && len(allocatable[c.Resource]) > 0
 }
 
-// allocatable returns the devices that the kubelet may allocate, by resource; nil if it does not answer, which the check of the pod resources
-// reports.
+// allocatable returns the devices that the kubelet may allocate, by resource; nil if it does not answer, which the check of the pod
+// resources reports.
 func allocatable(ctx context.Context, c plugin.Config) map[string][]string {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -152,7 +152,8 @@ func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 	switch {
 	case len(others) == 0 && c.Enabled && countedWithoutAgent(ctx, c, counted):
 		return warn("the kubelet has allocatable "+c.Resource+", but no plugin is found that serves it",
-			"start the agent; or remove another plugin that serves it; if none runs, restart the kubelet, which since 1.37 can keep the devices of a plugin that has ended")
+			"start the agent; or remove another plugin that serves it; if none runs, restart the kubelet, which since 1.37 can keep the devices "+
+				"of a plugin that has ended")
 	case len(others) == 0 && c.Enabled:
 		return pass("no other plugin serves GPUs")
 	case len(others) == 0: // it may have an unknown name

@@ -62,8 +62,14 @@ func TestCheckKubelet(t *testing.T) {
 				t.Fatal(err)
 			}
 		}, []want{{CheckFail, "kubelet.sock", "start the kubelet"}}},
-		"closed": {func(t *testing.T, dir string) { closedSocket(t, dir+"/device-plugins/kubelet.sock") }, []want{{CheckFail, "connection refused", "start the kubelet"}}},
-		"hangs":  {func(t *testing.T, dir string) { listen(t, dir+"/device-plugins/kubelet.sock", nil) }, []want{{CheckFail, "i/o timeout", "journalctl"}}},
+		"closed": {
+			func(t *testing.T, dir string) { closedSocket(t, dir+"/device-plugins/kubelet.sock") },
+			[]want{{CheckFail, "connection refused", "start the kubelet"}},
+		},
+		"hangs": {
+			func(t *testing.T, dir string) { listen(t, dir+"/device-plugins/kubelet.sock", nil) },
+			[]want{{CheckFail, "i/o timeout", "journalctl"}},
+		},
 		"not gRPC": {func(t *testing.T, dir string) {
 			listen(t, dir+"/device-plugins/kubelet.sock", func(c net.Conn) {
 				_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n"))
@@ -115,7 +121,8 @@ func TestCheckOtherPlugins(t *testing.T) {
 	check(want{CheckInfo, "plugin.enabled", ""})
 }
 
-// Another plugin is found by what the kubelet counts, whatever its socket's name. The look must not take its health events from the kubelet.
+// Another plugin is found by what the kubelet counts, whatever its socket's name. The look must not take its health events from the
+// kubelet.
 func TestCheckOtherPluginsAsksNone(t *testing.T) {
 	c := config.DefaultConfig().Plugin
 	c.KubeletDir = agenttest.SocketDir(t)
@@ -127,7 +134,8 @@ func TestCheckOtherPluginsAsksNone(t *testing.T) {
 	defer other.Stop()
 	allocatable := func(n int) {
 		t.Helper()
-		if _, err := k.WaitFor(t.Context(), func(s kubelettest.State) bool { return s.Resources["example.com/gpu"].Allocatable() == n }); err != nil {
+		if _, err := k.WaitFor(t.Context(),
+			func(s kubelettest.State) bool { return s.Resources["example.com/gpu"].Allocatable() == n }); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -233,11 +241,15 @@ func TestCheckAgentAndPort(t *testing.T) {
 
 // The host engine has just ended, and the agent has not polled since.
 func TestReportOfDeadEngine(t *testing.T) {
-	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok\ngpu-node-agent") }))
+	agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_,
+			_ = fmt.Fprintln(w, "ok\ngpu-node-agent")
+	}))
 	defer agent.Close()
 	dir := agenttest.SocketDir(t)
-	file := agenttest.WriteFile(t, dir, "config.yaml", fmt.Sprintf("source: {address: 'unix://%[1]s/engine.sock'}\nplugin: {kubeletDir: %[1]s}\n"+
-		"health: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '%[2]s'}\n", dir, strings.TrimPrefix(agent.URL, "http://")))
+	file := agenttest.WriteFile(t, dir, "config.yaml",
+		fmt.Sprintf("source: {address: 'unix://%[1]s/engine.sock'}\nplugin: {kubeletDir: %[1]s}\n"+
+			"health: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '%[2]s'}\n", dir, strings.TrimPrefix(agent.URL, "http://")))
 	var got []Check
 	for _, c := range goodDoctor(goodNode().root(t), config.Loader{File: file}, nil).run(t.Context()).Checks {
 		if c.Name == "agent" {

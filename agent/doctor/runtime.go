@@ -67,7 +67,8 @@ func (d doctor) checkRuntime(c plugin.Config) []Check {
 	}
 	hooks := d.host.glob("/usr/share/containers/oci/hooks.d/*nvidia*.json", "/etc/containers/oci/hooks.d/*nvidia*.json")
 
-	const configure = "make it the default (nvidia-ctk runtime configure --set-as-default, with --runtime=containerd, crio or docker) and restart the runtime"
+	const configure = "make it the default (nvidia-ctk runtime configure --set-as-default, with --runtime=containerd, crio or docker) and " +
+		"restart the runtime"
 	switch {
 	case (len(defaults) > 0 || len(hooks) > 0) && len(tools) == 0:
 		return warn(strings.Join(slices.Concat(defaults, hooks), ", ")+" refers to NVIDIA's runtime, which is not found",

@@ -41,11 +41,13 @@ func (d doctor) checkMPS(ctx context.Context, c config.Config) []Check {
 	case errors.Is(err, os.ErrNotExist):
 		return fail(fmt.Sprintf("plugin.sharing.mps.root: no directory %s", root), run)
 	case err != nil:
-		return fail(fmt.Sprintf("plugin.sharing.mps.root: user %d cannot create files in %s: %v", os.Geteuid(), root, err), "run the agent as root, or mount the directory writable")
+		return fail(fmt.Sprintf("plugin.sharing.mps.root: user %d cannot create files in %s: %v", os.Geteuid(), root, err),
+			"run the agent as root, or mount the directory writable")
 	}
 	s, err := d.mpsStatus(ctx, root)
 	if err != nil {
-		return fail(fmt.Sprintf("mps-daemon does not answer at %s: %v", root.Socket(), rootCause(err)), "run gpu-node-agent mps-daemon on this node with the same plugin.sharing.mps.root (chart: mps.enabled)")
+		return fail(fmt.Sprintf("mps-daemon does not answer at %s: %v", root.Socket(), rootCause(err)),
+			"run gpu-node-agent mps-daemon on this node with the same plugin.sharing.mps.root (chart: mps.enabled)")
 	}
 	checks := d.mpsDaemonProcesses(c, s)
 	if node, ok := runningAgent(ctx, c); ok {
@@ -75,7 +77,8 @@ func (d doctor) mpsDaemonProcesses(c config.Config, s mps.Status) (checks []Chec
 		checks = append(checks, fail("mps-daemon does not follow the agent: "+s.Error, log)...)
 	}
 	if s.Shm != "" && c.Source.Resolved() != config.ModeSim {
-		checks = append(checks, fail("MPS clients and daemons share no memory: "+s.Shm, "do that on this node; the chart runs mps-daemon with --mount-shm")...)
+		checks = append(checks, fail("MPS clients and daemons share no memory: "+s.Shm,
+			"do that on this node; the chart runs mps-daemon with --mount-shm")...)
 	}
 	var single []string
 	for _, p := range s.Daemons {

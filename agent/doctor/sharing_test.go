@@ -46,12 +46,33 @@ func TestCheckMPS(t *testing.T) {
 		sim    bool
 		want   []want
 	}{
-		"all well":        {mps.Status{Version: "1.2.3", Daemons: []mps.DaemonStatus{running}}, nil, ready(served(0, status.MPS{Ready: true, PID: 41})), false, []want{{CheckOK, "1 daemon", ""}}},
-		"not running":     {mps.Status{}, &os.SyscallError{Syscall: "connect", Err: syscall.ECONNREFUSED}, ready(), false, []want{{CheckFail, "mps-daemon.sock: connection refused", "mps-daemon"}}},
-		"other version":   {mps.Status{Version: "1.2.2"}, nil, ready(), false, []want{{CheckWarn, "1.2.2, this program 1.2.3", "while no container uses MPS"}}},
-		"does not follow": {mps.Status{Version: "1.2.3", Error: "daemons.json: bad"}, nil, ready(), false, []want{{CheckFail, "daemons.json: bad", "log"}}},
-		"shm":             {mps.Status{Version: "1.2.3", Shm: "not mounted"}, nil, ready(), false, []want{{CheckFail, "not mounted", "--mount-shm"}}},
-		"shm, simulated":  {mps.Status{Version: "1.2.3", Shm: "not mounted"}, nil, ready(), true, []want{{CheckOK, "0 daemons", ""}}},
+		"all well": {
+			mps.Status{Version: "1.2.3", Daemons: []mps.DaemonStatus{running}},
+			nil, ready(served(0, status.MPS{Ready: true, PID: 41})),
+			false,
+			[]want{{CheckOK, "1 daemon", ""}},
+		},
+		"not running": {
+			mps.Status{},
+			&os.SyscallError{Syscall: "connect", Err: syscall.ECONNREFUSED}, ready(), false,
+			[]want{{CheckFail, "mps-daemon.sock: connection refused", "mps-daemon"}},
+		},
+		"other version": {
+			mps.Status{Version: "1.2.2"},
+			nil, ready(), false,
+			[]want{{CheckWarn, "1.2.2, this program 1.2.3", "while no container uses MPS"}},
+		},
+		"does not follow": {
+			mps.Status{Version: "1.2.3", Error: "daemons.json: bad"},
+			nil, ready(), false,
+			[]want{{CheckFail, "daemons.json: bad", "log"}},
+		},
+		"shm": {
+			mps.Status{Version: "1.2.3", Shm: "not mounted"},
+			nil, ready(), false,
+			[]want{{CheckFail, "not mounted", "--mount-shm"}},
+		},
+		"shm, simulated": {mps.Status{Version: "1.2.3", Shm: "not mounted"}, nil, ready(), true, []want{{CheckOK, "0 daemons", ""}}},
 		"daemons": {
 			mps.Status{Version: "1.2.3", Daemons: []mps.DaemonStatus{running, stopped, single, {Device: "GPU-3", Stopping: true}}},
 			nil, ready(), false,
@@ -60,7 +81,8 @@ func TestCheckMPS(t *testing.T) {
 		"not ready": {
 			mps.Status{Version: "1.2.3", Daemons: []mps.DaemonStatus{running}},
 			nil,
-			ready(served(0, status.MPS{PID: 41, Reason: "no limits"}), served(1, status.MPS{PID: 42, Leaving: true}), served(2, status.MPS{PID: 43, Ready: true})), false,
+			ready(served(0, status.MPS{PID: 41, Reason: "no limits"}), served(1, status.MPS{PID: 42, Leaving: true}),
+				served(2, status.MPS{PID: 43, Ready: true})), false,
 			[]want{{CheckWarn, "GPU 0: the MPS daemon is not ready: no limits", "mps"}},
 		},
 	} {
@@ -84,24 +106,39 @@ func TestCheckMPS(t *testing.T) {
 func TestCheckMPSRoot(t *testing.T) {
 	c := config.DefaultConfig()
 	c.Plugin.Sharing.MPS.Root = filepath.Join(t.TempDir(), "missing")
-	expect(t, doctor{}.checkMPS(t.Context(), c), want{CheckFail, "plugin.sharing.mps.root: no directory " + c.Plugin.Sharing.MPS.Root, "mps-daemon"})
+	expect(t, doctor{}.checkMPS(t.Context(), c), want{
+		CheckFail, "plugin.sharing.mps.root: no directory " + c.Plugin.Sharing.MPS.Root,
+		"mps-daemon",
+	})
 }
 
 func TestCheckMemoryLimits(t *testing.T) {
 	shared := func(index int, enforcement, reason string) status.Device {
-		return status.Device{Index: index, Shares: &status.Shares{Sharing: string(plugin.SharingMemory), Enforcement: enforcement, EnforcementReason: reason}}
+		return status.Device{Index: index, Shares: &status.Shares{
+			Sharing: string(plugin.SharingMemory), Enforcement: enforcement,
+			EnforcementReason: reason,
+		}}
 	}
 	for name, test := range map[string]struct {
 		node status.Node
 		want []want
 	}{
-		"driver": {status.Node{GPUs: []status.Device{shared(0, "driver", ""), shared(1, "driver", ""), {Index: 2}}}, []want{{CheckOK, "enforcement driver on GPU 0, GPU 1", ""}}},
-		"none":   {status.Node{GPUs: []status.Device{shared(0, "none", "")}}, []want{{CheckInfo, "enforcement is none", ""}}},
+		"driver": {
+			status.Node{GPUs: []status.Device{shared(0, "driver", ""), shared(1, "driver", ""), {Index: 2}}},
+			[]want{{CheckOK, "enforcement driver on GPU 0, GPU 1", ""}},
+		},
+		"none": {status.Node{GPUs: []status.Device{shared(0, "none", "")}}, []want{{CheckInfo, "enforcement is none", ""}}},
 		"mixed": {
-			status.Node{GPUs: []status.Device{shared(0, "none", "old driver"), shared(1, "driver", ""), shared(2, "none", "old driver")}, MemoryLimitsError: "no cgroups"},
+			status.Node{
+				GPUs:              []status.Device{shared(0, "none", "old driver"), shared(1, "driver", ""), shared(2, "none", "old driver")},
+				MemoryLimitsError: "no cgroups",
+			},
 			[]want{{CheckWarn, "on GPU 0, GPU 2: old driver", "mps"}, {CheckOK, "on GPU 1", ""}, {CheckWarn, "no cgroups", "log"}},
 		},
-		"not shared": {status.Node{GPUs: []status.Device{{Shares: &status.Shares{Sharing: string(plugin.SharingMPS)}}}}, []want{{CheckInfo, "shares no device", ""}}},
+		"not shared": {
+			status.Node{GPUs: []status.Device{{Shares: &status.Shares{Sharing: string(plugin.SharingMPS)}}}},
+			[]want{{CheckInfo, "shares no device", ""}},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := serveStatus(t, test.node)

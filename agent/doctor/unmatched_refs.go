@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// UnmatchedRefs returns a note for each key with device references that match no device of this node. If the configuration has references, it
-// polls the source once, without an effect on a running agent; if that fails, the note says so.
+// UnmatchedRefs returns a note for each key with device references that match no device of this node. If the configuration has references,
+// it polls the source once, without an effect on a running agent; if that fails, the note says so.
 func UnmatchedRefs(ctx context.Context, c config.Config) (notes []string) {
 	all := config.UnmatchedRefs(c.Health, c.Plugin, nil, nil)
 	if len(all) == 0 {
@@ -25,7 +25,8 @@ func UnmatchedRefs(ctx context.Context, c config.Config) (notes []string) {
 		for i, u := range all {
 			keys[i] = u.Key
 		}
-		return []string{fmt.Sprintf("%s: not compared with the devices of this node: source %s: %v", strings.Join(keys, ", "), c.Source.Resolved(), err)}
+		return []string{fmt.Sprintf("%s: not compared with the devices of this node: source %s: %v", strings.Join(keys, ", "),
+			c.Source.Resolved(), err)}
 	}
 	return unmatchedRefs(c, reading)
 }

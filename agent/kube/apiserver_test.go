@@ -45,7 +45,10 @@ type apiServer struct {
 
 // apiError returns an error response of the API server.
 func apiError(code int, reason metav1.StatusReason, causes ...metav1.CauseType) error {
-	s := metav1.Status{Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: "refused: " + string(reason), Details: &metav1.StatusDetails{}}
+	s := metav1.Status{
+		Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: "refused: " + string(reason),
+		Details: &metav1.StatusDetails{},
+	}
 	for _, c := range causes {
 		s.Details.Causes = append(s.Details.Causes, metav1.StatusCause{Type: c})
 	}
@@ -105,7 +108,8 @@ func (a *apiServer) answer(r *http.Request, body []byte) (any, error) {
 		return nil, fmt.Errorf("%s %s asks for the whole object", r.Method, r.URL)
 	case r.Method == "GET" && path[0] == "nodes":
 		return corev1.Node{Status: corev1.NodeStatus{Conditions: a.conditions}}, nil
-	case r.Method == "PATCH" && path[0] == "nodes" && path[2] == "status" && r.Header.Get("Content-Type") == "application/strategic-merge-patch+json":
+	case r.Method == "PATCH" && path[0] == "nodes" && path[2] == "status" &&
+		r.Header.Get("Content-Type") == "application/strategic-merge-patch+json":
 		a.writes = append(a.writes, time.Now())
 		if strings.Contains(string(body), `"$patch":"delete"`) {
 			a.conditions = nil

@@ -51,7 +51,8 @@ func RESTConfigOf(key, kubeconfig string) (c *rest.Config, err error) {
 			return nil, fmt.Errorf("%s: %w", key, err)
 		}
 	} else if c, err = rest.InClusterConfig(); errors.Is(err, rest.ErrNotInCluster) || errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: expected a kubeconfig file, because %s does not run in a pod with a token of %w", key, component, errNoAccount)
+		return nil, fmt.Errorf("%s: expected a kubeconfig file, because %s does not run in a pod with a token of %w", key, component,
+			errNoAccount)
 	} else if err != nil {
 		return nil, fmt.Errorf("service account of the pod: %w", err)
 	}
@@ -64,8 +65,8 @@ func configure(c *rest.Config) *rest.Config {
 	return c
 }
 
-// OperatorRESTConfig returns the REST configuration of a command of an operator: as kubectl finds it, by a kubeconfig file and a context in it
-// if they are not "", and in a pod without such a file that of its service account.
+// OperatorRESTConfig returns the REST configuration of a command of an operator: as kubectl finds it, by a kubeconfig file and a context in
+// it if they are not "", and in a pod without such a file that of its service account.
 func OperatorRESTConfig(kubeconfig, context string) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
@@ -79,8 +80,8 @@ func OperatorRESTConfig(kubeconfig, context string) (*rest.Config, error) {
 	return configure(c), nil
 }
 
-// Connector returns a function that opens a client of all API groups for a kubeconfig file, or for the pod's service account if that is "". It
-// makes no request.
+// Connector returns a function that opens a client of all API groups for a kubeconfig file, or for the pod's service account if that is "".
+// It makes no request.
 func Connector(kubeconfig func() string) func() (kubernetes.Interface, error) {
 	return func() (kubernetes.Interface, error) {
 		c, err := RESTConfig(kubeconfig())

@@ -50,7 +50,8 @@ func outsidePod(t *testing.T) {
 func TestRESTConfig(t *testing.T) {
 	outsidePod(t)
 	c, err := RESTConfig(writeKubeconfig(t, "http://server", "a"))
-	if err != nil || c.Host != "http://server/a" || c.UserAgent != "gpu-node-agent" || c.QPS <= 0 || c.QPS > 10 || c.Burst < int(c.QPS) || c.Burst > 20 {
+	if err != nil || c.Host != "http://server/a" || c.UserAgent != "gpu-node-agent" || c.QPS <= 0 || c.QPS > 10 || c.Burst < int(c.QPS) ||
+		c.Burst > 20 {
 		t.Errorf("%+v, %v", c, err)
 	}
 	if _, err := RESTConfigOf("a.kubeconfig", ""); !errors.Is(err, errNoAccount) || !strings.HasPrefix(err.Error(), "a.kubeconfig: ") {
@@ -63,14 +64,16 @@ func TestRESTConfig(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if _, err := RESTConfigOf("a.kubeconfig", "/none"); err == nil || !strings.HasPrefix(err.Error(), "a.kubeconfig: ") || errors.Is(err, errNoAccount) {
+	if _, err := RESTConfigOf("a.kubeconfig", "/none"); err == nil || !strings.HasPrefix(err.Error(), "a.kubeconfig: ") ||
+		errors.Is(err, errNoAccount) {
 		t.Error(err)
 	}
 }
 
 func TestOperatorRESTConfig(t *testing.T) {
 	outsidePod(t)
-	if _, err := OperatorRESTConfig("", ""); err == nil || !strings.Contains(err.Error(), "expected $KUBECONFIG, ~/.kube/config, --kubeconfig") {
+	if _, err := OperatorRESTConfig("", ""); err == nil || !strings.Contains(err.Error(),
+		"expected $KUBECONFIG, ~/.kube/config, --kubeconfig") {
 		t.Error(err)
 	}
 	file := writeKubeconfig(t, "http://server", "a", "b")
@@ -100,7 +103,8 @@ func serveNode(t *testing.T, version string) string {
 	t.Helper()
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n := corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
-		if n.Name = strings.TrimPrefix(r.URL.Path, "/a/api/v1/nodes/"); r.Method != "GET" || n.Name != "node1" || r.UserAgent() != "gpu-node-agent" {
+		if n.Name = strings.TrimPrefix(r.URL.Path, "/a/api/v1/nodes/"); r.Method != "GET" || n.Name != "node1" ||
+			r.UserAgent() != "gpu-node-agent" {
 			http.NotFound(w, r)
 			return
 		}
@@ -162,7 +166,10 @@ func TestComponentsConnect(t *testing.T) {
 		"follower": func(kubeconfig string) func(context.Context) error {
 			var config health.Latest[RuntimeConfig]
 			config.Store(&RuntimeConfig{Needed: true, Kubeconfig: kubeconfig})
-			return NewRuntimeFollower(RuntimeOptions{Config: &config, Node: "follower", Answered: func(Runtime, error, bool) {}, Log: zap.NewNop()}).Run
+			return NewRuntimeFollower(RuntimeOptions{
+				Config: &config, Node: "follower", Answered: func(Runtime, error, bool) {},
+				Log: zap.NewNop(),
+			}).Run
 		},
 		"reporter": func(kubeconfig string) func(context.Context) error {
 			config := health.DefaultConfig()
@@ -221,7 +228,8 @@ func TestCaptureLog(t *testing.T) {
 	CaptureLog(zap.New(core))
 	t.Cleanup(klog.ClearLogger)
 	klog.Background().Error(errors.New("no token"), "cannot read")
-	if all := logs.FilterLevelExact(zap.WarnLevel).FilterMessageSnippet("no token").All(); len(all) != 1 || !strings.HasPrefix(all[0].Message, "client-go: ") {
+	if all := logs.FilterLevelExact(zap.WarnLevel).FilterMessageSnippet("no token").All(); len(all) != 1 ||
+		!strings.HasPrefix(all[0].Message, "client-go: ") {
 		t.Errorf("%v", logs.All())
 	}
 }

@@ -38,27 +38,41 @@ func TestCondition(t *testing.T) {
 			"never up", source(health.SourceDown, false), "Unknown SourceDown",
 			"the GPUs were not measured since the agent started; dcgm is down since 2001-09-09T01:46:40Z: timeout",
 		},
-		{"never up with saved devices", source(health.SourceDown, false, gpu(0, nil, xid79)), "False Xid79", "the GPUs were not measured since the agent started; dcgm is down since"},
+		{
+			"never up with saved devices", source(health.SourceDown, false, gpu(0, nil, xid79)), "False Xid79",
+			"the GPUs were not measured since the agent started; dcgm is down since",
+		},
 		{"all healthy", snapshotOf(gpu(0, nil), gpu(1, nil)), "True AllHealthy", "2 GPUs are healthy"},
 		{"no GPUs", snapshotOf(), "Unknown NoGPUs", "0 GPUs"},
 		{"one never measured", snapshotOf(gpu(0, nil), unmeasured), "Unknown NotMeasured", "1 of 2 GPUs unknown"},
-		{"unhealthy beats unknown", snapshotOf(gpu(0, nil, xid79), unmeasured), "False Xid79", "1 of 2 GPUs unhealthy, 1 unknown; GPU 0 (GPU-0) is unhealthy"},
+		{
+			"unhealthy beats unknown", snapshotOf(gpu(0, nil, xid79), unmeasured), "False Xid79",
+			"1 of 2 GPUs unhealthy, 1 unknown; GPU 0 (GPU-0) is unhealthy",
+		},
 		{
 			"degraded is schedulable", snapshotOf(gpu(0, nil, hot), gpu(1, nil)), "True Temperature",
 			"1 of 2 GPUs degraded; GPU 0 (GPU-0) is degraded (temperature): it is temperature; drain the node and reset the GPU",
 		},
 		{
-			"worst finding is the reason", snapshotOf(gpu(0, nil, hot), gpu(1, nil, finding("recovery-action", health.Unhealthy), xid79)), "False RecoveryAction",
-			"1 of 2 GPUs unhealthy, 1 degraded; GPU 1: recovery-action, xid-79 (drain the node and reset the GPU); GPU 0 degraded: temperature (drain the node and reset the GPU)",
+			"worst finding is the reason", snapshotOf(gpu(0, nil, hot), gpu(1, nil, finding("recovery-action", health.Unhealthy), xid79)),
+			"False RecoveryAction",
+			"1 of 2 GPUs unhealthy, 1 degraded; GPU 1: recovery-action, xid-79 (drain the node and reset the GPU); GPU 0 degraded: temperature " +
+				"(drain the node and reset the GPU)",
 		},
 		{
 			"source went down", source(health.SourceDown, true, gpu(0, nil)), "True SourceDown",
 			"1 GPUs are healthy; dcgm is down since 2001-09-09T01:46:40Z: timeout",
 		},
 		{"source stalled", source(health.SourceStalled, true, gpu(0, nil)), "True SourceStalled", ""},
-		{"verdict outlives the source", source(health.SourceDown, true, gpu(0, nil, xid79)), "False Xid79", "1 of 1 GPUs unhealthy; dcgm is down"},
+		{
+			"verdict outlives the source", source(health.SourceDown, true, gpu(0, nil, xid79)), "False Xid79",
+			"1 of 1 GPUs unhealthy; dcgm is down",
+		},
 		{"reconnecting", source(health.SourceStarting, true, gpu(0, nil)), "True AllHealthy", "1 GPUs are healthy"},
-		{"inherited finding counts once", snapshotOf(gpu(0, nil, xid79), mig(0, 1, nil, inheritedFrom("GPU-0", xid79))), "False Xid79", "1 of 1 GPUs unhealthy; GPU 0 (GPU-0) is unhealthy (xid-79)"},
+		{
+			"inherited finding counts once", snapshotOf(gpu(0, nil, xid79), mig(0, 1, nil, inheritedFrom("GPU-0", xid79))), "False Xid79",
+			"1 of 1 GPUs unhealthy; GPU 0 (GPU-0) is unhealthy (xid-79)",
+		},
 		{"finding of a MIG device", snapshotOf(gpu(0, nil), mig(0, 1, nil, xid79)), "False Xid79", "MIG device 0:0 (MIG-0-1) is unhealthy"},
 		{
 			"all GPUs alike", snapshotOf(gpu(0, nil, xid79), gpu(1, nil, xid79), mig(1, 1, nil, inheritedFrom("GPU-1", xid79))), "False Xid79",
@@ -69,20 +83,26 @@ func TestCondition(t *testing.T) {
 			"2 of 3 GPUs unhealthy; GPU 3, 5: xid-79 (drain the node and reset the GPU)",
 		},
 		{
-			"MIG device with the same finding as its GPU", snapshotOf(gpu(0, nil, hot, xid79), mig(0, 1, nil, xid79), mig(0, 2, nil, xid79)), "False Temperature",
+			"MIG device with the same finding as its GPU", snapshotOf(gpu(0, nil, hot, xid79), mig(0, 1, nil, xid79), mig(0, 2, nil, xid79)),
+			"False Temperature",
 			"1 of 1 GPUs unhealthy; GPU 0 (GPU-0) is unhealthy (temperature, xid-79): it is temperature; drain the node and reset the GPU",
 		},
 		{
-			"MIG device with a worse state than its GPU", snapshotOf(gpu(0, nil, finding("xid-79", health.Degraded)), mig(0, 1, nil, xid79)), "False Xid79",
-			"1 of 1 GPUs degraded; 1 MIG device of GPU 0: xid-79 (drain the node and reset the GPU); GPU 0 degraded: xid-79 (drain the node and reset the GPU)",
+			"MIG device with a worse state than its GPU", snapshotOf(gpu(0, nil, finding("xid-79", health.Degraded)), mig(0, 1, nil, xid79)),
+			"False Xid79",
+			"1 of 1 GPUs degraded; 1 MIG device of GPU 0: xid-79 (drain the node and reset the GPU); GPU 0 degraded: xid-79 (drain the node and " +
+				"reset the GPU)",
 		},
 		{
-			"MIG devices alike", snapshotOf(gpu(0, nil), gpu(1, nil), mig(0, 1, nil, xid79), mig(1, 1, nil, xid79), mig(1, 2, nil, xid79), mig(1, 3, nil, hot)),
-			"False Xid79", "3 MIG devices of GPU 0, 1: xid-79 (drain the node and reset the GPU); 1 MIG device of GPU 1 degraded: temperature (drain the node and reset the GPU)",
+			"MIG devices alike", snapshotOf(gpu(0, nil), gpu(1, nil), mig(0, 1, nil, xid79), mig(1, 1, nil, xid79), mig(1, 2, nil, xid79),
+				mig(1, 3, nil, hot)),
+			"False Xid79", "3 MIG devices of GPU 0, 1: xid-79 (drain the node and reset the GPU); 1 MIG device of GPU 1 degraded: temperature " +
+				"(drain the node and reset the GPU)",
 		},
 		{
 			"as many MIG devices as GPUs", snapshotOf(gpu(0, nil, hot), gpu(1, nil), mig(1, 1, nil, xid79), mig(1, 2, nil, xid79)),
-			"False Xid79", "1 of 2 GPUs degraded; 2 MIG devices of GPU 1: xid-79 (drain the node and reset the GPU); GPU 0 degraded: temperature (drain the node and reset the GPU)",
+			"False Xid79", "1 of 2 GPUs degraded; 2 MIG devices of GPU 1: xid-79 (drain the node and reset the GPU); GPU 0 degraded: temperature " +
+				"(drain the node and reset the GPU)",
 		},
 		{"healthy MIG devices", snapshotOf(gpu(0, nil), mig(0, 1, nil)), "True AllHealthy", "1 GPUs are healthy"},
 	} {
@@ -121,7 +141,8 @@ func TestConditionMessageIsTruncated(t *testing.T) {
 		}
 	}
 	all, _ := conditionOf(snapshotOf(devices...))
-	if len(all.message) > maxMessage || !strings.HasPrefix(all.message, "16 of 16 GPUs unhealthy; GPU 0: ") || !strings.HasSuffix(all.message, " more") {
+	if len(all.message) > maxMessage || !strings.HasPrefix(all.message, "16 of 16 GPUs unhealthy; GPU 0: ") ||
+		!strings.HasSuffix(all.message, " more") {
 		t.Errorf("%d bytes: %s", len(all.message), all.message)
 	}
 	devices[len(devices)-1] = mig(15, 6, nil, finding("lost", health.Unhealthy))
@@ -158,7 +179,8 @@ func TestConditionMessageKeepsTexts(t *testing.T) {
 	s.Source.Status, s.Source.Err = health.SourceDown, long
 	c, _ := conditionOf(s)
 	c.addLost(strings.Repeat("lost", 100))
-	if !strings.Contains(c.message, "down since 0001-01-01T00:00:00Z: "+long+"; GPU 0 (GPU-0) is unhealthy (xid-79): "+long+"; drain the node") ||
+	if !strings.Contains(c.message, "down since 0001-01-01T00:00:00Z: "+long+"; GPU 0 (GPU-0) is unhealthy (xid-79): "+long+
+		"; drain the node") ||
 		!strings.HasSuffix(c.message, "; "+strings.Repeat("lost", 100)) {
 		t.Errorf("%d bytes: %s", len(c.message), c.message)
 	}
@@ -221,10 +243,26 @@ func TestConditionOfDecisions(t *testing.T) {
 		reason  string
 		order   []string // of what the message names
 	}{
-		"with a fault":       {[]health.DeviceState{gpu(0, nil, cordoned), gpu(1, nil, hot), gpu(2, nil, xid79)}, "Xid79", []string{"GPU 2: xid-79", "GPU 0: cordoned", "GPU 1 degraded"}},
-		"with a warning":     {[]health.DeviceState{gpu(0, nil, hot), gpu(1, nil, cordoned)}, "Cordoned", []string{"GPU 1: cordoned", "GPU 0 degraded"}},
-		"on the same GPU":    {[]health.DeviceState{gpu(0, nil, cordoned), gpu(1, nil, cordoned, xid79)}, "Cordoned", []string{"GPU 0: cordoned", "GPU 1: cordoned, xid-79"}},
-		"alone":              {[]health.DeviceState{gpu(0, nil), gpu(1, nil, cordoned)}, "Cordoned", []string{"GPU 1 (GPU-1) is unhealthy (cordoned)"}},
+		"with a fault": {
+			[]health.DeviceState{gpu(0, nil, cordoned), gpu(1, nil, hot), gpu(2, nil, xid79)},
+			"Xid79",
+			[]string{"GPU 2: xid-79", "GPU 0: cordoned", "GPU 1 degraded"},
+		},
+		"with a warning": {
+			[]health.DeviceState{gpu(0, nil, hot), gpu(1, nil, cordoned)},
+			"Cordoned",
+			[]string{"GPU 1: cordoned", "GPU 0 degraded"},
+		},
+		"on the same GPU": {
+			[]health.DeviceState{gpu(0, nil, cordoned), gpu(1, nil, cordoned, xid79)},
+			"Cordoned",
+			[]string{"GPU 0: cordoned", "GPU 1: cordoned, xid-79"},
+		},
+		"alone": {
+			[]health.DeviceState{gpu(0, nil), gpu(1, nil, cordoned)},
+			"Cordoned",
+			[]string{"GPU 1 (GPU-1) is unhealthy (cordoned)"},
+		},
 		"of a whole machine": {[]health.DeviceState{gpu(0, nil, cordoned), gpu(1, nil, cordoned)}, "Cordoned", []string{"all 2 GPUs: cordoned"}},
 	} {
 		s, _ := conditionOf(snapshotOf(c.devices...))

@@ -131,7 +131,8 @@ func TestRestartKeepsCondition(t *testing.T) {
 		next.wantEvents(t, "node/node1 GPUUnhealthy ×1")
 		next.advance(3*time.Minute + 2*time.Second)
 		if c := next.condition(t); len(next.writes) != 2 || !c.LastTransitionTime.Equal(&before.LastTransitionTime) {
-			t.Errorf("%d writes, transition %v, want a heartbeat with the transition at %v", len(next.writes), c.LastTransitionTime, before.LastTransitionTime)
+			t.Errorf("%d writes, transition %v, want a heartbeat with the transition at %v", len(next.writes), c.LastTransitionTime,
+				before.LastTransitionTime)
 		}
 	})
 }
@@ -153,7 +154,8 @@ func TestRestartWritesChange(t *testing.T) {
 				next.setDevices(devices...)
 				next.advance(2 * settleDelay)
 				after := next.condition(t)
-				if want, _ := conditionOf(snapshotOf(devices...)); len(next.writes) != 2 || after.Reason != want.reason || after.Message != want.message {
+				if want, _ := conditionOf(snapshotOf(devices...)); len(next.writes) != 2 || after.Reason != want.reason ||
+					after.Message != want.message {
 					t.Errorf("%d writes: %+v", len(next.writes), after)
 				}
 				if moved := !after.LastTransitionTime.Equal(&before.LastTransitionTime); moved != (name == "status") {
@@ -249,7 +251,8 @@ func testOutage(t *testing.T, g *rig, failure error) {
 	if n := g.logged.FilterLevelExact(zapcore.WarnLevel).Len(); n != 2 { // the condition, the events
 		t.Errorf("%d warnings: %v", n, g.logged.All())
 	}
-	if s := g.reporter.Status(); s.ConditionErr == "" || s.EventErr == "" || s.Errors != uint64(g.requests-before) || s.Writes != 1 { // each request is made once
+	// each request is made once
+	if s := g.reporter.Status(); s.ConditionErr == "" || s.EventErr == "" || s.Errors != uint64(g.requests-before) || s.Writes != 1 {
 		t.Errorf("status %+v after %d requests", s, g.requests-before)
 	}
 	g.failWith(nil)

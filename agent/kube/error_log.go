@@ -22,7 +22,10 @@ type ErrorLog struct {
 // NewErrorLog returns an ErrorLog with the messages for an error and for the recovery, and what a request requires, such
 // as a cluster role.
 func NewErrorLog(log *zap.Logger, failed, recovered, required string) *ErrorLog {
-	return &ErrorLog{log: log, failed: failed, recovered: recovered, hint: zap.String("required", required), logged: make(map[metav1.StatusReason]bool)}
+	return &ErrorLog{
+		log: log, failed: failed, recovered: recovered, hint: zap.String("required", required),
+		logged: make(map[metav1.StatusReason]bool),
+	}
 }
 
 // Report logs an error if it is the first of its class since the last success. Errors that the API server did not send

@@ -109,7 +109,8 @@ func eventOf(c health.Change) (typ, reason, cause, message string, count uint64)
 	switch c.Kind {
 	case health.ChangeXID:
 		x := health.LookupXID(c.XID)
-		return corev1.EventTypeWarning, eventXID, fmt.Sprint(c.XID), fmt.Sprintf("XID %d of %s: %s; %s", c.XID, c.Device.Name(), c.Description(), x.Advice()), c.New
+		return corev1.EventTypeWarning, eventXID, fmt.Sprint(c.XID),
+			fmt.Sprintf("XID %d of %s: %s; %s", c.XID, c.Device.Name(), c.Description(), x.Advice()), c.New
 	case health.ChangeState:
 		typ, reason, cause, message = stateEvent(c)
 		return typ, reason, cause, message, 1
@@ -131,7 +132,8 @@ func stateEvent(c health.Change) (typ, reason, cause, message string) {
 	case c.Now.State == health.Degraded:
 		return corev1.EventTypeWarning, eventDegraded, news.Cause, describe(now, news)
 	case c.Now.State == health.Healthy && c.Was.State > health.Healthy:
-		return corev1.EventTypeNormal, eventRecovered, c.Was.Cause(), fmt.Sprintf("%s is healthy again; cleared: %s", c.Device.Name(), causes(c.Was))
+		return corev1.EventTypeNormal, eventRecovered, c.Was.Cause(),
+			fmt.Sprintf("%s is healthy again; cleared: %s", c.Device.Name(), causes(c.Was))
 	}
 	return "", "", "", ""
 }

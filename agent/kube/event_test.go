@@ -58,7 +58,10 @@ func TestEventsBetween(t *testing.T) {
 			"inherited finding goes to holders, not to the node",
 			list{gpu(0, nil), mig(0, 1, nil)},
 			list{gpu(0, nil, lost), mig(0, 1, nil, inheritedFrom("GPU-0", lost))},
-			[]string{"node Warning GPUUnhealthy", "team/train Warning GPUUnhealthy", "other/infer Warning GPUUnhealthy", "team/slice Warning GPUUnhealthy"},
+			[]string{
+				"node Warning GPUUnhealthy", "team/train Warning GPUUnhealthy", "other/infer Warning GPUUnhealthy",
+				"team/slice Warning GPUUnhealthy",
+			},
 		},
 		{
 			"inherited finding of a MIG device with one of its own",
@@ -121,7 +124,8 @@ func TestEventMessages(t *testing.T) {
 	broken := []health.DeviceState{gpu(3, map[int]uint64{79: 1}, finding("xid-79", health.Unhealthy))}
 	hot := []health.DeviceState{gpu(3, nil, finding("temperature", health.Degraded))}
 	var got, keys []string
-	for _, e := range slices.Concat(eventsBetween(before, broken, "n", holders, time.Now()), eventsBetween(broken, before, "n", holders, time.Now()),
+	for _, e := range slices.Concat(eventsBetween(before, broken, "n", holders, time.Now()),
+		eventsBetween(broken, before, "n", holders, time.Now()),
 		eventsBetween(before, hot, "n", holders, time.Now())) {
 		got, keys = append(got, e.message), append(keys, e.key.reason+" "+string(e.key.device)+" "+e.key.cause)
 	}
@@ -132,7 +136,10 @@ func TestEventMessages(t *testing.T) {
 		"GPU 3 (GPU-3) is healthy again; cleared: xid-79",
 		"GPU 3 (GPU-3) is degraded (temperature): it is temperature; drain the node and reset the GPU",
 	}
-	if want := []string{"XID GPU-3 79", "GPUUnhealthy GPU-3 xid-79", "GPURecovered GPU-3 xid-79", "GPUDegraded GPU-3 temperature"}; !slices.Equal(keys, want) {
+	if want := []string{
+		"XID GPU-3 79", "GPUUnhealthy GPU-3 xid-79", "GPURecovered GPU-3 xid-79",
+		"GPUDegraded GPU-3 temperature",
+	}; !slices.Equal(keys, want) {
 		t.Errorf("%q, want %q: events of different causes are no repetitions", keys, want)
 	}
 	if !slices.Equal(got, want) {
@@ -151,7 +158,8 @@ func TestEventOfSeveralMIGDevices(t *testing.T) {
 				before, after = append(before, mig(0, i+1, nil)), append(after, mig(0, i+1, nil, f))
 			}
 			for _, e := range eventsBetween(before, after, "n", func(health.DeviceID) []Pod { return nil }, time.Now()) {
-				if cut := length > maxMessage; len(e.message) > maxMessage || !strings.HasSuffix(e.message, want) && (n > 1 || !cut) || strings.Contains(e.message, "…") != cut {
+				if cut := length > maxMessage; len(e.message) > maxMessage || !strings.HasSuffix(e.message, want) && (n > 1 || !cut) ||
+					strings.Contains(e.message, "…") != cut {
 					t.Errorf("%d devices: %d bytes: %s", n, len(e.message), e.message)
 				}
 			}
@@ -196,7 +204,8 @@ func TestEventNamesProcessOfXID(t *testing.T) {
 	}{
 		"at once": {healthy, 2}, "late": {reported, 0},
 	} {
-		events := eventsBetween([]health.DeviceState{c.before}, []health.DeviceState{detailed}, "n", func(health.DeviceID) []Pod { return nil }, time.Now())
+		events := eventsBetween([]health.DeviceState{c.before}, []health.DeviceState{detailed}, "n", func(health.DeviceID) []Pod { return nil },
+			time.Now())
 		if len(events) != 1 || events[0].count != c.count || !strings.Contains(events[0].message, "process python3 (pid 7194)") {
 			t.Errorf("%s: %+v, want the process and count %d", name, events, c.count)
 		}

@@ -40,7 +40,8 @@ type eventWriter struct {
 
 // runEventWriter writes the queue's events until ctx ends.
 func (r *Reporter) runEventWriter(ctx context.Context, api *client) {
-	w := &eventWriter{r, api, make(map[eventKey]writtenEvent), NewErrorLog(r.Log, "cannot read a pod's UID for its events", "", "a cluster role with get on pods")}
+	w := &eventWriter{r, api, make(map[eventKey]writtenEvent), NewErrorLog(r.Log, "cannot read a pod's UID for its events", "",
+		"a cluster role with get on pods")}
 	errs := NewErrorLog(r.Log, "cannot write events", "wrote events again", "a cluster role with create and patch on events")
 	limit := rate.NewLimiter(rate.Every(eventInterval), eventBurst)
 	var retry backoff
@@ -105,8 +106,9 @@ func (w *eventWriter) write(ctx context.Context, e event) error {
 	err = w.api.createEvent(ctx, corev1.Event{
 		TypeMeta: metav1.TypeMeta{Kind: "Event", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: e.name},
 		InvolvedObject: *involved, Type: e.typ, Reason: e.key.reason, Message: e.message,
-		Source: corev1.EventSource{Component: component, Host: w.Node}, FirstTimestamp: metav1.NewTime(e.first), LastTimestamp: metav1.NewTime(e.last),
-		Count: toInt32(max(e.count, 1)), ReportingController: component, ReportingInstance: w.Node,
+		Source: corev1.EventSource{Component: component, Host: w.Node}, FirstTimestamp: metav1.NewTime(e.first),
+		LastTimestamp: metav1.NewTime(e.last),
+		Count:         toInt32(max(e.count, 1)), ReportingController: component, ReportingInstance: w.Node,
 	})
 	if err == nil || apierrors.IsAlreadyExists(err) { // an earlier attempt created it, and its response was lost
 		w.record(e.key, writtenEvent{name: e.name, count: e.count})

@@ -45,12 +45,14 @@ func wantWarning(t *testing.T, e *corev1.Event, reason string, at time.Time) {
 	t.Helper()
 	want := corev1.Event{
 		TypeMeta: metav1.TypeMeta{Kind: "Event", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name},
-		InvolvedObject: e.InvolvedObject, Reason: reason, Message: e.Message, Source: corev1.EventSource{Component: "gpu-node-agent", Host: "node1"},
+		InvolvedObject: e.InvolvedObject, Reason: reason, Message: e.Message,
+		Source:         corev1.EventSource{Component: "gpu-node-agent", Host: "node1"},
 		FirstTimestamp: e.FirstTimestamp, LastTimestamp: e.LastTimestamp, Count: 1, Type: "Warning",
 		ReportingController: "gpu-node-agent", ReportingInstance: "node1",
 	}
 	o := e.InvolvedObject
-	if !reflect.DeepEqual(*e, want) || e.Message == "" || o.APIVersion != "v1" || o.Name == "" || (o.Kind == "Pod") != (o.Namespace == e.Namespace) {
+	if !reflect.DeepEqual(*e, want) || e.Message == "" || o.APIVersion != "v1" || o.Name == "" ||
+		(o.Kind == "Pod") != (o.Namespace == e.Namespace) {
 		t.Errorf("got  %+v\nwant %+v", *e, want)
 	}
 	if e.FirstTimestamp.Sub(at).Abs() > time.Second || e.LastTimestamp.Sub(at).Abs() > time.Second {
@@ -101,7 +103,10 @@ func TestEventOfLateDetailAfterRestart(t *testing.T) {
 // A pod that cannot be read now is read again, and its event has its UID then.
 func TestEventReferenceAfterError(t *testing.T) {
 	withRig(t, func(g *rig) {
-		g.pods["team/train"] = corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "train", UID: "uid-of-train"}, Spec: corev1.PodSpec{NodeName: "node1"}}
+		g.pods["team/train"] = corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "train", UID: "uid-of-train"},
+			Spec:       corev1.PodSpec{NodeName: "node1"},
+		}
 		g.fail = func(r *http.Request) error {
 			if strings.Contains(r.URL.Path, "/pods/") {
 				return apiError(500, metav1.StatusReasonInternalError)
@@ -245,7 +250,8 @@ func TestOutageDropsOldestEvents(t *testing.T) {
 
 func TestPermanentErrorDropsEvent(t *testing.T) {
 	for _, err := range []error{
-		apiError(403, "Forbidden", "NamespaceTerminating"), apiError(422, "Invalid"), apiError(404, "NotFound"), apiError(400, "BadRequest"), apiError(413, "RequestEntityTooLarge"),
+		apiError(403, "Forbidden", "NamespaceTerminating"), apiError(422, "Invalid"), apiError(404, "NotFound"), apiError(400, "BadRequest"),
+		apiError(413, "RequestEntityTooLarge"),
 	} {
 		withRig(t, func(g *rig) {
 			g.pods["ending/one"] = corev1.Pod{Spec: corev1.PodSpec{NodeName: "node1"}}
@@ -316,7 +322,10 @@ func TestDeletedEventIsCreatedAgain(t *testing.T) {
 
 func TestEventNameLength(t *testing.T) {
 	long := strings.Repeat("a", 235) + ".b-" + strings.Repeat("c", 15)
-	for o, kept := range map[string]string{"node1": "node1.", long: long[:235] + ".", strings.Repeat("a", 253): strings.Repeat("a", 236) + "."} {
+	for o, kept := range map[string]string{
+		"node1": "node1.", long: long[:235] + ".",
+		strings.Repeat("a", 253): strings.Repeat("a", 236) + ".",
+	} {
 		n := eventName(event{key: eventKey{object: object{name: o}}})
 		if len(n) > 253 || !strings.HasPrefix(n, kept) || strings.Contains(n, "..") || strings.Contains(n, "-.") {
 			t.Errorf("%d bytes: %s", len(n), n)

@@ -83,7 +83,8 @@ func (r *Reporter) runIdleWriter(ctx context.Context) {
 		return
 	}
 	w := &idleWriter{Reporter: r, examined: make(map[Pod]examinedPod)}
-	errs := NewErrorLog(r.Log, "cannot report idle pods", "reported idle pods again", "a cluster role with get on pods, and create and patch on events")
+	errs := NewErrorLog(r.Log, "cannot report idle pods", "reported idle pods again",
+		"a cluster role with get on pods, and create and patch on events")
 	var retry backoff
 	for Wait(ctx, nil, idleInterval) {
 		err := w.examine(ctx)

@@ -61,7 +61,8 @@ func TestIdlePodGetsEvent(t *testing.T) {
 		for _, e := range g.events {
 			wantWarning(t, e, eventIdle, time.Now())
 			if string(e.InvolvedObject.UID) != "uid-of-train" || e.Namespace != "team" ||
-				!strings.HasPrefix(e.Message, "no process on 1 of 2 GPUs of the pod for 45m: GPU 1. ") || !strings.Contains(e.Message, OptOutAnnotation) {
+				!strings.HasPrefix(e.Message, "no process on 1 of 2 GPUs of the pod for 45m: GPU 1. ") ||
+				!strings.Contains(e.Message, OptOutAnnotation) {
 				t.Errorf("%+v", e)
 			}
 		}
@@ -382,7 +383,8 @@ func TestIdleEventFromTheFuture(t *testing.T) {
 
 func TestDurationText(t *testing.T) {
 	for d, want := range map[time.Duration]string{
-		0: "0s", time.Minute - 1: "59s", time.Minute: "1m", 90 * time.Second: "1m", time.Hour: "1h0m", 26*time.Hour + 30*time.Minute + time.Second: "26h30m",
+		0: "0s", time.Minute - 1: "59s", time.Minute: "1m", 90 * time.Second: "1m", time.Hour: "1h0m",
+		26*time.Hour + 30*time.Minute + time.Second: "26h30m",
 	} {
 		if got := durationText(d); got != want {
 			t.Errorf("%v: %q, want %q", d, got, want)
@@ -396,7 +398,8 @@ func TestIdleMessageLength(t *testing.T) {
 		p.Idle = append(p.Idle, IdleDevice{"MIG 15:13", 26*time.Hour + time.Second})
 	}
 	text, _ := idleMessage(p, IdlePods{After: time.Hour, Evidence: "work"}, 48*time.Hour)
-	if len(text) > maxMessage || !strings.HasPrefix(text, "no work on 112 of 112 MIG devices of the pod for 26h0m: MIG 15:13, ") || !strings.HasSuffix(text, "not reported") {
+	if len(text) > maxMessage || !strings.HasPrefix(text, "no work on 112 of 112 MIG devices of the pod for 26h0m: MIG 15:13, ") ||
+		!strings.HasSuffix(text, "not reported") {
 		t.Errorf("%d bytes: %s", len(text), text)
 	}
 	p = IdlePod{Held: 1, Kind: "GPU", Idle: []IdleDevice{{"GPU 3", 20*time.Second + time.Millisecond}}}

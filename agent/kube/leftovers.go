@@ -59,8 +59,8 @@ func TracesOf(n *corev1.Node) NodeTraces {
 	return t
 }
 
-// Cleaner removes what agents have written of nodes, by the same requests. What does not exist any more is removed. It makes each request once,
-// except when somebody else wrote the node in between.
+// Cleaner removes what agents have written of nodes, by the same requests. What does not exist any more is removed. It makes each request
+// once, except when somebody else wrote the node in between.
 type Cleaner struct{ api *client }
 
 // NewCleaner returns a cleaner. It makes no request.

@@ -34,7 +34,8 @@ func TestTracesOf(t *testing.T) {
 		},
 	}}
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady}, {Type: conditionType}}
-	if got := TracesOf(n); got.Node != "n" || !slices.Equal(got.Taints, []string{"a:NoSchedule", "b:NoExecute"}) || !slices.Equal(got.Labels, []string{"a/applied", "b"}) || !got.Condition {
+	if got := TracesOf(n); got.Node != "n" || !slices.Equal(got.Taints, []string{"a:NoSchedule", "b:NoExecute"}) ||
+		!slices.Equal(got.Labels, []string{"a/applied", "b"}) || !got.Condition {
 		t.Errorf("%+v", got)
 	}
 	n.Annotations[taintsAnnotation], n.ManagedFields, n.Status.Conditions = "[", nil, n.Status.Conditions[:1]
@@ -81,7 +82,8 @@ func TestNodeWriterWithoutAccount(t *testing.T) {
 			t.Errorf("%d tries in an hour", opened)
 		}
 		g.set(NodeState{}) // somebody else removed it
-		if status := g.writer.Status(); len(status.Leftovers()) > 0 || status.LabelsErr+status.TaintsErr+status.ConditionErr != "" || status.Enabled {
+		if status := g.writer.Status(); len(status.Leftovers()) > 0 || status.LabelsErr+status.TaintsErr+status.ConditionErr != "" ||
+			status.Enabled {
 			t.Errorf("%+v", status)
 		}
 		g.set(NodeState{Taints: []corev1.Taint{unhealthyTaint()}})
@@ -105,7 +107,10 @@ func newTestCleaner(t *testing.T, server http.RoundTripper) *Cleaner {
 }
 
 func TestNewCleanerFails(t *testing.T) {
-	if c, err := NewCleaner(&rest.Config{Host: "https://server", TLSClientConfig: rest.TLSClientConfig{CAData: []byte("no certificate")}}); err == nil {
+	if c, err := NewCleaner(&rest.Config{
+		Host:            "https://server",
+		TLSClientConfig: rest.TLSClientConfig{CAData: []byte("no certificate")},
+	}); err == nil {
 		t.Errorf("%+v", c)
 	}
 }
@@ -116,7 +121,8 @@ func TestCleaner(t *testing.T) {
 		g.setTaints(taintsOf("theirs:NoSchedule")...)
 		g.setLabel("kubectl", "theirs", "1")
 		labels := map[string]string{"a": "1", "b": "2"}
-		g.set(NodeState{Labels: labels, Feature: labels, Taints: taintsOf("gpu/unhealthy:NoSchedule", "gpu/kept:NoExecute", "gpu/unhealthy:NoExecute")})
+		g.set(NodeState{Labels: labels, Feature: labels, Taints: taintsOf("gpu/unhealthy:NoSchedule", "gpu/kept:NoExecute",
+			"gpu/unhealthy:NoExecute")})
 		g.stop()
 		g.change(func(n *corev1.Node) { n.Status.Conditions = []corev1.NodeCondition{{Type: conditionType}} })
 		c, ctx := newTestCleaner(g.t, g.nodeServer), g.t.Context()
@@ -128,7 +134,8 @@ func TestCleaner(t *testing.T) {
 		}
 		remove := map[string]func() error{
 			"taints": func() error { return c.RemoveTaints(ctx, "node1", nil) }, "labels": func() error { return c.RemoveLabels(ctx, "node1") },
-			"condition": func() error { return c.RemoveCondition(ctx, "node1") }, "feature": func() error { return c.RemoveFeature(ctx, "gpu", "node1") },
+			"condition": func() error { return c.RemoveCondition(ctx, "node1") },
+			"feature":   func() error { return c.RemoveFeature(ctx, "gpu", "node1") },
 		}
 		for _, mayRead := range []bool{false, true} {
 			g.before = func(r *http.Request) error {

@@ -19,8 +19,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// NodeState is what the API server must have of the node. Each of Labels, Feature and Taints is independent: what is nil is not configured or
-// not known yet, and what the API server has stays; what is empty is removed. A NodeState is not modified once stored.
+// NodeState is what the API server must have of the node. Each of Labels, Feature and Taints is independent: what is nil is not configured
+// or not known yet, and what the API server has stays; what is empty is removed. A NodeState is not modified once stored.
 type NodeState struct {
 	Labels  map[string]string // of the node
 	Feature map[string]string // of the node's NodeFeature, an object of Node Feature Discovery
@@ -80,8 +80,8 @@ func (s NodeStatus) Leftovers() (kinds []string) {
 //	                     ├─► node_taints.go ──► PATCH nodes, with the resource version that was read
 //	                     └─► conditionPart ───► PATCH nodes/status
 //
-// Each part is read before it is written, and again soon and every few minutes, so that an edit of somebody else is corrected. There is no watch: it
-// would be a connection for each node, and for labels that nobody edits.
+// Each part is read before it is written, and again soon and every few minutes, so that an edit of somebody else is corrected. There is no
+// watch: it would be a connection for each node, and for labels that nobody edits.
 type NodeWriter struct {
 	NodeOptions
 	open func(kubeconfig string) (*client, error)
@@ -100,10 +100,12 @@ func NewNodeWriter(o NodeOptions) *NodeWriter {
 	const nodeRights = "a node named %, and a cluster role with get and patch on nodes"
 	w.parts = []*nodePart{
 		w.newPart(&w.status.LabelsErr, &w.status.LabelsLeft, "the node's labels", nodeRights, (&labelsWriter{NodeWriter: w}).part()),
-		w.newPart(&w.status.FeatureErr, &w.status.FeatureLeft, "the NodeFeature", "the API nfd.k8s-sigs.io/v1alpha1 of Node Feature Discovery, a cluster role with get on nodes, and a role with get, create, "+
-			"update and delete on nodefeatures", (&featureWriter{NodeWriter: w}).part()),
+		w.newPart(&w.status.FeatureErr, &w.status.FeatureLeft, "the NodeFeature",
+			"the API nfd.k8s-sigs.io/v1alpha1 of Node Feature Discovery, a cluster role with get on nodes, and a role with get, create, "+
+				"update and delete on nodefeatures", (&featureWriter{NodeWriter: w}).part()),
 		w.newPart(&w.status.TaintsErr, &w.status.TaintsLeft, "the node's taints", nodeRights, (&taintsWriter{NodeWriter: w}).part()),
-		w.newPart(&w.status.ConditionErr, &w.status.ConditionLeft, "the node's condition", "a cluster role with patch on nodes/status", w.conditionPart()),
+		w.newPart(&w.status.ConditionErr, &w.status.ConditionLeft, "the node's condition", "a cluster role with patch on nodes/status",
+			w.conditionPart()),
 	}
 	return w
 }
@@ -247,7 +249,8 @@ func (w *NodeWriter) newPart(err *string, isLeft *bool, what, rights string, p p
 	return &nodePart{
 		partWriter: p, writer: w, err: err, isLeft: isLeft, rights: rights,
 		errs: NewErrorLog(w.Log, "cannot write "+what, "wrote "+what+" again", rights),
-		left: NewErrorLog(w.Log, "earlier agents may have left "+what+", and this one has no right to remove them", "nothing is left of "+what, CleanupCommand),
+		left: NewErrorLog(w.Log, "earlier agents may have left "+what+", and this one has no right to remove them", "nothing is left of "+what,
+			CleanupCommand),
 	}
 }
 
@@ -315,7 +318,8 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 	p.setLeft(left)
 	if left {
 		p.left.Report(err)
-		p.setError(fmt.Sprintf("earlier agents may have left some, and this one has no right to remove them: %s; this removes them: %s", p.describe(err), CleanupCommand))
+		p.setError(fmt.Sprintf("earlier agents may have left some, and this one has no right to remove them: %s; this removes them: %s",
+			p.describe(err), CleanupCommand))
 		return p.earliest.Sub(now), false
 	}
 	p.errs.Report(err)

@@ -29,8 +29,8 @@ type nodeFeature struct {
 	} `json:"spec"`
 }
 
-// featureWriter writes the labels of the node's NodeFeature, from which Node Feature Discovery labels the node. The Node owns the object, so
-// that it is deleted with the node, and not when the agent restarts or is uninstalled: labels stay then.
+// featureWriter writes the labels of the node's NodeFeature, from which Node Feature Discovery labels the node. The Node owns the object,
+// so that it is deleted with the node, and not when the agent restarts or is uninstalled: labels stay then.
 type featureWriter struct{ *NodeWriter }
 
 func (w *featureWriter) part() partWriter {
@@ -79,7 +79,8 @@ func (w *featureWriter) write(ctx context.Context, api *client, s *NodeState, _ 
 		object.Metadata.ResourceVersion = found.Metadata.ResourceVersion
 		err = write(ctx, api.feature(api.rest.Put(), w.Namespace, name), object)
 	} else if err = write(ctx, api.feature(api.rest.Post(), w.Namespace), object); apierrors.IsNotFound(err) {
-		return "", permanentError{fmt.Errorf("the API server does not serve %s, or has no namespace %s; install Node Feature Discovery, or set node.labels.output to api: %w",
+		return "", permanentError{fmt.Errorf(
+			"the API server does not serve %s, or has no namespace %s; install Node Feature Discovery, or set node.labels.output to api: %w",
 			featureAPI, w.Namespace, err)}
 	}
 	if err != nil {

@@ -43,8 +43,8 @@ func (c *client) runtime(ctx context.Context, node string) (Runtime, error) {
 // runtimeInterval is the time between two questions for the container runtime: it can be upgraded under a running agent.
 const runtimeInterval = 5 * time.Minute
 
-// refusalSettles is how long the API server must refuse until that counts as its answer. One that starts refuses what it will allow when it has read
-// the roles.
+// refusalSettles is how long the API server must refuse until that counts as its answer. One that starts refuses what it will allow when it
+// has read the roles.
 const refusalSettles = 30 * time.Second
 
 // awayRetry is the longest pause while the API server has never answered: devices wait for that.
@@ -60,8 +60,8 @@ type RuntimeConfig struct {
 type RuntimeOptions struct {
 	Config *health.Latest[RuntimeConfig]
 	Node   string // the node's name in Kubernetes
-	// Answered is called with the runtime, or with why the Node cannot be read; away means that the API server did not answer, or has only just
-	// started. After the first runtime, it is not called with an error: the last answer holds.
+	// Answered is called with the runtime, or with why the Node cannot be read; away means that the API server did not answer, or has only
+	// just started. After the first runtime, it is not called with an error: the last answer holds.
 	Answered func(r Runtime, err error, away bool)
 	Log      *zap.Logger
 }

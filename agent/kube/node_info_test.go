@@ -37,11 +37,14 @@ func withRuntime(t *testing.T, test func(*runtimeRig)) {
 		core, logs := observer.New(zap.InfoLevel)
 		g := &runtimeRig{nodeRig: newNodeRig(t, newNodeServer()), logs: logs}
 		g.runs("containerd://1.6.36")
-		f := NewRuntimeFollower(RuntimeOptions{Config: &g.config, Node: "node1", Log: zap.New(core), Answered: func(r Runtime, err error, away bool) {
-			g.mu.Lock()
-			defer g.mu.Unlock()
-			g.answers = append(g.answers, fmt.Sprintf("%s, kubelet %s, error %v, away %v", r.Version, r.Kubelet, err, away))
-		}})
+		f := NewRuntimeFollower(RuntimeOptions{
+			Config: &g.config, Node: "node1", Log: zap.New(core),
+			Answered: func(r Runtime, err error, away bool) {
+				g.mu.Lock()
+				defer g.mu.Unlock()
+				g.answers = append(g.answers, fmt.Sprintf("%s, kubelet %s, error %v, away %v", r.Version, r.Kubelet, err, away))
+			},
+		})
 		f.open = func(kubeconfig string) (*client, error) {
 			if g.opened = append(g.opened, kubeconfig); kubeconfig == "none" {
 				return nil, errors.New("no service account")
@@ -81,7 +84,8 @@ func (g *runtimeRig) want(answers ...string) {
 	g.answers = nil
 }
 
-const oldAnswer, newAnswer = "containerd://1.6.36, kubelet v1.37.0, error <nil>, away false", "containerd://2.1.4, kubelet v1.37.0, error <nil>, away false"
+const oldAnswer, newAnswer = "containerd://1.6.36, kubelet v1.37.0, error <nil>, away false",
+	"containerd://2.1.4, kubelet v1.37.0, error <nil>, away false"
 
 // The runtime is asked for only if it is needed, at once and then every five minutes, not by all nodes at once.
 func TestRuntimeFollower(t *testing.T) {
@@ -158,7 +162,8 @@ func TestRuntimeFollowerOutage(t *testing.T) {
 	}
 }
 
-// A refusal is an answer. It is asked again: slowly, because it may last, after some quick tries, because an API server that starts refuses too.
+// A refusal is an answer. It is asked again: slowly, because it may last, after some quick tries, because an API server that starts refuses
+// too.
 func TestRuntimeFollowerRefused(t *testing.T) {
 	withRuntime(t, func(g *runtimeRig) {
 		g.failWith(apiError(http.StatusForbidden, metav1.StatusReasonForbidden))

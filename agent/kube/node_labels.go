@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// labelsWriter writes labels of the node by server-side apply: the API server keeps which labels are the agent's, removes those that the agent
-// does not apply any more, and refuses those that another field manager has with another value.
+// labelsWriter writes labels of the node by server-side apply: the API server keeps which labels are the agent's, removes those that the
+// agent does not apply any more, and refuses those that another field manager has with another value.
 type labelsWriter struct {
 	*NodeWriter
 	applied   map[string]string // the labels of the last apply; nil before the first
@@ -122,7 +122,8 @@ func describeConflicts(conflicts map[string]string) string {
 		if n := len(keys) - maxConflicts; n > 0 {
 			keys, more = keys[:maxConflicts], fmt.Sprintf(" and %d more", n)
 		}
-		texts = append(texts, fmt.Sprintf("field manager %q set %s%s to other values; the agent sets them when they are removed", manager, strings.Join(keys, ", "), more))
+		texts = append(texts, fmt.Sprintf("field manager %q set %s%s to other values; the agent sets them when they are removed", manager,
+			strings.Join(keys, ", "), more))
 	}
 	return strings.Join(texts, "; ")
 }

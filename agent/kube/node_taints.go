@@ -155,7 +155,8 @@ func mergeTaints(node *taintedNode, s *NodeState, now time.Time) (next nextTaint
 	return next
 }
 
-// recordedTaints returns KEY:EFFECT of the taints that agents have set, by a node's annotations. What others made of the record counts as nothing.
+// recordedTaints returns KEY:EFFECT of the taints that agents have set, by a node's annotations. What others made of the record counts as
+// nothing.
 func recordedTaints(annotations map[string]string) (ids []string) {
 	_ = json.Unmarshal([]byte(annotations[taintsAnnotation]), &ids)
 	return ids
@@ -221,7 +222,10 @@ func (c *client) patchTaints(ctx context.Context, node *taintedNode, next nextTa
 		}
 		annotation = string(text)
 	}
-	meta := map[string]any{"resourceVersion": node.Metadata.ResourceVersion, "uid": node.Metadata.UID, "annotations": map[string]any{taintsAnnotation: annotation}}
+	meta := map[string]any{
+		"resourceVersion": node.Metadata.ResourceVersion, "uid": node.Metadata.UID,
+		"annotations": map[string]any{taintsAnnotation: annotation},
+	}
 	return write(ctx, c.rest.Patch(types.MergePatchType).Resource("nodes").Name(node.Metadata.Name),
 		map[string]any{"metadata": meta, "spec": map[string]any{"taints": next.taints}})
 }

@@ -52,28 +52,70 @@ func TestMergeTaints(t *testing.T) {
 		same     bool // nothing is written
 		warning  string
 	}{
-		"nothing":                      {node: []string{theirs}, state: desired(), want: []string{theirs}, same: true},
-		"set beside others":            {node: []string{theirs, drain}, state: desired(ours), want: []string{theirs, drain, ours}, wantOurs: `["gpu/unhealthy:NoSchedule"]`},
-		"set two":                      {state: desired(ours, second), want: []string{ours, second}, wantOurs: `["gpu/unhealthy:NoExecute","gpu/unhealthy:NoSchedule"]`},
-		"set already":                  {node: []string{ours, theirs}, before: `["gpu/unhealthy:NoSchedule"]`, state: desired(ours), want: []string{ours, theirs}, wantOurs: `["gpu/unhealthy:NoSchedule"]`, same: true},
-		"one of two effects":           {node: []string{ours, second}, before: `["gpu/unhealthy:NoExecute","gpu/unhealthy:NoSchedule"]`, state: desired(second), want: []string{second}, wantOurs: `["gpu/unhealthy:NoExecute"]`},
-		"removed from between":         {node: []string{theirs, ours, drain}, before: `["gpu/unhealthy:NoSchedule"]`, state: desired(), want: []string{theirs, drain}},
-		"removed by others":            {node: []string{theirs}, before: `["gpu/unhealthy:NoSchedule"]`, state: desired(ours), want: []string{theirs, ours}, wantOurs: `["gpu/unhealthy:NoSchedule"]`},
-		"no longer configured":         {node: []string{"old:NoSchedule", ours}, before: `["gpu/unhealthy:NoSchedule","old:NoSchedule"]`, state: desired(ours), want: []string{ours}, wantOurs: `["gpu/unhealthy:NoSchedule"]`},
-		"value changed":                {node: []string{"gpu/unhealthy=a:NoSchedule"}, before: `["gpu/unhealthy:NoSchedule"]`, state: desired("gpu/unhealthy=b:NoSchedule"), want: []string{"gpu/unhealthy=b:NoSchedule"}, wantOurs: `["gpu/unhealthy:NoSchedule"]`},
+		"nothing": {node: []string{theirs}, state: desired(), want: []string{theirs}, same: true},
+		"set beside others": {
+			node: []string{theirs, drain}, state: desired(ours), want: []string{theirs, drain, ours},
+			wantOurs: `["gpu/unhealthy:NoSchedule"]`,
+		},
+		"set two": {
+			state: desired(ours, second), want: []string{ours, second},
+			wantOurs: `["gpu/unhealthy:NoExecute","gpu/unhealthy:NoSchedule"]`,
+		},
+		"set already": {
+			node: []string{ours, theirs}, before: `["gpu/unhealthy:NoSchedule"]`, state: desired(ours),
+			want: []string{ours, theirs}, wantOurs: `["gpu/unhealthy:NoSchedule"]`, same: true,
+		},
+		"one of two effects": {
+			node: []string{ours, second}, before: `["gpu/unhealthy:NoExecute","gpu/unhealthy:NoSchedule"]`,
+			state: desired(second), want: []string{second}, wantOurs: `["gpu/unhealthy:NoExecute"]`,
+		},
+		"removed from between": {
+			node: []string{theirs, ours, drain}, before: `["gpu/unhealthy:NoSchedule"]`, state: desired(),
+			want: []string{theirs, drain},
+		},
+		"removed by others": {
+			node: []string{theirs}, before: `["gpu/unhealthy:NoSchedule"]`, state: desired(ours),
+			want: []string{theirs, ours}, wantOurs: `["gpu/unhealthy:NoSchedule"]`,
+		},
+		"no longer configured": {
+			node: []string{"old:NoSchedule", ours}, before: `["gpu/unhealthy:NoSchedule","old:NoSchedule"]`,
+			state: desired(ours), want: []string{ours}, wantOurs: `["gpu/unhealthy:NoSchedule"]`,
+		},
+		"value changed": {
+			node: []string{"gpu/unhealthy=a:NoSchedule"}, before: `["gpu/unhealthy:NoSchedule"]`,
+			state: desired("gpu/unhealthy=b:NoSchedule"), want: []string{"gpu/unhealthy=b:NoSchedule"}, wantOurs: `["gpu/unhealthy:NoSchedule"]`,
+		},
 		"of somebody else":             {node: []string{ours}, state: desired(ours), want: []string{ours}, same: true},
 		"of somebody else, not wanted": {node: []string{ours}, state: desired(), want: []string{ours}, same: true},
-		"of somebody else, other":      {node: []string{"gpu/unhealthy=x:NoSchedule"}, state: desired(ours), want: []string{"gpu/unhealthy=x:NoSchedule"}, same: true, warning: `gpu/unhealthy:NoSchedule has the value "x"`},
-		"undecided stays":              {node: []string{ours, second}, before: `["gpu/unhealthy:NoExecute","gpu/unhealthy:NoSchedule"]`, state: undecided(desired(), ours), want: []string{ours}, wantOurs: `["gpu/unhealthy:NoSchedule"]`},
-		"undecided is not set":         {node: []string{theirs}, state: undecided(desired(), ours), want: []string{theirs}, same: true},
-		"startup taint":                {node: []string{startup, theirs}, state: ready(NodeState{}), want: []string{theirs}},
-		"startup taint, value":         {node: []string{"gpu/not-ready=true:NoSchedule", theirs}, state: ready(NodeState{}), want: []string{theirs}},
-		"startup taint, effect":        {node: []string{"gpu/not-ready:NoExecute"}, state: ready(NodeState{}), want: []string{"gpu/not-ready:NoExecute"}, same: true},
-		"no startup taint":             {node: []string{theirs}, state: ready(NodeState{}), want: []string{theirs}, same: true},
-		"startup taint, taints stay":   {node: []string{startup, ours}, before: `["gpu/unhealthy:NoSchedule"]`, state: ready(NodeState{}), want: []string{ours}, wantOurs: `["gpu/unhealthy:NoSchedule"]`},
-		"startup and unhealthy":        {node: []string{startup}, state: ready(desired(ours)), want: []string{ours}, wantOurs: `["gpu/unhealthy:NoSchedule"]`},
-		"broken annotation":            {node: []string{theirs}, before: `{`, state: desired(ours), want: []string{theirs, ours}, wantOurs: `["gpu/unhealthy:NoSchedule"]`},
-		"annotation only":              {node: []string{theirs}, before: `["gpu/unhealthy:NoSchedule"]`, state: desired(), want: []string{theirs}},
+		"of somebody else, other": {
+			node: []string{"gpu/unhealthy=x:NoSchedule"}, state: desired(ours),
+			want: []string{"gpu/unhealthy=x:NoSchedule"}, same: true, warning: `gpu/unhealthy:NoSchedule has the value "x"`,
+		},
+		"undecided stays": {
+			node: []string{ours, second}, before: `["gpu/unhealthy:NoExecute","gpu/unhealthy:NoSchedule"]`,
+			state: undecided(desired(), ours), want: []string{ours}, wantOurs: `["gpu/unhealthy:NoSchedule"]`,
+		},
+		"undecided is not set": {node: []string{theirs}, state: undecided(desired(), ours), want: []string{theirs}, same: true},
+		"startup taint":        {node: []string{startup, theirs}, state: ready(NodeState{}), want: []string{theirs}},
+		"startup taint, value": {node: []string{"gpu/not-ready=true:NoSchedule", theirs}, state: ready(NodeState{}), want: []string{theirs}},
+		"startup taint, effect": {
+			node: []string{"gpu/not-ready:NoExecute"}, state: ready(NodeState{}), want: []string{"gpu/not-ready:NoExecute"},
+			same: true,
+		},
+		"no startup taint": {node: []string{theirs}, state: ready(NodeState{}), want: []string{theirs}, same: true},
+		"startup taint, taints stay": {
+			node: []string{startup, ours}, before: `["gpu/unhealthy:NoSchedule"]`, state: ready(NodeState{}),
+			want: []string{ours}, wantOurs: `["gpu/unhealthy:NoSchedule"]`,
+		},
+		"startup and unhealthy": {
+			node: []string{startup}, state: ready(desired(ours)), want: []string{ours},
+			wantOurs: `["gpu/unhealthy:NoSchedule"]`,
+		},
+		"broken annotation": {
+			node: []string{theirs}, before: `{`, state: desired(ours), want: []string{theirs, ours},
+			wantOurs: `["gpu/unhealthy:NoSchedule"]`,
+		},
+		"annotation only": {node: []string{theirs}, before: `["gpu/unhealthy:NoSchedule"]`, state: desired(), want: []string{theirs}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := new(taintedNode)
@@ -105,7 +147,8 @@ func TestMergeTaints(t *testing.T) {
 			if c.wantOurs != "" {
 				_ = json.Unmarshal([]byte(c.wantOurs), &wantOurs)
 			}
-			if !slices.Equal(have, c.want) || !slices.Equal(next.ours, wantOurs) || next.changed == c.same || !strings.Contains(next.warning, c.warning) || (c.warning == "") != (next.warning == "") {
+			if !slices.Equal(have, c.want) || !slices.Equal(next.ours, wantOurs) || next.changed == c.same ||
+				!strings.Contains(next.warning, c.warning) || (c.warning == "") != (next.warning == "") {
 				t.Errorf("%q, ours %q, changed %v, warning %q", have, next.ours, next.changed, next.warning)
 			}
 		})

@@ -32,8 +32,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// nodeServer is a fake API server with one node and its NodeFeatures. It does what the API server does with field managers, UIDs and resource
-// versions, and decodes requests strictly.
+// nodeServer is a fake API server with one node and its NodeFeatures. It does what the API server does with field managers, UIDs and
+// resource versions, and decodes requests strictly.
 type nodeServer struct {
 	mu       sync.Mutex                 // guards everything below
 	before   func(*http.Request) error  // fails a request, or changes the node before it
@@ -56,7 +56,10 @@ func newNodeServer() *nodeServer {
 func (s *nodeServer) createNode() {
 	s.version++
 	s.owners = make(map[string]map[string]bool)
-	s.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node1", UID: types.UID(fmt.Sprint("uid-", s.version)), ResourceVersion: strconv.Itoa(s.version)}}
+	s.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: "node1", UID: types.UID(fmt.Sprint("uid-", s.version)),
+		ResourceVersion: strconv.Itoa(s.version),
+	}}
 	s.setLabel("kubelet", "kubernetes.io/hostname", "node1")
 }
 
@@ -94,7 +97,8 @@ func (s *nodeServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Body != nil {
 		body, _ = io.ReadAll(r.Body)
 	}
-	path := strings.Split(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gpu/"), "/api/v1/"), "/")
+	path := strings.Split(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gpu/"), "/api/v1/"),
+		"/")
 	s.requests = append(s.requests, r.Method+" "+path[0])
 	var err error
 	if s.before != nil {
@@ -125,7 +129,10 @@ func (s *nodeServer) answerNode(r *http.Request, name string, body []byte) (any,
 		case found == nil:
 			return nil, apierrors.NewNotFound(nodes, name)
 		case strings.Contains(r.Header.Get("Accept"), ";as=PartialObjectMetadata;"):
-			return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1"}, ObjectMeta: found.ObjectMeta}, nil
+			return &metav1.PartialObjectMetadata{
+				TypeMeta:   metav1.TypeMeta{Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1"},
+				ObjectMeta: found.ObjectMeta,
+			}, nil
 		}
 		return found, nil
 	}
@@ -148,7 +155,10 @@ func (s *nodeServer) answerNode(r *http.Request, name string, body []byte) (any,
 		if q := r.URL.Query(); q.Get("fieldManager") != "gpu-node-agent" || q.Get("force") != "false" {
 			return nil, fmt.Errorf("apply with %v", q)
 		}
-		only := corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Name: name, UID: sent.UID, Labels: sent.Labels}}
+		only := corev1.Node{
+			TypeMeta:   metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
+			ObjectMeta: metav1.ObjectMeta{Name: name, UID: sent.UID, Labels: sent.Labels},
+		}
 		if !reflect.DeepEqual(sent, only) || sent.UID == "" {
 			return nil, fmt.Errorf("apply of %s", body)
 		}
@@ -630,8 +640,8 @@ func TestNodeLabelsConflict(t *testing.T) {
 	})
 }
 
-// After an error it is unknown what the API server has: a write without a response may have been made. So the labels that were written before
-// are written again at once when they are desired again.
+// After an error it is unknown what the API server has: a write without a response may have been made. So the labels that were written
+// before are written again at once when they are desired again.
 func TestNodeLabelsAfterUnknownWrite(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
 		first := NodeState{Labels: map[string]string{"a": "1"}}
@@ -642,7 +652,8 @@ func TestNodeLabelsAfterUnknownWrite(t *testing.T) {
 			if r.Method == "GET" {
 				return nil
 			}
-			if err := g.apply("gpu-node-agent", corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: g.node.UID, Labels: map[string]string{"a": "2"}}}); err != nil {
+			if err := g.apply("gpu-node-agent",
+				corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: g.node.UID, Labels: map[string]string{"a": "2"}}}); err != nil {
 				return err
 			}
 			return errRefused // after the write
@@ -1093,7 +1104,10 @@ func TestNodeWriterUndecodableAnswers(t *testing.T) {
 				if r.Method != "GET" {
 					t.Errorf("%s %s", r.Method, r.URL)
 				}
-				return respond(r, map[string]any{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": map[string]any{"name": "node1"}, "spec": 5}, nil)
+				return respond(r, map[string]any{
+					"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
+					"metadata": map[string]any{"name": "node1"}, "spec": 5,
+				}, nil)
 			})})
 		}
 		s := g.set(NodeState{Feature: map[string]string{"a": "1"}, Taints: taintsOf("a:NoSchedule")})

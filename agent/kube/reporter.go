@@ -25,8 +25,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// CaptureLog sends client-go's log to log: only there it reports that it cannot read the service account's token. Call it before any client is
-// opened: klog does not lock its logger.
+// CaptureLog sends client-go's log to log: only there it reports that it cannot read the service account's token. Call it before any client
+// is opened: klog does not lock its logger.
 func CaptureLog(log *zap.Logger) {
 	klog.SetLogger(funcr.New(func(_, text string) { log.Warn("client-go: " + text) }, funcr.Options{}))
 }
@@ -81,8 +81,8 @@ func New(o Options) *Reporter {
 	return &Reporter{Options: o, open: connect, queue: newEventQueue(), reported: o.Saved}
 }
 
-// Report queues an event of the node, which may be from before the process started: it is written once, however many processes report it. It
-// may be called from any goroutine and never waits.
+// Report queues an event of the node, which may be from before the process started: it is written once, however many processes report it.
+// It may be called from any goroutine and never waits.
 func (r *Reporter) Report(e NodeEvent) {
 	if time.Since(e.At) < eventTTL {
 		r.queue.add(e.event(r.Node))

@@ -110,7 +110,8 @@ func TestWriteDropsWhileBlocked(t *testing.T) {
 			t.Error(err)
 		}
 		got := p.lines()
-		if n := 1 + capacity/1000 + 2; len(got) != n || got[0] != "first" || got[n-3] != long || got[n-2] != fmt.Sprintf("%d missing", more+1) || got[n-1] != "later" {
+		if n := 1 + capacity/1000 + 2; len(got) != n || got[0] != "first" || got[n-3] != long || got[n-2] != fmt.Sprintf("%d missing", more+1) ||
+			got[n-1] != "later" {
 			t.Errorf("%d lines, the last %.80q", len(got), got[max(0, len(got)-3):])
 		}
 	})

@@ -27,7 +27,8 @@ type Loss struct {
 
 // String describes the loss.
 func (l *Loss) String() string {
-	return fmt.Sprintf("the directory mounted at %s was deleted on the host at %s: the findings from before are lost, and GPUs that were unhealthy or detached may be offered to pods",
+	return fmt.Sprintf("the directory mounted at %s was deleted on the host at %s: the findings from before are lost, and GPUs that were "+
+		"unhealthy or detached may be offered to pods",
 		l.Directory, l.At.Format(time.RFC3339))
 }
 

@@ -54,7 +54,8 @@ func testRealMounts(t *testing.T, top string) {
 	memory := mkdir("memory")
 	mount("tmpfs", memory, "tmpfs", 0, "")
 	overlay := mkdir("overlay")
-	mount("overlay", overlay, "overlay", 0, "userxattr,lowerdir="+mkdir("memory", "lower")+",upperdir="+mkdir("memory", "upper")+",workdir="+mkdir("memory", "work"))
+	mount("overlay", overlay, "overlay", 0, "userxattr,lowerdir="+mkdir("memory", "lower")+",upperdir="+mkdir("memory", "upper")+",workdir="+
+		mkdir("memory", "work"))
 	for name, dir := range map[string]string{"disk": disk, "tmpfs": memory, "overlay": overlay} {
 		w := New(Options{})
 		host, container := filepath.Join(dir, "host"), filepath.Join(dir, "container")

@@ -137,8 +137,8 @@ func TestDeletedDirectoryEndsRun(t *testing.T) {
 	}
 }
 
-// Nothing else ends it: neither a path that is missing for a minute and made again, as on the host, nor one that was just being deleted when
-// it was examined, nor a file system that counts one link for each directory, nor an error.
+// Nothing else ends it: neither a path that is missing for a minute and made again, as on the host, nor one that was just being deleted
+// when it was examined, nor a file system that counts one link for each directory, nor an error.
 func TestOtherDirectoriesDoNotEndRun(t *testing.T) {
 	for name, steps := range map[string][]func(map[string]links){
 		"removed and made again": {
@@ -228,7 +228,8 @@ func TestLossIsRecorded(t *testing.T) {
 			r.w.RecordLoss()
 			r.w.RecordLoss() // once
 			l, err = ReadLoss(note, time.Now())
-			if err != nil || l == nil || *l != (Loss{state, noticed}) || !strings.HasPrefix(l.String(), "the directory mounted at "+state+" was deleted on the host at 2000-01-01T00:00:0") {
+			if err != nil || l == nil || *l != (Loss{state, noticed}) ||
+				!strings.HasPrefix(l.String(), "the directory mounted at "+state+" was deleted on the host at 2000-01-01T00:00:0") {
 				t.Errorf("%v, %v", l, err)
 			}
 			if n := r.logged.FilterMessageSnippet("findings are lost").Len(); n != 1 {

@@ -155,8 +155,8 @@ func validateTaint(t corev1.Taint) error {
 	return fmt.Errorf("effect: expected NoSchedule, PreferNoSchedule or NoExecute, got %q", t.Effect)
 }
 
-// checkPrefix refuses the taints of Kubernetes' own controllers: the agent and a controller would set and remove one in turn, and without the
-// taint of a cloud provider pods start on a node that has no network yet.
+// checkPrefix refuses the taints of Kubernetes' own controllers: the agent and a controller would set and remove one in turn, and without
+// the taint of a cloud provider pods start on a node that has no network yet.
 func checkPrefix(t corev1.Taint) error {
 	switch prefix, _, _ := strings.Cut(t.Key, "/"); prefix {
 	case "node.kubernetes.io", "node.cloudprovider.kubernetes.io":

@@ -28,7 +28,10 @@ func TestConfigValidate(t *testing.T) {
 		"output to a file":  {func(c *Config) { c.Labels.Output = LabelsFile }, nil},
 		"output to the API": {func(c *Config) { c.Labels.Output = LabelsAPI }, nil},
 		"output to NFD":     {func(c *Config) { c.Labels.Output = LabelsNodeFeature }, nil},
-		"unknown output":    {func(c *Config) { c.Labels.Output = "nfd" }, []string{`labels.output: expected one of off, file, api, nodeFeature, got "nfd"`}},
+		"unknown output": {
+			func(c *Config) { c.Labels.Output = "nfd" },
+			[]string{`labels.output: expected one of off, file, api, nodeFeature, got "nfd"`},
+		},
 		"relative file":     {func(c *Config) { c.Labels.File = "labels" }, []string{`labels.file: expected an absolute path, got "labels"`}},
 		"startup taint":     {func(c *Config) { c.StartupTaint = "a=b:NoExecute" }, nil},
 		"bad startup taint": {func(c *Config) { c.StartupTaint = "a" }, []string{`startupTaint: expected KEY[=VALUE]:EFFECT`}},
@@ -43,17 +46,26 @@ func TestConfigValidate(t *testing.T) {
 		"any unhealthy": {taints(func(t *TaintConfig) { t.When = WhenAnyUnhealthy }), nil},
 		"all unhealthy": {taints(func(t *TaintConfig) { t.When = WhenAllUnhealthy }), nil},
 		"unknown condition of the second taint": {
-			taints(same, func(t *TaintConfig) { t.When, t.Key = "lost", "c" }), []string{`taints[1].when: expected one of anyUnhealthy, allUnhealthy, cordoned, got "lost"`},
+			taints(same, func(t *TaintConfig) { t.When, t.Key = "lost", "c" }),
+			[]string{`taints[1].when: expected one of anyUnhealthy, allUnhealthy, cordoned, got "lost"`},
 		},
-		"each effect": {taints(same, func(t *TaintConfig) { t.Effect = "PreferNoSchedule" }, func(t *TaintConfig) { t.Effect = "NoExecute" }), nil},
-		"bad key":     {taints(func(t *TaintConfig) { t.Key = "-" }), []string{`taints[0].key: got "-"`}},
-		"bad value":   {taints(func(t *TaintConfig) { t.Value = "!" }), []string{`taints[0].value: got "!"`}},
-		"bad effect":  {taints(func(t *TaintConfig) { t.Effect = "No" }), []string{`taints[0].effect: expected NoSchedule, PreferNoSchedule or NoExecute, got "No"`}},
+		"each effect": {
+			taints(same, func(t *TaintConfig) { t.Effect = "PreferNoSchedule" }, func(t *TaintConfig) { t.Effect = "NoExecute" }),
+			nil,
+		},
+		"bad key":   {taints(func(t *TaintConfig) { t.Key = "-" }), []string{`taints[0].key: got "-"`}},
+		"bad value": {taints(func(t *TaintConfig) { t.Value = "!" }), []string{`taints[0].value: got "!"`}},
+		"bad effect": {
+			taints(func(t *TaintConfig) { t.Effect = "No" }),
+			[]string{`taints[0].effect: expected NoSchedule, PreferNoSchedule or NoExecute, got "No"`},
+		},
 		"taint of Kubernetes": {
-			taints(func(t *TaintConfig) { t.Key = "node.kubernetes.io/unschedulable" }), []string{"taints[0].key: expected another prefix than node.kubernetes.io"},
+			taints(func(t *TaintConfig) { t.Key = "node.kubernetes.io/unschedulable" }),
+			[]string{"taints[0].key: expected another prefix than node.kubernetes.io"},
 		},
 		"key and effect of another taint": {
-			taints(func(t *TaintConfig) { t.Key = "c" }, same, func(t *TaintConfig) { t.Value = "x" }), []string{"taints[2]: the same key and effect as taints[1]"},
+			taints(func(t *TaintConfig) { t.Key = "c" }, same, func(t *TaintConfig) { t.Value = "x" }),
+			[]string{"taints[2]: the same key and effect as taints[1]"},
 		},
 		"key and effect of the startup taint": {
 			func(c *Config) {
@@ -71,7 +83,10 @@ func TestConfigValidate(t *testing.T) {
 		"idle time too short": {func(c *Config) { c.Idle.After = time.Second - 1 }, []string{"idle.after: expected 1s or more"}},
 		"negative idle time":  {func(c *Config) { c.Idle.After = -time.Hour }, []string{"idle.after: expected 1s or more"}},
 		"evidence of work":    {func(c *Config) { c.Idle.Evidence = EvidenceNoWork }, nil},
-		"unknown evidence":    {func(c *Config) { c.Idle.Evidence = "none" }, []string{`idle.evidence: expected noProcess or noWork, got "none"`}},
+		"unknown evidence": {
+			func(c *Config) { c.Idle.Evidence = "none" },
+			[]string{`idle.evidence: expected noProcess or noWork, got "none"`},
+		},
 		"several": {
 			func(c *Config) {
 				c.Labels.Output, c.Idle.Evidence = "x", "y"

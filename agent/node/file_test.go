@@ -246,10 +246,13 @@ func TestFileWhereItCannotBe(t *testing.T) {
 		prepare func(h *fileHarness) error
 		want    string
 	}{
-		"directory":  {func(h *fileHarness) error { return os.Mkdir(h.path, 0o750) }, "has not written it"},
-		"large file": {func(h *fileHarness) error { return os.WriteFile(h.path, bytes.Repeat([]byte(fileMark), 1000), 0o600) }, "has not written it"},
-		"in a file":  {func(h *fileHarness) error { h.path += "/x"; return os.WriteFile(filepath.Dir(h.path), nil, 0o600) }, "not a directory"},
-		"loop":       {func(h *fileHarness) error { return os.Symlink(h.path, h.path) }, "symbolic links"},
+		"directory": {func(h *fileHarness) error { return os.Mkdir(h.path, 0o750) }, "has not written it"},
+		"large file": {
+			func(h *fileHarness) error { return os.WriteFile(h.path, bytes.Repeat([]byte(fileMark), 1000), 0o600) },
+			"has not written it",
+		},
+		"in a file": {func(h *fileHarness) error { h.path += "/x"; return os.WriteFile(filepath.Dir(h.path), nil, 0o600) }, "not a directory"},
+		"loop":      {func(h *fileHarness) error { return os.Symlink(h.path, h.path) }, "symbolic links"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

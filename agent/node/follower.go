@@ -25,8 +25,9 @@ type Options struct {
 	Snapshots *health.Latest[health.Snapshot]
 	Node      string                                // the node's name in Kubernetes
 	Serving   func(*health.Snapshot) plugin.Serving // with the configuration in Plugin
-	Ready     func() bool                           // every resource is registered and audited, or the devices are published by dynamic resource allocation
-	SysFS     func() string                         // where the host of the devices has its sysfs; empty if that is another host
+	// every resource is registered and audited, or the devices are published by dynamic resource allocation
+	Ready func() bool
+	SysFS func() string // where the host of the devices has its sysfs; empty if that is another host
 	// Properties reads what NVML has of devices. It leaves out those of which it is unknown. It may take seconds.
 	Properties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
 	Cleaned    *health.Latest[string] // kube.CleanedAnnotation of the agent's pod; nil, empty or "": none
@@ -328,8 +329,8 @@ func (f *Follower) state(config *Config, snap *health.Snapshot) (s kube.NodeStat
 	return s
 }
 
-// followCleaned forgets what is not configured when somebody else has removed it from the node. That was while the annotation had another value,
-// so that an old one says nothing of what this or an earlier process wrote since. It needs no clock: those of nodes differ.
+// followCleaned forgets what is not configured when somebody else has removed it from the node. That was while the annotation had another
+// value, so that an old one says nothing of what this or an earlier process wrote since. It needs no clock: those of nodes differ.
 func (f *Follower) followCleaned(config *Config, reports bool) {
 	at := f.Cleaned.Load()
 	if at == nil || *at == "" || *at == f.memory.Cleaned {

@@ -64,8 +64,9 @@ func (h *harness) restart(section *[]byte, sameBoot bool) {
 	h.t.Helper()
 	h.snapshots = new(health.Latest[health.Snapshot])
 	h.Follower = NewFollower(Options{
-		Config: &h.config, Plugin: &h.plugin, Health: &h.health, Snapshots: h.snapshots, Node: h.node, Serving: plugin.New(&h.plugin, h.snapshots, nop).Serving,
-		Ready: func() bool { return !h.notReady.Load() }, SysFS: func() string { return "" },
+		Config: &h.config, Plugin: &h.plugin, Health: &h.health, Snapshots: h.snapshots, Node: h.node,
+		Serving: plugin.New(&h.plugin, h.snapshots, nop).Serving,
+		Ready:   func() bool { return !h.notReady.Load() }, SysFS: func() string { return "" },
 		Properties: func(ctx context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
 			if h.read == nil {
 				all := map[health.DeviceID]*health.Properties{}
@@ -227,7 +228,10 @@ func TestFollowerRemovesTaints(t *testing.T) {
 		h.setConfig(func(c *Config) { c.Taints = []TaintConfig{{When: WhenAllUnhealthy, Key: "a/b", Effect: "NoSchedule"}} })
 		stop := healthtest.Run(t, h.Run)
 		devices := gpus(1, l4)
-		devices[0].Verdict = health.Verdict{State: health.Unhealthy, Findings: []health.Finding{{Cause: health.CauseLost, State: health.Unhealthy}}}
+		devices[0].Verdict = health.Verdict{
+			State:    health.Unhealthy,
+			Findings: []health.Finding{{Cause: health.CauseLost, State: health.Unhealthy}},
+		}
 		h.poll(devices)
 		if s := h.Desired().Load(); len(s.Taints) != 1 {
 			t.Errorf("%+v", s)
@@ -298,7 +302,10 @@ func TestFollowerRemovesCondition(t *testing.T) {
 func TestFollowerRemovesNoTaintsOfHealthyNode(t *testing.T) {
 	sick := func() []health.DeviceState {
 		devices := gpus(1, l4)
-		devices[0].Verdict = health.Verdict{State: health.Unhealthy, Findings: []health.Finding{{Cause: health.CauseLost, State: health.Unhealthy}}}
+		devices[0].Verdict = health.Verdict{
+			State:    health.Unhealthy,
+			Findings: []health.Finding{{Cause: health.CauseLost, State: health.Unhealthy}},
+		}
 		return devices
 	}
 	for name, c := range map[string]struct {
@@ -306,9 +313,10 @@ func TestFollowerRemovesNoTaintsOfHealthyNode(t *testing.T) {
 		written bool                          // what is desired then
 		removes bool                          // once they are not
 	}{
-		"never unhealthy":         {[]func() []health.DeviceState{func() []health.DeviceState { return gpus(1, l4) }}, true, false},
-		"never measured":          {nil, true, true},
-		"not written yet":         {[]func() []health.DeviceState{func() []health.DeviceState { return gpus(1, l4) }}, false, true}, // those of an earlier process
+		"never unhealthy": {[]func() []health.DeviceState{func() []health.DeviceState { return gpus(1, l4) }}, true, false},
+		"never measured":  {nil, true, true},
+		// those of an earlier process
+		"not written yet":         {[]func() []health.DeviceState{func() []health.DeviceState { return gpus(1, l4) }}, false, true},
 		"healthy again":           {[]func() []health.DeviceState{sick, func() []health.DeviceState { return gpus(1, l4) }}, true, false},
 		"healthy, not written":    {[]func() []health.DeviceState{sick, func() []health.DeviceState { return gpus(1, l4) }}, false, true},
 		"unhealthy, and unhealed": {[]func() []health.DeviceState{sick}, true, true},
@@ -647,8 +655,8 @@ func TestRestoreDamagedSection(t *testing.T) {
 	}
 }
 
-// The section of an earlier process that could be read only late is continued: its labels stay until the first poll, and what that process may
-// have written is removed where it is not configured.
+// The section of an earlier process that could be read only late is continued: its labels stay until the first poll, and what that process
+// may have written is removed where it is not configured.
 func TestFollowerRestoresLate(t *testing.T) {
 	section := func(t *testing.T) (*[]byte, string) {
 		t.Helper()
@@ -662,7 +670,10 @@ func TestFollowerRestoresLate(t *testing.T) {
 		})
 		devices := gpus(8, h100)
 		for i := range devices {
-			devices[i].Verdict = health.Verdict{State: health.Unhealthy, Findings: []health.Finding{{Cause: health.CauseLost, State: health.Unhealthy}}}
+			devices[i].Verdict = health.Verdict{
+				State:    health.Unhealthy,
+				Findings: []health.Finding{{Cause: health.CauseLost, State: health.Unhealthy}},
+			}
 		}
 		h.poll(devices)
 		h.setConfig(func(c *Config) { c.Labels.Output = LabelsAPI })
@@ -745,7 +756,10 @@ func TestFollowerAddsEarlierPlaces(t *testing.T) {
 			}
 			synctest.Wait()
 			s := h.Desired().Load()
-			for name, removes := range map[string]bool{"labels": s.Labels != nil, "feature": s.Feature != nil, "taints": s.Taints != nil, "condition": s.RemoveCondition} {
+			for name, removes := range map[string]bool{
+				"labels": s.Labels != nil, "feature": s.Feature != nil, "taints": s.Taints != nil,
+				"condition": s.RemoveCondition,
+			} {
 				if removes != (name == field) {
 					t.Errorf("%s: removes %s: %v", field, name, removes)
 				}
@@ -871,7 +885,8 @@ func TestLabelsOnce(t *testing.T) {
 		down := snapshotOf(gpus(1, l4))
 		down.Source.Status, down.Source.Err = health.SourceDown, "timeout"
 		h.snapshots.Store(down)
-		if l, err := h.LabelsOnce(t.Context()); err != nil || l.Labels["nvidia.com/gpu.count"] != "1" || len(l.Warnings) != 1 || !strings.Contains(l.Warnings[0], "source down: timeout") {
+		if l, err := h.LabelsOnce(t.Context()); err != nil || l.Labels["nvidia.com/gpu.count"] != "1" || len(l.Warnings) != 1 ||
+			!strings.Contains(l.Warnings[0], "source down: timeout") {
 			t.Errorf("%+v, %v", l, err)
 		}
 	})

@@ -63,7 +63,8 @@ func TestParseVGPU(t *testing.T) {
 		"at the end":            {atEnd, &vgpu{}},
 		"beyond the end":        {edited(func(c []byte) { c[0x61], c[0xfc] = 0xfc, 0x09 }), nil},
 		"at the last byte":      {edited(func(c []byte) { c[0x61], c[0xff] = 0xff, 0x05 }), nil},
-		"end of the list":       {edited(func(c []byte) { c[0x61], c[0x00], c[0x01] = 0, 0xde, 0x10; copy(c[0x10:], "\x09\x00\x05VF") }), nil}, // then the BARs are no list
+		// then the BARs are no list
+		"end of the list":       {edited(func(c []byte) { c[0x61], c[0x00], c[0x01] = 0, 0xde, 0x10; copy(c[0x10:], "\x09\x00\x05VF") }), nil},
 		"without a signature":   {edited(func(c []byte) { c[0xd2] = 4 }), nil},
 		"shorter than a record": {edited(func(c []byte) { c[0xd2]-- }), &vgpu{}},
 		"longer than the space": {edited(func(c []byte) { c[0xd2] = 255 }), &vgpu{"580.95", "r580"}},
@@ -170,7 +171,8 @@ func TestExamineHost(t *testing.T) {
 	}
 	labels := (&inventory{}).update(snap, serving()(snap), second).labels()
 	for label, want := range map[string]string{
-		"gpu.machine": "ProLiant-XL675d-Gen10-Plus", "gpu.mode": "compute", "vgpu.present": "true", "vgpu.host-driver-version": "580.95", "vgpu.host-driver-branch": "r580",
+		"gpu.machine": "ProLiant-XL675d-Gen10-Plus", "gpu.mode": "compute", "vgpu.present": "true", "vgpu.host-driver-version": "580.95",
+		"vgpu.host-driver-branch": "r580",
 	} {
 		if got := labels[gfdPrefix+label]; got != want {
 			t.Errorf("%s=%s, want %s", label, got, want)

@@ -37,8 +37,12 @@ func TestIdlePods(t *testing.T) {
 		entries           []entry
 		byProcess, byWork string
 	}{
-		"idle":          {[]entry{{"GPU-0", "a", "c", noProcess(long)}}, "n/a: GPU 0 (1h0m0s) of 1 GPU\n", "n/a: GPU 0 (1h0m0s) of 1 GPU\n"},
-		"idle at last":  {[]entry{{"GPU-0", "a", "c", noProcess(30 * time.Minute)}}, "n/a: GPU 0 (30m0s) of 1 GPU\n", "n/a: GPU 0 (30m0s) of 1 GPU\n"},
+		"idle": {[]entry{{"GPU-0", "a", "c", noProcess(long)}}, "n/a: GPU 0 (1h0m0s) of 1 GPU\n", "n/a: GPU 0 (1h0m0s) of 1 GPU\n"},
+		"idle at last": {
+			[]entry{{"GPU-0", "a", "c", noProcess(30 * time.Minute)}},
+			"n/a: GPU 0 (30m0s) of 1 GPU\n",
+			"n/a: GPU 0 (30m0s) of 1 GPU\n",
+		},
 		"not for long":  {[]entry{{"GPU-0", "a", "c", noProcess(short)}}, "", ""},
 		"has a process": {[]entry{{"GPU-0", "a", "c", noWork(long)}}, "", "n/a: GPU 0 (1h0m0s) of 1 GPU\n"},
 		"works, but no process is listed": {
@@ -51,7 +55,12 @@ func TestIdlePods(t *testing.T) {
 			[]entry{{"GPU-0", "a", "c", metrics.IdleTime{NoWork: long, NoProcess: long}}}, "", "",
 		},
 		"two of four devices": {
-			[]entry{{"GPU-0", "a", "c", noProcess(long)}, {"GPU-1", "a", "c", noProcess(short)}, {"GPU-2", "a", "c", noWork(0)}, {"MIG-2-1", "a", "c", noProcess(2 * long)}},
+			[]entry{
+				{"GPU-0", "a", "c", noProcess(long)},
+				{"GPU-1", "a", "c", noProcess(short)},
+				{"GPU-2", "a", "c", noWork(0)},
+				{"MIG-2-1", "a", "c", noProcess(2 * long)},
+			},
 			"n/a: GPU 0 (1h0m0s), MIG 2:1 (2h0m0s) of 4 device\n", "n/a: GPU 0 (1h0m0s), MIG 2:1 (2h0m0s) of 4 device\n",
 		},
 		"another container of the pod uses it": {[]entry{{"GPU-0", "a", "c", noProcess(long)}, {"GPU-0", "a", "d", noProcess(0)}}, "", ""},
@@ -112,7 +121,8 @@ func TestIdlePods(t *testing.T) {
 		t.Errorf("many pods: got\n%swant\n%s", got, want)
 	}
 	for evidence, want := range map[string]string{EvidenceNoProcess: "process", EvidenceNoWork: "work"} { // for the events' texts
-		if all := IdlePods(IdleConfig{time.Hour, evidence}, snapshot, podresources.Holders{}, nil); all.After != time.Hour || all.Evidence != want {
+		if all := IdlePods(IdleConfig{time.Hour, evidence}, snapshot, podresources.Holders{}, nil); all.After != time.Hour ||
+			all.Evidence != want {
 			t.Errorf("%s: %+v", evidence, all)
 		}
 	}

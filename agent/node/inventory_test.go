@@ -127,20 +127,23 @@ func TestLabelsOfWhatIsServed(t *testing.T) {
 		t.Errorf("after a restart: %s", text(l))
 	}
 	exclude := func(c *plugin.Config) { c.Exclude = []string{"0"} }
-	if l := labelsOf(gpu(0, a100, "1g.5gb"), migStrategy(plugin.MIGSingle), exclude); l[count] != "1" || l[product] != "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb" {
+	if l := labelsOf(gpu(0, a100, "1g.5gb"), migStrategy(plugin.MIGSingle), exclude); l[count] != "1" ||
+		l[product] != "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb" {
 		t.Errorf("the only MIG device, excluded: %s", text(l))
 	}
 	exclude = func(c *plugin.Config) { c.Exclude = []string{"0", "1"} }
 	if l := labelsOf(gpus(2, a100), migStrategy(plugin.MIGSingle), exclude); l[count] != "2" || l[product] != "NVIDIA-A100-SXM4-40GB" {
 		t.Errorf("without MIG, excluded: %s", text(l))
 	}
-	if l := labelsOf(append(gpu(0, h100), gpu(1, a100, []string{}...)...), migStrategy(plugin.MIGSingle), exclude); l[product] != "NVIDIA-A100-SXM4-40GB-MIG-INVALID" {
+	if l := labelsOf(append(gpu(0, h100), gpu(1, a100, []string{}...)...), migStrategy(plugin.MIGSingle),
+		exclude); l[product] != "NVIDIA-A100-SXM4-40GB-MIG-INVALID" {
 		t.Errorf("the second one in MIG mode: %s", text(l))
 	}
 	if l := follow(gpus(2, a100)); l[count] != "2" || l[product] != "NVIDIA-A100-SXM4-40GB" {
 		t.Errorf("without MIG: %s", text(l))
 	}
-	if l := follow(append(gpu(0, a100), gpu(1, a100, "1g.5gb")...)); l[count] != "2" || l[product] != "NVIDIA-A100-SXM4-40GB" || l["nvidia.com/gpu.replicas"] != "1" {
+	if l := follow(append(gpu(0, a100), gpu(1, a100, "1g.5gb")...)); l[count] != "2" || l[product] != "NVIDIA-A100-SXM4-40GB" ||
+		l["nvidia.com/gpu.replicas"] != "1" {
 		t.Errorf("after MIG was enabled on one GPU: %s", text(l))
 	}
 }
@@ -246,7 +249,8 @@ func TestModeAndClique(t *testing.T) {
 
 func TestFamily(t *testing.T) {
 	for c, want := range map[health.ComputeCapability]string{
-		{Major: 1, Minor: 3}: "tesla", {Major: 2, Minor: 1}: "fermi", {Major: 3, Minor: 7}: "kepler", {Major: 4}: "undefined", {Major: 5, Minor: 2}: "maxwell", {Major: 6}: "pascal", {Major: 7}: "volta", {Major: 7, Minor: 2}: "volta", {Major: 7, Minor: 5}: "turing",
+		{Major: 1, Minor: 3}: "tesla", {Major: 2, Minor: 1}: "fermi", {Major: 3, Minor: 7}: "kepler", {Major: 4}: "undefined",
+		{Major: 5, Minor: 2}: "maxwell", {Major: 6}: "pascal", {Major: 7}: "volta", {Major: 7, Minor: 2}: "volta", {Major: 7, Minor: 5}: "turing",
 		{Major: 8, Minor: 6}: "ampere", {Major: 8, Minor: 9}: "ada-lovelace", {Major: 9}: "hopper", {Major: 10, Minor: 3}: "blackwell",
 		{Major: 11}: "undefined", {Major: 12}: "blackwell", {Major: 13}: "rubin", {Major: 99}: "undefined",
 	} {
@@ -267,7 +271,10 @@ func TestVersionLabels(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			labels := make(labelSet)
 			labels.addVersions(&inventory{Driver: c.driver, CUDA: c.cuda})
-			for label, want := range map[string]string{"cuda.driver-version.full": c.full, "cuda.driver.rev": c.revision, "cuda.runtime-version.full": c.runtime} {
+			for label, want := range map[string]string{
+				"cuda.driver-version.full": c.full, "cuda.driver.rev": c.revision,
+				"cuda.runtime-version.full": c.runtime,
+			} {
 				if got, exists := labels[gfdPrefix+label]; exists != (want != "-") || exists && got != want {
 					t.Errorf("%s=%s, want %s", label, got, want)
 				}
@@ -279,11 +286,18 @@ func TestVersionLabels(t *testing.T) {
 // FuzzLabels checks that the API server accepts the labels whatever the driver and the machine call things.
 func FuzzLabels(f *testing.F) {
 	f.Add("NVIDIA H100 80GB HBM3", "DGXH100", "1g.10gb", "580.126.20", "13.0")
-	f.Add("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition with a name that is far too long", " \t(C) Ünïcode\n", "1c.1g.24gb+me.all", "x.y.z", ".")
+	f.Add("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition with a name that is far too long", " \t(C) Ünïcode\n", "1c.1g.24gb+me.all",
+		"x.y.z", ".")
 	f.Add("-_.", "...", "+", "-.-", "_._")
 	f.Fuzz(func(t *testing.T, model, machine, profile, driver, cuda string) {
-		d := device{ID: "GPU-0", Model: model, Memory: 1 << 30, MIGMode: true, Class: machine, Clique: machine, VGPU: &vgpu{machine, driver}, Sharing: plugin.SharingMPS, Replicas: 2}
-		m := device{ID: "MIG-0", Parent: "GPU-0", Model: model, Profile: profile, Sharing: plugin.SharingTimeSlicing, Replicas: 2, Instance: &health.MIGProperties{}}
+		d := device{
+			ID: "GPU-0", Model: model, Memory: 1 << 30, MIGMode: true, Class: machine, Clique: machine, VGPU: &vgpu{machine, driver},
+			Sharing: plugin.SharingMPS, Replicas: 2,
+		}
+		m := device{
+			ID: "MIG-0", Parent: "GPU-0", Model: model, Profile: profile, Sharing: plugin.SharingTimeSlicing, Replicas: 2,
+			Instance: &health.MIGProperties{},
+		}
 		for _, strategy := range []string{plugin.MIGNone, plugin.MIGSingle, plugin.MIGMixed} {
 			n := inventory{Machine: machine, Driver: driver, CUDA: cuda, MIGStrategy: strategy, Devices: []device{d, m}}
 			labels := n.labels()
@@ -296,7 +310,10 @@ func FuzzLabels(f *testing.F) {
 }
 
 func BenchmarkUpdate(b *testing.B) {
-	for name, devices := range map[string][]health.DeviceState{"8GPUs": gpus(8, h100), "16GPUs112MIG": gpus(16, a100, slices.Repeat([]string{"1g.5gb"}, 7)...)} {
+	for name, devices := range map[string][]health.DeviceState{
+		"8GPUs":        gpus(8, h100),
+		"16GPUs112MIG": gpus(16, a100, slices.Repeat([]string{"1g.5gb"}, 7)...),
+	} {
 		b.Run(name, func(b *testing.B) {
 			serve, s, h := serving(migStrategy(plugin.MIGMixed)), snapshotOf(devices), hostOf(devices)
 			n := &inventory{}

@@ -139,7 +139,8 @@ func family(c health.ComputeCapability) string {
 		return "ada-lovelace"
 	}
 	names := map[int]string{
-		1: "tesla", 2: "fermi", 3: "kepler", 5: "maxwell", 6: "pascal", 7: "turing", 8: "ampere", 9: "hopper", 10: "blackwell", 12: "blackwell", 13: "rubin",
+		1: "tesla", 2: "fermi", 3: "kepler", 5: "maxwell", 6: "pascal", 7: "turing", 8: "ampere", 9: "hopper", 10: "blackwell", 12: "blackwell",
+		13: "rubin",
 	}
 	return cmp.Or(names[c.Major], "undefined")
 }
@@ -184,7 +185,8 @@ func (l labelSet) addModel(gpus []*device) {
 	for _, d := range gpus {
 		counts[d.Model]++
 	}
-	models := slices.SortedFunc(maps.Keys(counts), func(a, b string) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b)) })
+	models := slices.SortedFunc(maps.Keys(counts),
+		func(a, b string) int { return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b)) })
 	model := models[0]
 	if model == "" && len(models) > 1 {
 		model = models[1]
@@ -221,7 +223,10 @@ const sharingNone = "none"
 
 // sharingOf returns how devices are shared. If some are shared in different ways, the first one that is shared counts.
 func sharingOf(devices []*device) sharing {
-	strategies := map[plugin.Sharing]string{plugin.SharingTimeSlicing: "time-slicing", plugin.SharingMPS: "mps", plugin.SharingMemory: "memory"}
+	strategies := map[plugin.Sharing]string{
+		plugin.SharingTimeSlicing: "time-slicing", plugin.SharingMPS: "mps",
+		plugin.SharingMemory: "memory",
+	}
 	for _, d := range devices {
 		if strategy := strategies[d.Sharing]; strategy != "" {
 			return sharing{strategy, d.Replicas, !d.Renamed}

@@ -25,14 +25,20 @@ var (
 
 // The MIG profiles of an A100 40GB (nvidia-smi mig -lgip).
 var a100Profiles = map[string]health.Device{
-	"1g.5gb": {Profile: "1g.5gb", Memory: 4864 << 20, Properties: &health.Properties{MIG: &health.MIGProperties{ProfileID: 19, Multiprocessors: 14, CopyEngines: 1}}},
+	"1g.5gb": {
+		Profile: "1g.5gb", Memory: 4864 << 20,
+		Properties: &health.Properties{MIG: &health.MIGProperties{ProfileID: 19, Multiprocessors: 14, CopyEngines: 1}},
+	},
 	"3g.20gb": {
 		Profile: "3g.20gb", Memory: 19968 << 20,
 		Properties: &health.Properties{MIG: &health.MIGProperties{ProfileID: 9, Multiprocessors: 42, CopyEngines: 3, Decoders: 2}},
 	},
 	"1g.5gb+me": {
 		Profile: "1g.5gb+me", Memory: 4864 << 20,
-		Properties: &health.Properties{MIG: &health.MIGProperties{ProfileID: 20, Multiprocessors: 14, CopyEngines: 1, Decoders: 1, JPEGEngines: 1, OFAEngines: 1}},
+		Properties: &health.Properties{MIG: &health.MIGProperties{
+			ProfileID: 20, Multiprocessors: 14, CopyEngines: 1, Decoders: 1, JPEGEngines: 1,
+			OFAEngines: 1,
+		}},
 	},
 	"1c.3g.20gb": {
 		Profile: "1c.3g.20gb", Memory: 19968 << 20,
@@ -60,7 +66,10 @@ func gpu(index int, model health.Device, profiles ...string) (all []health.Devic
 }
 
 func state(d health.Device, s health.State, values map[health.Field]float64) health.DeviceState {
-	return health.DeviceState{Device: d, Verdict: health.Verdict{State: s}, Sample: health.Sample{Device: d.ID, Presence: health.Present, Values: values}}
+	return health.DeviceState{
+		Device: d, Verdict: health.Verdict{State: s},
+		Sample: health.Sample{Device: d.ID, Presence: health.Present, Values: values},
+	}
 }
 
 var nop = zap.NewNop()
@@ -133,17 +142,20 @@ func TestLabels(t *testing.T) {
 		devices []health.DeviceState
 		config  []func(*plugin.Config)
 	}{
-		"h100":                 {devices: gpus(8, h100)},
-		"h100-single-without":  {gpus(8, h100), []func(*plugin.Config){single}},
-		"no-gpu":               {},
-		"mixed-models":         {devices: append(append(gpu(0, l4), gpu(1, h100)...), gpu(2, h100)...)},
-		"a100-none":            {devices: gpus(2, a100, "1g.5gb", "1g.5gb")},
-		"a100-single":          {gpus(8, a100, slices.Repeat([]string{"1g.5gb"}, 7)...), []func(*plugin.Config){single}},
-		"a100-single-sliced":   {gpus(2, a100, "1g.5gb", "1g.5gb"), []func(*plugin.Config){single, timeSlicing("", 4)}},
-		"a100-single-unlike":   {unlike, []func(*plugin.Config){single}},
-		"a100-single-partly":   {append(gpu(0, a100, "1g.5gb"), gpu(1, a100)...), []func(*plugin.Config){single}},
-		"a100-single-empty":    {append(gpu(0, a100, "1g.5gb"), gpu(1, a100, []string{}...)...), []func(*plugin.Config){single}},
-		"a100-single-excluded": {gpus(2, a100, "1g.5gb", "1g.5gb"), []func(*plugin.Config){single, func(c *plugin.Config) { c.Exclude = []string{"0", "1"} }}},
+		"h100":                {devices: gpus(8, h100)},
+		"h100-single-without": {gpus(8, h100), []func(*plugin.Config){single}},
+		"no-gpu":              {},
+		"mixed-models":        {devices: append(append(gpu(0, l4), gpu(1, h100)...), gpu(2, h100)...)},
+		"a100-none":           {devices: gpus(2, a100, "1g.5gb", "1g.5gb")},
+		"a100-single":         {gpus(8, a100, slices.Repeat([]string{"1g.5gb"}, 7)...), []func(*plugin.Config){single}},
+		"a100-single-sliced":  {gpus(2, a100, "1g.5gb", "1g.5gb"), []func(*plugin.Config){single, timeSlicing("", 4)}},
+		"a100-single-unlike":  {unlike, []func(*plugin.Config){single}},
+		"a100-single-partly":  {append(gpu(0, a100, "1g.5gb"), gpu(1, a100)...), []func(*plugin.Config){single}},
+		"a100-single-empty":   {append(gpu(0, a100, "1g.5gb"), gpu(1, a100, []string{}...)...), []func(*plugin.Config){single}},
+		"a100-single-excluded": {
+			gpus(2, a100, "1g.5gb", "1g.5gb"),
+			[]func(*plugin.Config){single, func(c *plugin.Config) { c.Exclude = []string{"0", "1"} }},
+		},
 		"a100-mixed":           {append(gpu(0, a100, "3g.20gb", "1g.5gb", "1g.5gb+me"), gpu(1, a100)...), []func(*plugin.Config){mixed}},
 		"a100-mixed-instances": {gpu(0, a100, "1c.3g.20gb", "1c.3g.20gb"), []func(*plugin.Config){mixed}},
 		"a100-mixed-mps":       {append(gpu(0, a100, "3g.20gb"), gpu(1, a100)...), []func(*plugin.Config){mixed, byMPS}},
@@ -151,9 +163,12 @@ func TestLabels(t *testing.T) {
 		"h100-sliced-renamed":  {gpus(8, h100), []func(*plugin.Config){timeSlicing("nvidia.com/gpu.shared", 4)}},
 		"h100-sliced-partly":   {gpus(8, h100), []func(*plugin.Config){timeSlicing("", 4, "6", "7")}},
 		"h100-mps":             {gpus(8, h100), []func(*plugin.Config){byMPS}},
-		"h100-memory":          {gpus(8, h100), []func(*plugin.Config){func(c *plugin.Config) { c.Sharing.Memory.Resource = "nvidia.com/gpu-memory" }}},
-		"h100-disabled":        {gpus(8, h100), []func(*plugin.Config){mixed, timeSlicing("", 4), func(c *plugin.Config) { c.Enabled = false }}},
-		"a100-dra":             {gpus(2, a100, "1g.5gb"), []func(*plugin.Config){mixed, func(c *plugin.Config) { c.API = plugin.APIDRA }}},
+		"h100-memory": {
+			gpus(8, h100),
+			[]func(*plugin.Config){func(c *plugin.Config) { c.Sharing.Memory.Resource = "nvidia.com/gpu-memory" }},
+		},
+		"h100-disabled": {gpus(8, h100), []func(*plugin.Config){mixed, timeSlicing("", 4), func(c *plugin.Config) { c.Enabled = false }}},
+		"a100-dra":      {gpus(2, a100, "1g.5gb"), []func(*plugin.Config){mixed, func(c *plugin.Config) { c.API = plugin.APIDRA }}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			labels := labelsOf(c.devices, c.config...)
@@ -217,7 +232,8 @@ func TestLabelsCountHealth(t *testing.T) {
 		"MIG device of one of two": {states(gpus(2, a100, "1g.5gb"), healthy, healthy, healthy, degraded), "1 1 0"},
 	} {
 		labels := labelsOf(c.devices)
-		got := fmt.Sprint(labels["gpu-node-agent/gpus-healthy"], " ", labels["gpu-node-agent/gpus-degraded"], " ", labels["gpu-node-agent/gpus-unhealthy"])
+		got := fmt.Sprint(labels["gpu-node-agent/gpus-healthy"], " ", labels["gpu-node-agent/gpus-degraded"], " ",
+			labels["gpu-node-agent/gpus-unhealthy"])
 		if got != c.want {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}

@@ -45,10 +45,13 @@ func TestTaints(t *testing.T) {
 		"one unhealthy, one unknown": {[]health.DeviceState{unmeasured, device("GPU-1", "", lost)}, []string{anyBad}},
 		"both":                       {[]health.DeviceState{device("GPU-0", "", lost), device("GPU-1", "", lost, hot)}, []string{anyBad, allBad}},
 		"cordoned":                   {[]health.DeviceState{device("GPU-0", "", cordoned), device("GPU-1", "")}, []string{anyBad, cordon}},
-		"all cordoned or lost":       {[]health.DeviceState{device("GPU-0", "", cordoned), device("GPU-1", "", lost)}, []string{anyBad, allBad, cordon}},
-		"detached":                   {[]health.DeviceState{device("GPU-0", "", released), device("GPU-1", "", released)}, nil},
-		"detached and cordoned":      {[]health.DeviceState{device("GPU-0", "", cordoned, released)}, []string{anyBad, allBad, cordon}},
-		"detached and lost":          {[]health.DeviceState{device("GPU-0", "", lost, released), device("GPU-1", "", released)}, []string{anyBad}},
+		"all cordoned or lost": {
+			[]health.DeviceState{device("GPU-0", "", cordoned), device("GPU-1", "", lost)},
+			[]string{anyBad, allBad, cordon},
+		},
+		"detached":              {[]health.DeviceState{device("GPU-0", "", released), device("GPU-1", "", released)}, nil},
+		"detached and cordoned": {[]health.DeviceState{device("GPU-0", "", cordoned, released)}, []string{anyBad, allBad, cordon}},
+		"detached and lost":     {[]health.DeviceState{device("GPU-0", "", lost, released), device("GPU-1", "", released)}, []string{anyBad}},
 		"one MIG device": {
 			[]health.DeviceState{device("GPU-0", ""), device("MIG-0", "GPU-0", lost), device("MIG-1", "GPU-0")},
 			[]string{anyBad},
@@ -79,7 +82,10 @@ func TestTaints(t *testing.T) {
 			for _, when := range []string{anyBad, allBad, cordon} {
 				config = append(config, TaintConfig{When: when, Key: "gpu/" + when, Value: "x", Effect: "NoSchedule"})
 			}
-			for _, status := range []health.SourceStatus{health.SourceUp, health.SourceDown, health.SourceStalled, health.SourceStarting, health.SourceDetached} {
+			for _, status := range []health.SourceStatus{
+				health.SourceUp, health.SourceDown, health.SourceStalled, health.SourceStarting,
+				health.SourceDetached,
+			} {
 				s := &health.Snapshot{At: time.Now(), Source: health.Source{Status: status}, Devices: c.devices}
 				set, undecided := Taints(config, s)
 				var have []string

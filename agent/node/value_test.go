@@ -10,7 +10,8 @@ import (
 func TestLabelValue(t *testing.T) {
 	long := strings.Repeat("x", 62)
 	for text, want := range map[string]string{
-		"": "", "azAZ09": "azAZ09", "a_b.c-d": "a_b.c-d", " a  b\t": "a-b", "A (R) B": "A-R-B", "a{|}~[@]`^/:b": "ab", "Ünï": "n", "._-x-_.": "x", "-._": "",
+		"": "", "azAZ09": "azAZ09", "a_b.c-d": "a_b.c-d", " a  b\t": "a-b", "A (R) B": "A-R-B", "a{|}~[@]`^/:b": "ab", "Ünï": "n", "._-x-_.": "x",
+		"-._":       "",
 		long + "yz": long + "y", long + ".z": long, ".." + long + "yz": long + "y", long + "-": long, "a": "a", "0": "0", "Z": "Z",
 	} {
 		got := labelValue(text)

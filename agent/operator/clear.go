@@ -12,9 +12,10 @@ import (
 
 // ClearRequest asks the agent to clear findings of a device, or what an entry of the configuration meant. Device or Binding is set.
 type ClearRequest struct {
-	Device  string `json:"device,omitempty"`  // a device reference: a UUID, an index, a MIG index or a PCI bus ID
-	Cause   string `json:"cause,omitempty"`   // "" for all
-	Binding string `json:"binding,omitempty"` // an entry that names a GPU by its index, as 3 or 3:0: it then means the GPU that has the index now
+	Device string `json:"device,omitempty"` // a device reference: a UUID, an index, a MIG index or a PCI bus ID
+	Cause  string `json:"cause,omitempty"`  // "" for all
+	// an entry that names a GPU by its index, as 3 or 3:0: it then means the GPU that has the index now
+	Binding string `json:"binding,omitempty"`
 }
 
 // ClearResponse is the result of a ClearRequest.
@@ -30,7 +31,8 @@ func (r ClearRequest) validate(dash, device string) error {
 	case r.Binding != "" && (r.Device != "" || r.Cause != ""):
 		return fmt.Errorf("%sbinding excludes %s%s and %scause", dash, dash, device, dash)
 	case r.Binding == "" && r.Device == "":
-		return fmt.Errorf("%s%s is not set; expected a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID, as gpu-node-agent status shows", dash, device)
+		return fmt.Errorf("%s%s is not set; expected a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID, as gpu-node-agent "+
+			"status shows", dash, device)
 	}
 	return nil
 }

@@ -29,7 +29,8 @@ func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 	}
 	for i, m := range gpus[1].MIG {
 		index := fmt.Sprintf("1:%d", i)
-		if !strings.Contains(m.Name(), " "+index+" ") || m.MIGIndex == nil || *m.MIGIndex != i || m.GI == nil || *m.GI != []int{1, 5}[i] || m.CI == nil || *m.CI != 0 {
+		if !strings.Contains(m.Name(), " "+index+" ") || m.MIGIndex == nil || *m.MIGIndex != i || m.GI == nil || *m.GI != []int{1, 5}[i] ||
+			m.CI == nil || *m.CI != 0 {
 			t.Errorf("%s: migIndex %v, gi %v, ci %v", m.Name(), m.MIGIndex, m.GI, m.CI)
 		}
 		c := health.DefaultConfig()
@@ -96,12 +97,17 @@ func TestClear(t *testing.T) {
 			t.Errorf("clear %s %s: %+v", c.ref, c.cause, res)
 		}
 		for _, d := range s.Snapshots.Load().Devices {
-			if d.Device.ID == c.device && slices.ContainsFunc(d.Verdict.Findings, func(f health.Finding) bool { return f.From == "" && f.Cause == "xid-48" }) {
+			if d.Device.ID == c.device && slices.ContainsFunc(d.Verdict.Findings,
+				func(f health.Finding) bool { return f.From == "" && f.Cause == "xid-48" }) {
 				t.Errorf("clear %s left xid-48 on %s", c.ref, c.device)
 			}
 		}
 	}
-	for req, want := range map[ClearRequest]string{{Device: "1:2"}: `"1:2"; expected one of 1:0, 1:1, or`, {Device: "9"}: `"9"; expected one of 0, 1, or`, {Device: "0:0"}: "one of 0, 1, or", {Device: "foo"}: "one of 0, 1, or", {Device: "1b:00.0"}: "GPU-0 and GPU-1", {Device: "0", Cause: "cordoned"}: `"cordoned"`} {
+	for req, want := range map[ClearRequest]string{
+		{Device: "1:2"}: `"1:2"; expected one of 1:0, 1:1, or`,
+		{Device: "9"}:   `"9"; expected one of 0, 1, or`, {Device: "0:0"}: "one of 0, 1, or", {Device: "foo"}: "one of 0, 1, or",
+		{Device: "1b:00.0"}: "GPU-0 and GPU-1", {Device: "0", Cause: "cordoned"}: `"cordoned"`,
+	} {
 		if _, err := s.clear(req); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v, want %s", req, err, want)
 		}
@@ -140,7 +146,10 @@ func TestClearWithoutDevices(t *testing.T) {
 }
 
 func TestClearResponseText(t *testing.T) {
-	c := ClearResponse{Cleared: []string{"xid-48", "xid-95"}, Remaining: []status.Finding{{Cause: "lost", Reason: "not reachable", Advice: "reboot", From: "GPU-1"}}}
+	c := ClearResponse{
+		Cleared:   []string{"xid-48", "xid-95"},
+		Remaining: []status.Finding{{Cause: "lost", Reason: "not reachable", Advice: "reboot", From: "GPU-1"}},
+	}
 	agenttest.MustContain(t, c.text(), "xid-48, xid-95\n", "lost", "not reachable", "reboot", "GPU-1")
 	c.Cleared = nil
 	if text := c.text(); strings.Contains(text, "xid") || !strings.Contains(text, "lost") {

@@ -106,7 +106,8 @@ An entry of the configuration that names a GPU by its index stays bound to that 
 	}
 	cmd.Flags().StringVar(&req.Device, "gpu", "", "device: a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID")
 	cmd.Flags().StringVar(&req.Cause, "cause", "", "finding to clear, such as xid-79 (default: all)")
-	cmd.Flags().StringVar(&req.Binding, "binding", "", "entry of the configuration, such as 3 or 3:0, that is to mean the GPU with this index now")
+	cmd.Flags().StringVar(&req.Binding, "binding", "",
+		"entry of the configuration, such as 3 or 3:0, that is to mean the GPU with this index now")
 	return onAgentSocket[ClearResponse](cmd, loader, requestTimeout, request{Clear: &req})
 }
 

@@ -162,7 +162,8 @@ func (s *Server) awaitSaved(ctx context.Context) {
 	}
 }
 
-// currentFacts returns what is known of an answer of the kubelet that is newer than the call. An older answer may lack a pod that got a GPU since.
+// currentFacts returns what is known of an answer of the kubelet that is newer than the call. An older answer may lack a pod that got a GPU
+// since.
 func (s *Server) currentFacts(ctx context.Context) offer.Facts {
 	began := time.Now()
 	f := s.Ask(ctx, holdersTimeout)
@@ -207,7 +208,8 @@ func checkNotHeld(s *health.Snapshot, facts offer.Facts) error {
 	if more := len(held) - maxHeldDevices; more > 0 {
 		held = append(held[:maxHeldDevices], fmt.Sprintf("and %d more devices", more))
 	}
-	return fmt.Errorf("%w: %s; end these pods first (kubectl drain), or pass --force: they keep their devices, which are not monitored meanwhile",
+	return fmt.Errorf("%w: %s; end these pods first (kubectl drain), or pass --force: they keep their devices, which are not monitored "+
+		"meanwhile",
 		errHeld, strings.Join(held, "; "))
 }
 
@@ -258,7 +260,8 @@ func (r DetachResponse) text() string {
 	}
 	lines := []string{first, fmt.Sprintf("the agent attaches at %s, or when you run: gpu-node-agent attach", r.Until.Format(time.RFC3339))}
 	if r.UnaskedEngine != "" {
-		lines = append(lines, fmt.Sprintf("the agent is not connected to the host engine at %s, so it may still use the driver: stop it if it runs", r.UnaskedEngine))
+		lines = append(lines, fmt.Sprintf(
+			"the agent is not connected to the host engine at %s, so it may still use the driver: stop it if it runs", r.UnaskedEngine))
 	}
 	return strings.Join(lines, "\n")
 }

@@ -55,7 +55,14 @@ of them. The API server chooses the names and generations of published slices; t
 func slicesTable(list *resourceapi.ResourceSliceList, out terminal.Output) string {
 	p := &terminal.Printer{Output: out}
 	t := terminal.Table{Wrap: true, Columns: []terminal.Column{
-		{Name: "SLICE"}, {Name: "DEVICE"}, {Name: "TYPE"}, {Name: "PRODUCT"}, {Name: "PROFILE"}, {Name: "MEMORY"}, {Name: "SHARED"}, {Name: "TAINTS"},
+		{Name: "SLICE"},
+		{Name: "DEVICE"},
+		{Name: "TYPE"},
+		{Name: "PRODUCT"},
+		{Name: "PROFILE"},
+		{Name: "MEMORY"},
+		{Name: "SHARED"},
+		{Name: "TAINTS"},
 	}}
 	for i := range list.Items {
 		for _, d := range list.Items[i].Spec.Devices {
@@ -76,7 +83,8 @@ func slicesTable(list *resourceapi.ResourceSliceList, out terminal.Output) strin
 			for _, taint := range d.Taints {
 				taints = append(taints, taint.Key+":"+string(taint.Effect))
 			}
-			t.Rows = append(t.Rows, terminal.Cells("", fmt.Sprint(i), d.Name, text("type"), text("productName"), text("profile"), memory, shared, strings.Join(taints, ", ")))
+			t.Rows = append(t.Rows, terminal.Cells("", fmt.Sprint(i), d.Name, text("type"), text("productName"), text("profile"), memory, shared,
+				strings.Join(taints, ", ")))
 		}
 	}
 	p.Table(t)

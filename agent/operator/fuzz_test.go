@@ -23,9 +23,12 @@ func FuzzHandleLine(f *testing.F) {
 	for _, line := range []string{
 		`{"clear":{"device":"GPU-1"}}`, `{"clear":{"device":"GPU-1","cause":"lost"}}`, `{"clear":{"device":"GPU-2","cause":"temperature"}}`,
 		`{"clear":{"device":"MIG-2-7","cause":"temperature"}}`, `{"clear":{"device":"GPU-0","cause":""}}`, `{"clear":{"device":"","cause":""}}`,
-		`{"clear":{"binding":"3"}}`, `{"clear":null}`, `{"clear":{}}`, `{}`, `null`, `[]`, `"clear"`, `{"clear":{"device":"GPU-1"},"clear":{"device":"GPU-2"}}`,
-		`{"CLEAR":{"DEVICE":"GPU-1"}}`, `{"clear":{"device":"GPU-1","all":true}}`, `{"clear":{"device":"GPU-1"}} {"clear":{"device":"GPU-2"}}`, `{"clear":{"device":"GPU-\u0031"}}`,
-		`{"detach":{}}`, `{"detach":{"for":"30m"}}`, `{"detach":{"for":"2h","force":true}}`, `{"detach":{"for":"-1s","force":true}}`, `{"detach":{"for":30}}`,
+		`{"clear":{"binding":"3"}}`, `{"clear":null}`, `{"clear":{}}`, `{}`, `null`, `[]`, `"clear"`,
+		`{"clear":{"device":"GPU-1"},"clear":{"device":"GPU-2"}}`,
+		`{"CLEAR":{"DEVICE":"GPU-1"}}`, `{"clear":{"device":"GPU-1","all":true}}`, `{"clear":{"device":"GPU-1"}} {"clear":{"device":"GPU-2"}}`,
+		`{"clear":{"device":"GPU-\u0031"}}`,
+		`{"detach":{}}`, `{"detach":{"for":"30m"}}`, `{"detach":{"for":"2h","force":true}}`, `{"detach":{"for":"-1s","force":true}}`,
+		`{"detach":{"for":30}}`,
 		`{"detach":{"until":"now"}}`, `{"detach":null}`, `{"attach":{}}`, `{"attach":{"force":true}}`, `{"detach":{"force":true},"attach":{}}`,
 		`{"clear":{"device":"GPU-1","cause":"\u0000"}}`, `{"clear":{"device":["GPU-1"]}}`, `{"clear":{"device":"GPU-1"}}x`,
 		`{"slices":{}}`, `{"labels":{}}`, `{"labels":{"all":true}}`, `{"labels":{},"slices":{}}`,
@@ -57,7 +60,8 @@ func FuzzHandleLine(f *testing.F) {
 			t.Fatalf("%q names no device and cleared %v", line, result)
 		}
 		for _, cause := range cleared.Cleared {
-			present := slices.ContainsFunc(node.Devices[at].Verdict.Findings, func(f health.Finding) bool { return f.Cause == cause && f.From == "" })
+			present := slices.ContainsFunc(node.Devices[at].Verdict.Findings,
+				func(f health.Finding) bool { return f.Cause == cause && f.From == "" })
 			if !present || req.Clear.Cause != "" && req.Clear.Cause != cause {
 				t.Errorf("%q cleared %s", line, cause)
 			}

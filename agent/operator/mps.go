@@ -106,7 +106,8 @@ func (s *Server) terminate(ctx context.Context, req TerminateRequest, daemons []
 		}
 		return TerminateResponse{}, fmt.Errorf("%s: MPS does not serve this device; expected one of %s", id, strings.Join(indexes, ", "))
 	case daemons[i].PID == 0:
-		return TerminateResponse{}, fmt.Errorf("%s: the MPS daemon does not run, so it has no clients: %s", id, cmp.Or(daemons[i].Reason, "starting"))
+		return TerminateResponse{}, fmt.Errorf("%s: the MPS daemon does not run, so it has no clients: %s", id,
+			cmp.Or(daemons[i].Reason, "starting"))
 	}
 	if err := s.MPS.TerminateClient(ctx, id, req.Client); err != nil {
 		return TerminateResponse{}, err
@@ -169,7 +170,8 @@ Do this before you kill a process that hangs in a kernel: killed in the middle o
 		PreRunE: func(*cobra.Command, []string) error {
 			switch {
 			case req.Device == "":
-				return errors.New("--gpu is not set; expected a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID, as gpu-node-agent mps shows")
+				return errors.New("--gpu is not set; expected a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID, as gpu-node-agent " +
+					"mps shows")
 			case req.Client <= 0:
 				return fmt.Errorf("--client: expected the PID of an MPS client, as gpu-node-agent mps shows it, got %d", req.Client)
 			}

@@ -78,7 +78,8 @@ func TestMPSLists(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	agenttest.MustContain(t, string(document), `{"error":"no socket","daemons":[{"device":"GPU-0","index":"0","ready":true,"pid":41,"started":"2026-03-02T12:00:00Z","restarts":0,`,
+	agenttest.MustContain(t, string(document),
+		`{"error":"no socket","daemons":[{"device":"GPU-0","index":"0","ready":true,"pid":41,"started":"2026-03-02T12:00:00Z","restarts":0,`,
 		`{"pid":50,"uid":0,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},{"pid":62}]},{"pid":51,"clients":[]}`,
 		`{"device":"GPU-1","index":"1","ready":false,"cause":"mps-down","reason":"exit status 1",`, `"device":"MIG-2-8","index":"2:1"`)
 	var res MPSResponse
@@ -120,7 +121,8 @@ func TestMPSListsClientsOfNow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	agenttest.MustContain(t, string(document), `"clients":3,"servers":[{"pid":50,"uid":0,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},{"pid":64}]},{"pid":52,"clients":[{"pid":65}]}]`)
+	agenttest.MustContain(t, string(document),
+		`"clients":3,"servers":[{"pid":50,"uid":0,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},{"pid":64}]},{"pid":52,"clients":[{"pid":65}]}]`)
 	if len(res.Daemons[1].Servers) != 0 || res.Daemons[2].Device != "MIG-2-8" {
 		t.Errorf("%+v", res.Daemons)
 	}
@@ -178,7 +180,8 @@ func TestMPSTerminate(t *testing.T) {
 			}
 			result, err := s.handleLine(t.Context(), string(line))
 			if test.want == nil {
-				if res, ok := result.(TerminateResponse); err != nil || !ok || res.Client != test.client || len(fake.terminated) != 2 || fake.terminated[0] != res.Device {
+				if res, ok := result.(TerminateResponse); err != nil || !ok || res.Client != test.client || len(fake.terminated) != 2 ||
+					fake.terminated[0] != res.Device {
 					t.Errorf("%+v, %v; terminated %v", result, err, fake.terminated)
 				}
 				return

@@ -15,8 +15,9 @@ func TestDriverFiles(t *testing.T) {
 	}{
 		"no files": {},
 		"files of others": {
-			fds:  map[string]string{"0": "/dev/null", "1": "pipe:[77]", "5": "socket:[78]", "6": "/dev/nvram", "7": "/var/dev/nvidia0"},
-			maps: "7f0000000000-7f0000001000 r--p 00000000 08:01 1 /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1\n7f0000002000-7f0000003000 rw-p 00000000 00:00 0 \n",
+			fds: map[string]string{"0": "/dev/null", "1": "pipe:[77]", "5": "socket:[78]", "6": "/dev/nvram", "7": "/var/dev/nvidia0"},
+			maps: "7f0000000000-7f0000001000 r--p 00000000 08:01 1 /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1\n7f0000002000-7f0000003000 rw-p " +
+				"00000000 00:00 0 \n",
 		},
 		"open files": {
 			fds: map[string]string{
@@ -29,7 +30,8 @@ func TestDriverFiles(t *testing.T) {
 			},
 		},
 		"mapped after close": {
-			maps: "7f0000000000-7f0000001000 rw-s 00010000 00:05 442 /dev/nvidiactl\n7f0000001000-7f0000002000 rw-s 00020000 00:05 442                       /dev/nvidiactl\n",
+			maps: "7f0000000000-7f0000001000 rw-s 00010000 00:05 442 /dev/nvidiactl\n7f0000001000-7f0000002000 rw-s 00020000 00:05 442            " +
+				"           /dev/nvidiactl\n",
 			want: []string{"/dev/nvidiactl"},
 		},
 	} {

@@ -94,9 +94,13 @@ func parseRequest(line string) (request, error) {
 	dec := json.NewDecoder(strings.NewReader(line))
 	dec.DisallowUnknownFields()
 	err := dec.Decode(&req)
-	set := slices.DeleteFunc([]bool{req.Clear != nil, req.Detach != nil, req.Attach != nil, req.MPS != nil, req.Slices != nil, req.Labels != nil}, func(set bool) bool { return !set })
+	set := slices.DeleteFunc([]bool{
+		req.Clear != nil, req.Detach != nil, req.Attach != nil, req.MPS != nil, req.Slices != nil,
+		req.Labels != nil,
+	}, func(set bool) bool { return !set })
 	if err != nil || len(set) != 1 || strings.TrimSpace(line[dec.InputOffset():]) != "" {
-		return request{}, fmt.Errorf(`expected {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}}, {"attach":{}}, {"mps":{}}, {"mps":{"terminate":{"device":"GPU-…","client":4711}}}, {"slices":{}} or {"labels":{}}, got %s`, line)
+		return request{}, fmt.Errorf(
+			`expected {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}}, {"attach":{}}, {"mps":{}}, {"mps":{"terminate":{"device":"GPU-…","client":4711}}}, {"slices":{}} or {"labels":{}}, got %s`, line)
 	}
 	return req, nil
 }
@@ -111,7 +115,8 @@ func call[T any](ctx context.Context, socket string, req request) (T, error) {
 		if errors.Is(err, fs.ErrPermission) {
 			return response.Result, fmt.Errorf("only root may use the agent's socket: %w", err)
 		}
-		return response.Result, fmt.Errorf("no agent listens on the socket (is it running, and is this its health.socket?): %w; see gpu-node-agent doctor", err)
+		return response.Result, fmt.Errorf(
+			"no agent listens on the socket (is it running, and is this its health.socket?): %w; see gpu-node-agent doctor", err)
 	}
 	if err != nil {
 		return response.Result, err

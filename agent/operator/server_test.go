@@ -33,7 +33,8 @@ func TestDetachDuration(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"30", "0s", "-1m", "25h", "soon", "999ms"} {
-		if _, err := (DetachRequest{For: text}).duration(); err == nil || !strings.HasPrefix(err.Error(), "for: ") || !strings.Contains(err.Error(), strconv.Quote(text)) {
+		if _, err := (DetachRequest{For: text}).duration(); err == nil || !strings.HasPrefix(err.Error(), "for: ") ||
+			!strings.Contains(err.Error(), strconv.Quote(text)) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -48,14 +49,27 @@ func TestCheckNotHeld(t *testing.T) {
 		want     error
 		parts    []string // of the error
 	}{
-		"no snapshot":        {nil, podresources.Holders{Err: "not asked"}, nil, nil},
-		"no devices":         {&health.Snapshot{}, podresources.Holders{Err: "not asked"}, nil, nil},
-		"not held":           {node, free, nil, nil},
-		"not asked":          {node, podresources.Holders{Err: "not asked"}, errHoldersUnknown, []string{"not asked", "--force"}},
-		"kubelet down":       {node, podresources.Holders{At: agenttest.Now(), By: free.By, Err: "no kubelet"}, errHoldersUnknown, []string{"no kubelet", "--force"}},
-		"settling":           {node, podresources.Holders{At: agenttest.Now(), By: free.By, Settling: true}, errHoldersUnknown, []string{"all its pods", "--force"}},
-		"old response":       {node, podresources.Holders{At: agenttest.Ago(time.Minute), By: free.By}, errHoldersUnknown, []string{"1m0s", "--force"}},
-		"GPU and MIG device": {node, held, errHeld, []string{"GPU 0 (GPU-0): it is held by training/llm-0 (torch) ×2, web/chat-1 (vllm); ", "MIG device 2:1 1g.10gb (MIG-2-8): it is held by nb/ada (main); ", "--force"}},
+		"no snapshot": {nil, podresources.Holders{Err: "not asked"}, nil, nil},
+		"no devices":  {&health.Snapshot{}, podresources.Holders{Err: "not asked"}, nil, nil},
+		"not held":    {node, free, nil, nil},
+		"not asked":   {node, podresources.Holders{Err: "not asked"}, errHoldersUnknown, []string{"not asked", "--force"}},
+		"kubelet down": {
+			node,
+			podresources.Holders{At: agenttest.Now(), By: free.By, Err: "no kubelet"},
+			errHoldersUnknown,
+			[]string{"no kubelet", "--force"},
+		},
+		"settling": {
+			node,
+			podresources.Holders{At: agenttest.Now(), By: free.By, Settling: true},
+			errHoldersUnknown,
+			[]string{"all its pods", "--force"},
+		},
+		"old response": {node, podresources.Holders{At: agenttest.Ago(time.Minute), By: free.By}, errHoldersUnknown, []string{"1m0s", "--force"}},
+		"GPU and MIG device": {node, held, errHeld, []string{
+			"GPU 0 (GPU-0): it is held by training/llm-0 (torch) ×2, web/chat-1 (vllm); ",
+			"MIG device 2:1 1g.10gb (MIG-2-8): it is held by nb/ada (main); ", "--force",
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := checkNotHeld(c.snapshot, offer.Facts{Now: agenttest.Now(), Holders: c.holders})
@@ -97,7 +111,10 @@ func startServer(t *testing.T) *Server {
 		t.Fatal(err)
 	}
 	var sources health.Latest[monitor.Source]
-	sources.Store(&monitor.Source{SourceID: health.SourceID{Kind: "sim", Inventory: "sim", Simulated: true}, StallAfter: 10 * time.Second, Open: source.Open})
+	sources.Store(&monitor.Source{
+		SourceID: health.SourceID{Kind: "sim", Inventory: "sim", Simulated: true}, StallAfter: 10 * time.Second,
+		Open: source.Open,
+	})
 	s := newServer(c, log)
 	s.Monitor = monitor.New(s.Config, &sources, s.Snapshots, log)
 	var entries health.Latest[health.IndexEntries]
@@ -150,17 +167,20 @@ func send[T any](t *testing.T, s *Server, req request) (res T, err error) {
 func TestDetachAndAttach(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	if _, err := send[DetachResponse](t, s, request{Detach: &DetachRequest{}}); err == nil || !strings.Contains(err.Error(), errHoldersUnknown.Error()) {
+	if _, err := send[DetachResponse](t, s, request{Detach: &DetachRequest{}}); err == nil ||
+		!strings.Contains(err.Error(), errHoldersUnknown.Error()) {
 		t.Errorf("without a kubelet: %v", err)
 	}
-	if _, err := send[DetachResponse](t, s, request{Detach: &DetachRequest{For: "1y", Force: true}}); err == nil || !strings.Contains(err.Error(), `"1y"`) {
+	if _, err := send[DetachResponse](t, s, request{Detach: &DetachRequest{For: "1y", Force: true}}); err == nil ||
+		!strings.Contains(err.Error(), `"1y"`) {
 		t.Errorf("for a year: %v", err)
 	}
 	if s.Snapshots.Load().Source.Status != health.SourceUp {
 		t.Fatal("detached by a refused request")
 	}
 	first, err := send[DetachResponse](t, s, request{Detach: &DetachRequest{For: "1h", Force: true}})
-	if err != nil || first.Already || first.UnaskedEngine != "" || len(first.OpenFiles) != 0 || first.err() != nil || first.Until.Before(first.Since) {
+	if err != nil || first.Already || first.UnaskedEngine != "" || len(first.OpenFiles) != 0 || first.err() != nil ||
+		first.Until.Before(first.Since) {
 		t.Fatalf("%+v, %v", first, err)
 	}
 	for _, d := range awaitSource(t, s, health.SourceDetached) {
@@ -189,7 +209,10 @@ func TestDetachAndAttach(t *testing.T) {
 
 func TestDetachAndAttachResponseTexts(t *testing.T) {
 	at := time.Date(2026, 3, 2, 12, 0, 0, 0, time.UTC)
-	d := DetachResponse{Since: at, Until: at.Add(30 * time.Minute), UnaskedEngine: "node:5555", OpenFiles: []string{"/dev/nvidia0", "/dev/nvidiactl"}}
+	d := DetachResponse{
+		Since: at, Until: at.Add(30 * time.Minute), UnaskedEngine: "node:5555",
+		OpenFiles: []string{"/dev/nvidia0", "/dev/nvidiactl"},
+	}
 	agenttest.MustContain(t, d.text(), "2026-03-02T12:00:00Z", "2026-03-02T12:30:00Z", "node:5555")
 	if err := d.err(); err == nil || !strings.Contains(err.Error(), "/dev/nvidia0, /dev/nvidiactl") {
 		t.Error(err)

@@ -39,7 +39,8 @@ func newRig(t *testing.T, keys ...string) *rig {
 	g.configure(metrics.Config{PodLabels: keys})
 	g.Follower = New(Options{Config: &g.config, Node: "node-1", Log: zap.New(core)})
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf("clusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n", g.URL)
+	text := fmt.Sprintf("clusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n",
+		g.URL)
 	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,8 @@ func askNodes(ctx context.Context, nodes []string, urls map[string]string, acces
 	return agents, errs
 }
 
-// askURLs asks the agents at URLs, and returns the responses by node, and the errors of those without one. Two agents of one node have an error.
+// askURLs asks the agents at URLs, and returns the responses by node, and the errors of those without one. Two agents of one node have an
+// error.
 func askURLs(ctx context.Context, urls []string, access status.Access) (map[string]Agent, []string) {
 	trimmed := make([]string, len(urls))
 	for i, u := range urls {
@@ -146,7 +147,10 @@ func responds(agents map[string]Agent) bool {
 
 // slim drops what no plan needs: there may be thousands of nodes.
 func slim(s status.Node) status.Node {
-	kept := status.Node{Node: s.Node, Version: s.Version, Time: s.Time, Source: s.Source, Kubelet: s.Kubelet, DRA: s.DRA, GPUs: slimDevices(s.GPUs)}
+	kept := status.Node{
+		Node: s.Node, Version: s.Version, Time: s.Time, Source: s.Source, Kubelet: s.Kubelet, DRA: s.DRA,
+		GPUs: slimDevices(s.GPUs),
+	}
 	kept.Source.Incidents, kept.Source.Events, kept.Kubelet.Warnings = nil, nil, nil
 	if kept.DRA != nil {
 		kept.DRA = &status.DRA{}

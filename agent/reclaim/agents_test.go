@@ -53,7 +53,8 @@ func TestAskURLs(t *testing.T) {
 	defer page.Close()
 	n1 := serveNode(t, testNode("n1"))
 	urls := []string{
-		n1 + "/", n1 + status.SnapshotPath, strings.TrimPrefix(serveNode(t, testNode("n2")), "http://"), serveNode(t, old), serveNode(t, starting), serveNode(t, down),
+		n1 + "/", n1 + status.SnapshotPath, strings.TrimPrefix(serveNode(t, testNode("n2")), "http://"), serveNode(t, old),
+		serveNode(t, starting), serveNode(t, down),
 		serveNode(t, testNode("twice")), serveNode(t, testNode("twice")), serveNode(t, testNode("twice")), "http://127.0.0.1:1", page.URL,
 	}
 	agents, errs := askURLs(t.Context(), urls, status.Access{})
@@ -66,7 +67,8 @@ func TestAskURLs(t *testing.T) {
 		}
 	}
 	n := agents["n1"].Status
-	if !n.Time.Equal(now()) || n.Source.Status != "up" || len(n.Kubelet.Resources) != 1 || len(n.GPUs) != 1 || *n.GPUs[0].Holders[0].Idle.NoProcess != 3*3600 {
+	if !n.Time.Equal(now()) || n.Source.Status != "up" || len(n.Kubelet.Resources) != 1 || len(n.GPUs) != 1 ||
+		*n.GPUs[0].Holders[0].Idle.NoProcess != 3*3600 {
 		t.Errorf("%+v", n)
 	}
 	if len(errs) != 5 { // old, twice (2), refused, not an agent

@@ -112,8 +112,8 @@ func (a *api) list(ctx context.Context, kind, namespace string, o metav1.ListOpt
 	}
 }
 
-// findAgents returns the URL of the agent on each node that has a Ready one. All must be in one namespace: otherwise, who can create a pod with
-// the agents' labels anywhere could answer for every node, and would get the password.
+// findAgents returns the URL of the agent on each node that has a Ready one. All must be in one namespace: otherwise, who can create a pod
+// with the agents' labels anywhere could answer for every node, and would get the password.
 func (a *api) findAgents(ctx context.Context) (map[string]string, error) {
 	newest := make(map[string]*corev1.Pod) // by node
 	pods, namespaces := 0, make(map[string]bool)
@@ -124,7 +124,8 @@ func (a *api) findAgents(ctx context.Context) (map[string]string, error) {
 		if ready(p) {
 			namespaces[p.Namespace] = true
 		}
-		if old := newest[node]; ready(p) && p.DeletionTimestamp == nil && p.Status.PodIP != "" && (old == nil || old.CreationTimestamp.Before(&p.CreationTimestamp)) {
+		if old := newest[node]; ready(p) && p.DeletionTimestamp == nil && p.Status.PodIP != "" &&
+			(old == nil || old.CreationTimestamp.Before(&p.CreationTimestamp)) {
 			newest[node] = p.DeepCopy()
 		}
 		return nil
@@ -133,17 +134,20 @@ func (a *api) findAgents(ctx context.Context) (map[string]string, error) {
 		return nil, fmt.Errorf("agents' pods in namespace %s: %w", a.agents.Namespace, err)
 	}
 	if len(namespaces) > 1 {
-		return nil, fmt.Errorf("agents' pods are in several namespaces: %s; set --agent-namespace", strings.Join(slices.Sorted(maps.Keys(namespaces)), ", "))
+		return nil, fmt.Errorf("agents' pods are in several namespaces: %s; set --agent-namespace",
+			strings.Join(slices.Sorted(maps.Keys(namespaces)), ", "))
 	}
 	if len(newest) == 0 {
-		return nil, fmt.Errorf("agents' pods in namespace %s: expected Ready pods with the labels %s, found none among %d pods", a.agents.Namespace, a.agents.Selector, pods)
+		return nil, fmt.Errorf("agents' pods in namespace %s: expected Ready pods with the labels %s, found none among %d pods",
+			a.agents.Namespace, a.agents.Selector, pods)
 	}
 	urls := make(map[string]string, len(newest))
 	for node, p := range newest {
 		port := a.agents.Port
 		if port == 0 {
 			if port = portOf(p); port == 0 {
-				return nil, fmt.Errorf("agent's pod %s/%s: expected a container port named %s, found none; set the port", p.Namespace, p.Name, metricsPort)
+				return nil, fmt.Errorf("agent's pod %s/%s: expected a container port named %s, found none; set the port", p.Namespace, p.Name,
+					metricsPort)
 			}
 		}
 		urls[node] = a.agents.Scheme + "://" + net.JoinHostPort(p.Status.PodIP, strconv.Itoa(port))

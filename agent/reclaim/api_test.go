@@ -183,13 +183,15 @@ func TestApplyScalesAndRestores(t *testing.T) {
 				t.Fatal(err)
 			}
 			o = g.read(a, kind)
-			if _, recorded := o.Annotations[recordAnnotation]; o.Replicas != before.Replicas || o.Suspended || recorded || o.Annotations["keep"] != "this" {
+			if _, recorded := o.Annotations[recordAnnotation]; o.Replicas != before.Replicas || o.Suspended || recorded ||
+				o.Annotations["keep"] != "this" {
 				t.Errorf("unexpected owner %+v after undo", o)
 			}
 			var reasons []string
 			for _, e := range g.Events() {
 				reasons = append(reasons, e.Reason)
-				if i := e.InvolvedObject; i.Kind != kind || i.UID != o.UID || i.APIVersion != kindGroups[kind]+"/v1" || i.Namespace != "a" || e.Source.Component != fieldManager {
+				if i := e.InvolvedObject; i.Kind != kind || i.UID != o.UID || i.APIVersion != kindGroups[kind]+"/v1" || i.Namespace != "a" ||
+					e.Source.Component != fieldManager {
 					t.Errorf("unexpected event %+v", e)
 				}
 			}

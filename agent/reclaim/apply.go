@@ -38,8 +38,9 @@ func (e lateError) Unwrap() error { return e.error }
 
 // apply makes the change of an action, then its Event. It begins nothing after ctx ended, and finishes what it began.
 //
-// An owner is scaled by two requests: one writes its record, one sets its replicas. Both have the version of the owner as a precondition, so of
-// two runs only that whose record the owner has scales it. A run that is killed between the two leaves a record of a change that did not happen.
+// An owner is scaled by two requests: one writes its record, one sets its replicas. Both have the version of the owner as a precondition,
+// so of two runs only that whose record the owner has scales it. A run that is killed between the two leaves a record of a change that did
+// not happen.
 func (a *api) apply(ctx context.Context, p Policy, act Action, at time.Time) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("not begun: %w", context.Cause(ctx))
@@ -124,7 +125,8 @@ func (a *api) scaleToZero(ctx context.Context, p Policy, act Action, at time.Tim
 	})
 	if refused(err) {
 		// Other changes raise the generation too, and then the record would look like that of a change that somebody undid.
-		if undo := a.removeRecord(ctx, r, record, o.Annotations[noticeAnnotation]); undo != nil && !apierrors.IsInvalid(undo) && !apierrors.IsNotFound(undo) {
+		if undo := a.removeRecord(ctx, r, record, o.Annotations[noticeAnnotation]); undo != nil && !apierrors.IsInvalid(undo) &&
+			!apierrors.IsNotFound(undo) {
 			err = fmt.Errorf("%w; annotation %s stays: %w", err, recordAnnotation, undo)
 		}
 	}
@@ -160,8 +162,8 @@ func (act Action) revision() revision {
 	return revision{act.Ref, act.owner.UID, act.owner.ResourceVersion}
 }
 
-// patch changes annotations and fields of the spec, nil for none. A nil value removes an annotation. It returns the new version. The error is a
-// conflict if the object has another one.
+// patch changes annotations and fields of the spec, nil for none. A nil value removes an annotation. It returns the new version. The error
+// is a conflict if the object has another one.
 func (a *api) patch(ctx context.Context, r revision, subresource string, annotations, spec map[string]any) (version string, err error) {
 	metadata := map[string]any{"uid": r.uid, "resourceVersion": r.version}
 	body := map[string]any{"metadata": metadata}
@@ -174,8 +176,8 @@ func (a *api) patch(ctx context.Context, r revision, subresource string, annotat
 	return a.send(ctx, r.Ref, subresource, types.MergePatchType, body)
 }
 
-// removeRecord removes a record from an object, whatever its version, and writes a notice if that is not empty. The error is apierrors.IsInvalid
-// if the object does not have this record.
+// removeRecord removes a record from an object, whatever its version, and writes a notice if that is not empty. The error is
+// apierrors.IsInvalid if the object does not have this record.
 func (a *api) removeRecord(ctx context.Context, r revision, record, notice string) error {
 	path := func(annotation string) string {
 		return "/metadata/annotations/" + strings.ReplaceAll(annotation, "/", "~1") // RFC 6901
@@ -199,7 +201,8 @@ func (a *api) send(ctx context.Context, ref Ref, subresource string, typ types.P
 		return "", err
 	}
 	r := a.resources[ref.Kind]
-	request := r.client.Patch(typ).Namespace(ref.Namespace).Resource(r.name).Name(ref.Name).Param("fieldManager", fieldManager).Body(text).MaxRetries(0)
+	request := r.client.Patch(typ).Namespace(ref.Namespace).Resource(r.name).Name(ref.Name).Param("fieldManager",
+		fieldManager).Body(text).MaxRetries(0)
 	if subresource != "" {
 		request.SubResource(subresource)
 	}
@@ -224,7 +227,8 @@ func (a *api) evict(ctx context.Context, r revision) error {
 		ObjectMeta:    metav1.ObjectMeta{Namespace: r.Namespace, Name: r.Name},
 		DeleteOptions: &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &r.uid, ResourceVersion: &r.version}},
 	}
-	err := a.resources[kindPod].client.Post().Namespace(r.Namespace).Resource("pods").Name(r.Name).SubResource("eviction").Body(eviction).MaxRetries(0).Do(ctx).Error()
+	err := a.resources[kindPod].client.Post().Namespace(r.Namespace).Resource("pods").Name(r.Name).SubResource("eviction").Body(
+		eviction).MaxRetries(0).Do(ctx).Error()
 	if status, ok := errors.AsType[*apierrors.StatusError](err); ok && apierrors.IsTooManyRequests(err) && status.Status().Details != nil {
 		for _, c := range status.Status().Details.Causes {
 			err = fmt.Errorf("%w: %s", err, c.Message)

@@ -88,7 +88,8 @@ failed.`,
 	flags.StringArrayVar(&o.snapshots, "snapshot", nil, "HOST:PORT or URL of an agent, instead of those that the API server lists; repeatable")
 	o.format = terminal.AddFormat(flags, "table", terminal.JSON)
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "file with the access to the API server (default: the pod's service account)")
-	flags.StringVar(&o.agents.Namespace, "agent-namespace", "", "namespace of the agents' pods (default: $POD_NAMESPACE, else the only one that has some)")
+	flags.StringVar(&o.agents.Namespace, "agent-namespace", "",
+		"namespace of the agents' pods (default: $POD_NAMESPACE, else the only one that has some)")
 	flags.StringVar(&o.agents.Selector, "agent-selector", "app.kubernetes.io/name=gpu-node-agent", "labels of the agents' pods")
 	flags.StringVar(&o.agents.Scheme, "agent-scheme", "http", "http, or https if the agents have a certificate")
 	flags.IntVar(&o.agents.Port, "agent-port", 0, "port of the agents (default: the container port named metrics)")
@@ -214,15 +215,16 @@ func (r *Report) apply(ctx context.Context, api cluster, p Policy, log *zap.Logg
 	}
 	r.sum()
 	log.Info("run ended", zap.Int("actions", len(r.Actions)), zap.Int("failed", failed), zap.Int("leftAlone", len(r.Skipped)),
-		zap.Float64("gpus", rounded(r.GPUs-r.Announced)), zap.Float64("announcedGPUs", r.Announced), zap.Float64("restoredGPUs", r.Restored), zap.Float64("gpuHours", r.GPUHours), zap.Strings("errors", firstOf(r.Errors, maxLoggedErrors)))
+		zap.Float64("gpus", rounded(r.GPUs-r.Announced)), zap.Float64("announcedGPUs", r.Announced), zap.Float64("restoredGPUs", r.Restored),
+		zap.Float64("gpuHours", r.GPUHours), zap.Strings("errors", firstOf(r.Errors, maxLoggedErrors)))
 	if failed > 0 {
 		return fmt.Errorf("%d of %s failed", failed, status.Plural(len(r.Actions), "action"))
 	}
 	return nil
 }
 
-// takeNext adds the next action above Policy.MaxPerRun. Those that are always refused, such as by a PodDisruptionBudget, would keep the others
-// from their turn in every run.
+// takeNext adds the next action above Policy.MaxPerRun. Those that are always refused, such as by a PodDisruptionBudget, would keep the
+// others from their turn in every run.
 func (r *Report) takeNext() {
 	if len(r.rest) == 0 {
 		return

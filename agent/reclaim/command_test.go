@@ -108,7 +108,8 @@ func TestRunApplies(t *testing.T) {
 	for _, a := range r.Actions {
 		done, texts = append(done, a.Done), append(texts, a.Error)
 	}
-	if !slices.Equal(done, []bool{false, true, true}) || !slices.Equal(texts, []string{"conflict", "no Event", ""}) || r.DryRun || r.GPUs != 2 || r.GPUHours != 5.5 {
+	if !slices.Equal(done, []bool{false, true, true}) || !slices.Equal(texts, []string{"conflict", "no Event", ""}) || r.DryRun ||
+		r.GPUs != 2 || r.GPUHours != 5.5 {
 		t.Errorf("%+v", r)
 	}
 	var levels []zapcore.Level
@@ -118,16 +119,18 @@ func TestRunApplies(t *testing.T) {
 	if !slices.Equal(levels, []zapcore.Level{zapcore.ErrorLevel, zapcore.WarnLevel, zapcore.InfoLevel, zapcore.InfoLevel}) {
 		t.Errorf("logs %v", logs)
 	}
-	if m := logs[3].ContextMap(); m["gpus"] != 2.0 || m["gpuHours"] != 5.5 || m["actions"] != int64(3) || m["failed"] != int64(1) || m["leftAlone"] != int64(1) {
+	if m := logs[3].ContextMap(); m["gpus"] != 2.0 || m["gpuHours"] != 5.5 || m["actions"] != int64(3) || m["failed"] != int64(1) ||
+		m["leftAlone"] != int64(1) {
 		t.Errorf("summary %v", m)
 	}
 }
 
-// An action that is refused is replaced, so that those that are refused in every run keep no other from its turn. One that may have been done
-// is not. What a PodDisruptionBudget refuses, and what changed since it was read, is no failure of the run.
+// An action that is refused is replaced, so that those that are refused in every run keep no other from its turn. One that may have been
+// done is not. What a PodDisruptionBudget refuses, and what changed since it was read, is no failure of the run.
 func TestRunReplacesRefusedActions(t *testing.T) {
 	gone := apierrors.NewNotFound(schema.GroupResource{}, "a")
-	refusal, denied, lost := apierrors.NewTooManyRequests("budget", 0), apierrors.NewForbidden(schema.GroupResource{}, "a", errors.New("denied")), errors.New("connection reset")
+	refusal, denied, lost := apierrors.NewTooManyRequests("budget", 0),
+		apierrors.NewForbidden(schema.GroupResource{}, "a", errors.New("denied")), errors.New("connection reset")
 	for _, tt := range []struct {
 		a, b, rest error
 		applied    int
@@ -149,7 +152,8 @@ func TestRunReplacesRefusedActions(t *testing.T) {
 		p.MaxPerRun = 2
 		o := options{apply: true, connect: func(string, agentSelection) (cluster, error) { return c, nil }}
 		r, err := o.run(t.Context(), p, zap.NewNop())
-		if (err != nil) != tt.fails || !slices.Equal(c.applied[:2], []string{"evict a", "evict b"}) || len(c.applied) != tt.applied || len(r.Actions)+len(r.Skipped) != 6 {
+		if (err != nil) != tt.fails || !slices.Equal(c.applied[:2], []string{"evict a", "evict b"}) || len(c.applied) != tt.applied ||
+			len(r.Actions)+len(r.Skipped) != 6 {
 			t.Errorf("%+v: applied %q, left %v, %v", tt, c.applied, r.Skipped, err)
 		}
 	}
@@ -184,7 +188,10 @@ func TestRunEndsWithItsPlan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &fakeCluster{Objects: Objects{Namespaces: map[string]map[string]string{"ns": nil}, Owners: make(map[Ref]*Owner)}}
 		for _, name := range []string{"a", "b", "c"} {
-			o := &Owner{Ref: Ref{"ns", kindDeployment, name}, Generation: 5, Annotations: map[string]string{recordAnnotation: recordText(3, now(), 5)}}
+			o := &Owner{
+				Ref: Ref{"ns", kindDeployment, name}, Generation: 5,
+				Annotations: map[string]string{recordAnnotation: recordText(3, now(), 5)},
+			}
 			c.Owners[o.Ref] = o
 		}
 		c.after = func() { <-time.After(maxPlanAge * 2 / 3) }
@@ -197,7 +204,10 @@ func TestRunEndsWithItsPlan(t *testing.T) {
 
 func TestRunUndo(t *testing.T) {
 	c := liveWorld(t, nil)
-	o := &Owner{Ref: Ref{"ns", kindDeployment, "web"}, Generation: 5, Annotations: map[string]string{recordAnnotation: recordText(3, now(), 5)}}
+	o := &Owner{
+		Ref: Ref{"ns", kindDeployment, "web"}, Generation: 5,
+		Annotations: map[string]string{recordAnnotation: recordText(3, now(), 5)},
+	}
 	c.Owners[o.Ref] = o
 	c.agents = errors.New("not asked")
 	r, _, err := c.run(t.Context(), options{undo: true, apply: true})
@@ -296,7 +306,8 @@ func TestCommand(t *testing.T) {
 		{[]string{"--policy", policy, "--objects", dir + "/none", "--snapshot", "x"}, "--objects"},
 		{[]string{"--policy", policy, "--kubeconfig", dir + "/none"}, "--kubeconfig"},
 	} {
-		if out, _, err := call(c.args...); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "secret") || out != "" {
+		if out, _, err := call(c.args...); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "secret") ||
+			out != "" {
 			t.Errorf("%q: %v, want %q\n%s", c.args, err, c.want, out)
 		}
 	}
@@ -319,7 +330,10 @@ func TestReportTable(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	text := r.Table(terminal.Output{})
-	for _, part := range []string{"conflict", "no Event", "0.13", "gives back 1 GPU,", "announces 0.13 GPUs", "9 GPU-hours", "restores 1 object", "1 of 4 actions", "busy", "node n1: refused"} {
+	for _, part := range []string{
+		"conflict", "no Event", "0.13", "gives back 1 GPU,", "announces 0.13 GPUs", "9 GPU-hours",
+		"restores 1 object", "1 of 4 actions", "busy", "node n1: refused",
+	} {
 		if !strings.Contains(text, part) {
 			t.Errorf("lacks %q:\n%s", part, text)
 		}

@@ -100,7 +100,8 @@ func (r *objectReader) add(document []byte, defaultKind, place string) error {
 	if want, supported := kindGroups[m.Kind]; !supported || groupOf(m.APIVersion) != want {
 		if name := strings.TrimPrefix(m.APIVersion+" "+m.Kind, " "); !r.ignored[name] {
 			r.ignored[name] = true
-			r.notes = append(r.notes, fmt.Sprintf("%s: %s is ignored; expected Pod, Deployment, ReplicaSet, StatefulSet, Job, CronJob or Namespace", place, name))
+			r.notes = append(r.notes, fmt.Sprintf("%s: %s is ignored; expected Pod, Deployment, ReplicaSet, StatefulSet, Job, CronJob or Namespace",
+				place, name))
 		}
 		return nil
 	}
@@ -138,9 +139,13 @@ func (r *objectReader) decode(document []byte, m manifest) error {
 			return err
 		}
 		pod.ObjectMeta = m.Metadata
-		if phase := pod.Status.Phase; len(pod.Status.Conditions) == 0 && (phase == "" || phase == corev1.PodRunning) && !pod.CreationTimestamp.IsZero() {
+		if phase := pod.Status.Phase; len(pod.Status.Conditions) == 0 && (phase == "" || phase == corev1.PodRunning) &&
+			!pod.CreationTimestamp.IsZero() {
 			// The author of the file left them out: the kubelet writes them for every pod that runs.
-			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: pod.CreationTimestamp}}
+			pod.Status.Conditions = []corev1.PodCondition{{
+				Type: corev1.PodReady, Status: corev1.ConditionTrue,
+				LastTransitionTime: pod.CreationTimestamp,
+			}}
 		}
 		r.Pods = append(r.Pods, pod)
 		return nil
@@ -164,8 +169,8 @@ func (r *objectReader) decode(document []byte, m manifest) error {
 	return nil
 }
 
-// addReplicaSets adds the missing ReplicaSets of Deployments: people export pods and Deployments. The name of a Deployment's ReplicaSet is its
-// own and the label pod-template-hash.
+// addReplicaSets adds the missing ReplicaSets of Deployments: people export pods and Deployments. The name of a Deployment's ReplicaSet is
+// its own and the label pod-template-hash.
 func (r *objectReader) addReplicaSets() {
 	for i := range r.Pods {
 		controller := metav1.GetControllerOf(&r.Pods[i])

@@ -42,7 +42,8 @@ items:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(notes) != 2 || !strings.Contains(notes[0], "document 2, items[1]: v1 Service") || !strings.Contains(notes[1], "batch.volcano.sh/v1alpha1 Job") {
+	if len(notes) != 2 || !strings.Contains(notes[0], "document 2, items[1]: v1 Service") ||
+		!strings.Contains(notes[1], "batch.volcano.sh/v1alpha1 Job") {
 		t.Errorf("notes %q", notes)
 	}
 	if !o.Partial || len(o.Namespaces) != 1 || o.Namespaces["team-a"]["a"] != "b" {
@@ -56,7 +57,8 @@ items:
 		t.Errorf("pods %q", pods)
 	}
 	web := o.Owners[Ref{"team-a", kindDeployment, "web"}]
-	if web == nil || web.Replicas != 3 || web.UID != "u1" || web.Generation != 7 || web.ResourceVersion != "12" || web.Labels["l"] != "m" || web.Annotations[recordAnnotation] != "x" {
+	if web == nil || web.Replicas != 3 || web.UID != "u1" || web.Generation != 7 || web.ResourceVersion != "12" || web.Labels["l"] != "m" ||
+		web.Annotations[recordAnnotation] != "x" {
 		t.Errorf("Deployment %+v", web)
 	}
 	if s := o.Owners[Ref{"default", kindStatefulSet, "db"}]; s == nil || s.Replicas != 1 {
@@ -80,19 +82,24 @@ items:
 
 func TestParseObjectsWithoutReplicaSet(t *testing.T) {
 	pod := func(labels, replicaSet string) string {
-		return "{apiVersion: v1, kind: Pod, metadata: {name: a, labels: {" + labels + "}, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: " + replicaSet + ", controller: true}]}}\n"
+		return "{apiVersion: v1, kind: Pod, metadata: {name: a, labels: {" + labels +
+			"}, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: " + replicaSet + ", controller: true}]}}\n"
 	}
 	const deployment = "---\n{apiVersion: apps/v1, kind: Deployment, metadata: {name: web}}\n"
 	for name, c := range map[string]struct {
 		text, want string
 		reason     Reason
 	}{
-		"Deployment by the hash":  {pod("pod-template-hash: x1", "web-x1") + deployment, "Deployment default/web", ""},
-		"no hash":                 {pod("", "web-x1") + deployment, "ReplicaSet default/web-x1", ReasonUnknown},
-		"other hash":              {pod("pod-template-hash: x2", "web-x1") + deployment, "ReplicaSet default/web-x1", ReasonUnknown},
-		"no Deployment":           {pod("pod-template-hash: x1", "web-x1"), "ReplicaSet default/web-x1", ReasonUnknown},
-		"ReplicaSet in the file":  {pod("pod-template-hash: x1", "web-x1") + deployment + "---\n{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: web-x1}}", "ReplicaSet default/web-x1", ""},
-		"Deployment in namespace": {pod("pod-template-hash: x1", "web-x1") + strings.Replace(deployment, "{name", "{namespace: other, name", 1), "ReplicaSet default/web-x1", ReasonUnknown},
+		"Deployment by the hash": {pod("pod-template-hash: x1", "web-x1") + deployment, "Deployment default/web", ""},
+		"no hash":                {pod("", "web-x1") + deployment, "ReplicaSet default/web-x1", ReasonUnknown},
+		"other hash":             {pod("pod-template-hash: x2", "web-x1") + deployment, "ReplicaSet default/web-x1", ReasonUnknown},
+		"no Deployment":          {pod("pod-template-hash: x1", "web-x1"), "ReplicaSet default/web-x1", ReasonUnknown},
+		"ReplicaSet in the file": {pod("pod-template-hash: x1", "web-x1") + deployment +
+			"---\n{apiVersion: apps/v1, kind: ReplicaSet, metadata: {name: web-x1}}", "ReplicaSet default/web-x1", ""},
+		"Deployment in namespace": {
+			pod("pod-template-hash: x1", "web-x1") + strings.Replace(deployment, "{name", "{namespace: other, name", 1),
+			"ReplicaSet default/web-x1", ReasonUnknown,
+		},
 	} {
 		o, _, err := ParseObjects([]byte(c.text))
 		if err != nil {
@@ -107,12 +114,13 @@ func TestParseObjectsWithoutReplicaSet(t *testing.T) {
 // A pod of a person's file is Ready since its creation, unless the file says otherwise.
 func TestParseObjectsReady(t *testing.T) {
 	for text, want := range map[string]bool{
-		"metadata: {name: a, creationTimestamp: 2026-03-04T10:00:00Z}":                                                                               true,
-		"metadata: {name: a, creationTimestamp: 2026-03-04T10:00:00Z}\nstatus: {phase: Running}":                                                     true,
-		"metadata: {name: a, creationTimestamp: 2026-03-04T10:00:00Z}\nstatus: {phase: Pending}":                                                     false,
-		"metadata: {name: a, creationTimestamp: 2026-03-04T10:00:00Z}\nstatus: {phase: Running, conditions: [{type: PodScheduled, status: 'True'}]}": false,
-		"metadata: {name: a, creationTimestamp: 2026-03-04T10:00:00Z}\nstatus: {phase: Running, conditions: [{type: Ready, status: 'False'}]}":       false,
-		"metadata: {name: a}\nstatus: {phase: Running}":                                                                                              false,
+		"metadata: {name: a, creationTimestamp: 2026-03-04T10:00:00Z}":                           true,
+		"metadata: {name: a, creationTimestamp: 2026-03-04T10:00:00Z}\nstatus: {phase: Running}": true,
+		"metadata: {name: a, creationTimestamp: 2026-03-04T10:00:00Z}\nstatus: {phase: Pending}": false,
+		"metadata: {name: a, creationTimestamp: 2026-03-04T10:00:00Z}\nstatus: {phase: Running, conditions: [{type: PodScheduled, status: " +
+			"'True'}]}": false,
+		"metadata: {name: a, creationTimestamp: 2026-03-04T10:00:00Z}\nstatus: {phase: Running, conditions: [{type: Ready, status: 'False'}]}": false,
+		"metadata: {name: a}\nstatus: {phase: Running}": false,
 	} {
 		o, _, err := ParseObjects([]byte("apiVersion: v1\nkind: Pod\n" + text))
 		if err != nil || len(o.Pods) != 1 || ready(&o.Pods[0]) != want {
@@ -128,12 +136,16 @@ func TestParseObjectsErrors(t *testing.T) {
 		"a: b":                        {"document 1: ", "kind: required"},
 		"[]":                          {"document 1: ", "Kubernetes object"},
 		"{kind: Pod, apiVersion: v1}": {"document 1: ", "metadata.name"},
-		"{kind: Service, apiVersion: v1}\n---\n{kind: Pod, apiVersion: v1, metadata: {name: a}}\n---\n{kind: Pod, apiVersion: v1, metadata: {name: a, namespace: default}}": {"document 3: ", "Pod default/a", "document 2"},
-		"{kind: Deployment, apiVersion: apps/v1, metadata: {name: a}, spec: {replicas: many}}":                                                                              {"document 1: ", "Deployment default/a", "replicas"},
-		"{kind: List, items: [{kind: Pod, apiVersion: v1, metadata: {name: 1}}]}":                                                                                           {"document 1, items[0]: ", "name"},
-		"{kind: List, items: [{a: b}]}": {"document 1, items[0]: ", "kind"},
-		"{kind: Pod\n---\na: b":         {"document 1: ", "yaml"},
-		"a: b\n--- !x\n":                {"document 1: "},
+		"{kind: Service, apiVersion: v1}\n---\n{kind: Pod, apiVersion: v1, metadata: {name: a}}\n---\n{kind: Pod, apiVersion: v1, metadata: " +
+			"{name: a, namespace: default}}": {"document 3: ", "Pod default/a", "document 2"},
+		"{kind: Deployment, apiVersion: apps/v1, metadata: {name: a}, spec: {replicas: many}}": {
+			"document 1: ", "Deployment default/a",
+			"replicas",
+		},
+		"{kind: List, items: [{kind: Pod, apiVersion: v1, metadata: {name: 1}}]}": {"document 1, items[0]: ", "name"},
+		"{kind: List, items: [{a: b}]}":                                           {"document 1, items[0]: ", "kind"},
+		"{kind: Pod\n---\na: b":                                                   {"document 1: ", "yaml"},
+		"a: b\n--- !x\n":                                                          {"document 1: "},
 	} {
 		o, _, err := ParseObjects([]byte(text))
 		if err == nil {
@@ -151,9 +163,13 @@ func TestParseObjectsErrors(t *testing.T) {
 // FuzzParseObjects checks that every object has a name and a namespace, and that a plan can be made from all.
 func FuzzParseObjects(f *testing.F) {
 	for _, text := range []string{
-		"", "{kind: Pod, apiVersion: v1, metadata: {name: a}}\n---\n", "kind: List\nitems: [{kind: List, items: []}, null, 1]", "{kind: PodList, apiVersion: v1, items: [{metadata: {name: a}}]}",
-		"{kind: Pod, apiVersion: v1, metadata: {name: a, labels: {pod-template-hash: x}, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: d-x}]}, spec: {nodeName: n1, containers: [{resources: {limits: {nvidia.com/gpu: 1}}}]}}\n---\n{kind: Deployment, apiVersion: apps/v1, metadata: {name: d, annotations: {gpu-node-agent/reclaimed: '{\"replicas\":1}'}}}",
-		"{kind: ReplicaSet, apiVersion: apps/v1, metadata: {name: a, ownerReferences: [{apiVersion: apps/v1, kind: Deployment, name: a, controller: true}]}}",
+		"", "{kind: Pod, apiVersion: v1, metadata: {name: a}}\n---\n", "kind: List\nitems: [{kind: List, items: []}, null, 1]",
+		"{kind: PodList, apiVersion: v1, items: [{metadata: {name: a}}]}",
+		"{kind: Pod, apiVersion: v1, metadata: {name: a, labels: {pod-template-hash: x}, ownerReferences: [{apiVersion: apps/v1, kind: " +
+			"ReplicaSet, name: d-x}]}, spec: {nodeName: n1, containers: [{resources: {limits: {nvidia.com/gpu: 1}}}]}}\n---\n{kind: Deployment, " +
+			"apiVersion: apps/v1, metadata: {name: d, annotations: {gpu-node-agent/reclaimed: '{\"replicas\":1}'}}}",
+		"{kind: ReplicaSet, apiVersion: apps/v1, metadata: {name: a, ownerReferences: [{apiVersion: apps/v1, kind: Deployment, name: a, " +
+			"controller: true}]}}",
 		"{kind: Deployment, apiVersion: apps/v1, metadata: {name: a, ownerReferences: [{apiVersion: apps/v1, kind: Deployment, name: a}]}}",
 	} {
 		f.Add([]byte(text))

@@ -32,8 +32,8 @@ type candidate struct {
 	text   string
 }
 
-// plan returns what a run does. It is pure: the same world has the same plan. Each candidate that holds GPUs and takes part is in Actions or in
-// Skipped.
+// plan returns what a run does. It is pure: the same world has the same plan. Each candidate that holds GPUs and takes part is in Actions
+// or in Skipped.
 func plan(p Policy, w World) Report {
 	r := newReport(w.Now)
 	var acts, notices []Action
@@ -161,7 +161,8 @@ func candidateOf(pod *corev1.Pod, owners map[Ref]*Owner) candidate {
 	case mirror:
 		return bare.refused(ReasonUnsupported, "a static pod, which only its node removes")
 	case controller == nil && len(pod.OwnerReferences) > 0:
-		return bare.refused(ReasonUnsupported, "has an owner, "+ownerRef(pod.Namespace, pod.OwnerReferences[0]).String()+", that is not its controller")
+		return bare.refused(ReasonUnsupported, "has an owner, "+ownerRef(pod.Namespace, pod.OwnerReferences[0]).String()+
+			", that is not its controller")
 	case controller == nil:
 		return bare
 	}
@@ -188,7 +189,8 @@ func candidateOf(pod *corev1.Pod, owners map[Ref]*Owner) candidate {
 			}
 			return c
 		default: // such as a Kubeflow Notebook, whose controller undoes each change and removes the annotation that would tell
-			return c.refused(ReasonUnsupported, "the "+c.Kind+" belongs to "+ownerRef(c.Namespace, *controller).String()+", which the command does not change")
+			return c.refused(ReasonUnsupported, "the "+c.Kind+" belongs to "+ownerRef(c.Namespace, *controller).String()+
+				", which the command does not change")
 		}
 	}
 }
@@ -373,8 +375,10 @@ func undo(o *Owner) (Action, string) {
 		return a, "not suspended any more"
 	case o.Kind != kindJob && o.Replicas != 0:
 		return a, fmt.Sprintf("%d replicas since", o.Replicas)
-	case o.Generation > record.Generation+1: // two changes can be those of somebody who has scaled it up and down, which ChangedBy does not tell
-		return a, fmt.Sprintf("changed %d times since, maybe to other replicas and back to 0; it had %d", o.Generation-record.Generation, record.Replicas)
+	// two changes can be those of somebody who has scaled it up and down, which ChangedBy does not tell
+	case o.Generation > record.Generation+1:
+		return a, fmt.Sprintf("changed %d times since, maybe to other replicas and back to 0; it had %d", o.Generation-record.Generation,
+			record.Replicas)
 	case o.Kind == kindJob:
 		a.Kind, a.GPUs, a.Reason = ActionResume, record.GPUs, "suspended at "+rfc3339(record.At)
 	default:

@@ -59,7 +59,10 @@ func reference(o *Owner) *metav1.OwnerReference {
 }
 
 func (w *testWorld) addOwner(kind, name string, controller *Owner) *Owner {
-	o := &Owner{Ref: Ref{"ns", kind, name}, UID: "uid-" + "x", Replicas: 1, Generation: 5, Controller: reference(controller), Annotations: map[string]string{}}
+	o := &Owner{
+		Ref: Ref{"ns", kind, name}, UID: "uid-" + "x", Replicas: 1, Generation: 5, Controller: reference(controller),
+		Annotations: map[string]string{},
+	}
 	w.Owners[o.Ref] = o
 	return o
 }
@@ -67,11 +70,17 @@ func (w *testWorld) addOwner(kind, name string, controller *Owner) *Owner {
 // addPod adds a pod that holds a GPU of a node, idle for some hours.
 func (w *testWorld) addPod(name string, controller *Owner, at string, idle float64) *corev1.Pod {
 	p := corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name, Annotations: map[string]string{}, Labels: map[string]string{"app": "web"}, CreationTimestamp: ago(6 * time.Hour)},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: "ns", Name: name, Annotations: map[string]string{}, Labels: map[string]string{"app": "web"},
+			CreationTimestamp: ago(6 * time.Hour),
+		},
 		Spec: corev1.PodSpec{NodeName: at, Containers: []corev1.Container{{
 			Name: "main", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": quantity.MustParse("1")}},
 		}}},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: ago(5 * time.Hour)}}},
+		Status: corev1.PodStatus{
+			Phase:      corev1.PodRunning,
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: ago(5 * time.Hour)}},
+		},
 	}
 	if controller != nil {
 		p.OwnerReferences = []metav1.OwnerReference{*reference(controller)}
@@ -143,9 +152,15 @@ func TestPlanOfOneOwner(t *testing.T) {
 			p.Idle.Evidence = node.EvidenceNoWork
 			w.holder(0, func(h *status.Holder) { h.Idle.NoWork = hours(0) })
 		}, deployment, "busy"},
-		"process":                            {func(_ *Policy, w *testWorld) { w.holder(0, func(h *status.Holder) { h.Idle.NoProcess = hours(0) }) }, deployment, "busy"},
-		"work of a process that is not seen": {func(_ *Policy, w *testWorld) { w.holder(0, func(h *status.Holder) { h.Idle.NoWork = hours(0) }) }, deployment, "busy"},
-		"busy an hour ago":                   {func(_ *Policy, w *testWorld) { w.holder(0, func(h *status.Holder) { h.Idle.NoProcess = hours(1) }) }, deployment, "busy"},
+		"process": {func(_ *Policy, w *testWorld) { w.holder(0, func(h *status.Holder) { h.Idle.NoProcess = hours(0) }) }, deployment, "busy"},
+		"work of a process that is not seen": {
+			func(_ *Policy, w *testWorld) { w.holder(0, func(h *status.Holder) { h.Idle.NoWork = hours(0) }) },
+			deployment, "busy",
+		},
+		"busy an hour ago": {
+			func(_ *Policy, w *testWorld) { w.holder(0, func(h *status.Holder) { h.Idle.NoProcess = hours(1) }) }, deployment,
+			"busy",
+		},
 		"observed for an hour": {func(_ *Policy, w *testWorld) {
 			w.holder(0, func(h *status.Holder) { *h.Idle = status.Idle{NoProcess: hours(1), Observed: *hours(1)} })
 		}, deployment, "young"},
@@ -154,7 +169,10 @@ func TestPlanOfOneOwner(t *testing.T) {
 				*h.Idle = status.Idle{NoProcess: hours(1), Observed: *hours(3), NeverUsed: true}
 			})
 		}, deployment, "young"},
-		"processes unknown": {func(_ *Policy, w *testWorld) { w.holder(0, func(h *status.Holder) { h.Idle.NoProcess = nil }) }, deployment, "unknown"},
+		"processes unknown": {
+			func(_ *Policy, w *testWorld) { w.holder(0, func(h *status.Holder) { h.Idle.NoProcess = nil }) }, deployment,
+			"unknown",
+		},
 		"processes unknown, but work": {func(_ *Policy, w *testWorld) {
 			w.holder(0, func(h *status.Holder) { h.Idle.NoProcess, h.Idle.NoWork = nil, hours(0) })
 		}, deployment, "busy"},
@@ -169,35 +187,71 @@ func TestPlanOfOneOwner(t *testing.T) {
 			w.hold("n1", "a", 0)
 			w.agent(func(n *status.Node) { n.GPUs = []status.Device{{MIG: n.GPUs}} })
 		}, deployment, "busy"},
-		"not Ready":               {func(_ *Policy, w *testWorld) { w.Pods[0].Status.Conditions[0].Status = corev1.ConditionFalse }, deployment, "notReady"},
+		"not Ready": {
+			func(_ *Policy, w *testWorld) { w.Pods[0].Status.Conditions[0].Status = corev1.ConditionFalse }, deployment,
+			"notReady",
+		},
 		"no Ready condition":      {func(_ *Policy, w *testWorld) { w.Pods[0].Status.Conditions = nil }, deployment, "notReady"},
 		"younger than minimumAge": {func(p *Policy, _ *testWorld) { p.MinimumAge.Duration = 6 * time.Hour }, deployment, "young"},
-		"Ready for an hour":       {func(_ *Policy, w *testWorld) { w.Pods[0].Status.Conditions[0].LastTransitionTime = ago(time.Hour) }, deployment, "young"},
-		"created an hour ago":     {func(_ *Policy, w *testWorld) { w.Pods[0].CreationTimestamp = ago(time.Hour) }, deployment, "young"},
-		"Ready in the future":     {func(_ *Policy, w *testWorld) { w.Pods[0].Status.Conditions[0].LastTransitionTime = ago(-time.Hour) }, deployment, "young"},
+		"Ready for an hour": {
+			func(_ *Policy, w *testWorld) { w.Pods[0].Status.Conditions[0].LastTransitionTime = ago(time.Hour) },
+			deployment, "young",
+		},
+		"created an hour ago": {func(_ *Policy, w *testWorld) { w.Pods[0].CreationTimestamp = ago(time.Hour) }, deployment, "young"},
+		"Ready in the future": {
+			func(_ *Policy, w *testWorld) { w.Pods[0].Status.Conditions[0].LastTransitionTime = ago(-time.Hour) },
+			deployment, "young",
+		},
 		"no time of Ready nor creation": {func(_ *Policy, w *testWorld) {
 			w.Pods[0].Status.Conditions[0].LastTransitionTime, w.Pods[0].CreationTimestamp = metav1.Time{}, metav1.Time{}
 		}, deployment, "notReady"},
-		"opt-out of the pod":            {func(_ *Policy, w *testWorld) { w.Pods[0].Annotations["gpu-node-agent/reclaim-opt-out"] = "" }, deployment, "optedOut"},
-		"opt-out by another annotation": {func(p *Policy, w *testWorld) { p.OptOut = "x"; w.Pods[0].Annotations["x"] = "true" }, deployment, "optedOut"},
-		"opt-out false":                 {func(_ *Policy, w *testWorld) { w.Pods[0].Annotations["gpu-node-agent/reclaim-opt-out"] = "false" }, deployment, "scale"},
-		"opt-out of the ReplicaSet":     {func(p *Policy, w *testWorld) { w.owner(kindReplicaSet, "web-1").Annotations[p.OptOut] = "true" }, deployment, "optedOut"},
-		"opt-out of the Deployment":     {func(p *Policy, w *testWorld) { w.owner(kindDeployment, "web").Annotations[p.OptOut] = "true" }, deployment, "optedOut"},
-		"opt-out of the namespace":      {func(p *Policy, w *testWorld) { w.Namespaces["ns"] = map[string]string{p.OptOut: ""} }, deployment, "optedOut"},
+		"opt-out of the pod": {
+			func(_ *Policy, w *testWorld) { w.Pods[0].Annotations["gpu-node-agent/reclaim-opt-out"] = "" }, deployment,
+			"optedOut",
+		},
+		"opt-out by another annotation": {
+			func(p *Policy, w *testWorld) { p.OptOut = "x"; w.Pods[0].Annotations["x"] = "true" }, deployment,
+			"optedOut",
+		},
+		"opt-out false": {
+			func(_ *Policy, w *testWorld) { w.Pods[0].Annotations["gpu-node-agent/reclaim-opt-out"] = "false" }, deployment,
+			"scale",
+		},
+		"opt-out of the ReplicaSet": {
+			func(p *Policy, w *testWorld) { w.owner(kindReplicaSet, "web-1").Annotations[p.OptOut] = "true" },
+			deployment, "optedOut",
+		},
+		"opt-out of the Deployment": {
+			func(p *Policy, w *testWorld) { w.owner(kindDeployment, "web").Annotations[p.OptOut] = "true" }, deployment,
+			"optedOut",
+		},
+		"opt-out of the namespace": {
+			func(p *Policy, w *testWorld) { w.Namespaces["ns"] = map[string]string{p.OptOut: ""} }, deployment,
+			"optedOut",
+		},
 		"opt-out of a busy pod": {func(p *Policy, w *testWorld) {
 			w.Namespaces["ns"] = map[string]string{p.OptOut: ""}
 			w.hold("n1", "a", 0)
 		}, deployment, "optedOut"},
-		"system's priority class":                     {func(_ *Policy, w *testWorld) { w.Pods[0].Spec.PriorityClassName = "system-node-critical" }, deployment, "system"},
-		"system's priority":                           {func(_ *Policy, w *testWorld) { w.Pods[0].Spec.Priority = new(int32(2000000000)) }, deployment, "system"},
-		"highest priority of users":                   {func(_ *Policy, w *testWorld) { w.Pods[0].Spec.Priority = new(int32(1000000000)) }, deployment, "scale"},
-		"pod that is being deleted":                   {func(_ *Policy, w *testWorld) { w.Pods[0].DeletionTimestamp = new(ago(0)) }, deployment, "ending"},
-		"0 replicas":                                  {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Replicas = 0 }, deployment, "ending"},
-		"more replicas than pods":                     {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Replicas = 2 }, deployment, "notReady"},
-		"more replicas than pods, a file":             {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Replicas, w.Partial = 2, true }, deployment, "scale"},
-		"more pods than replicas and than are listed": {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Pods = 2 }, deployment, "notReady"},
-		"pod that ended":                              {func(_ *Policy, w *testWorld) { w.Pods[0].Status.Phase = corev1.PodSucceeded }, "", ""},
-		"pod that failed":                             {func(_ *Policy, w *testWorld) { w.Pods[0].Status.Phase = corev1.PodFailed }, "", ""},
+		"system's priority class": {
+			func(_ *Policy, w *testWorld) { w.Pods[0].Spec.PriorityClassName = "system-node-critical" }, deployment,
+			"system",
+		},
+		"system's priority":         {func(_ *Policy, w *testWorld) { w.Pods[0].Spec.Priority = new(int32(2000000000)) }, deployment, "system"},
+		"highest priority of users": {func(_ *Policy, w *testWorld) { w.Pods[0].Spec.Priority = new(int32(1000000000)) }, deployment, "scale"},
+		"pod that is being deleted": {func(_ *Policy, w *testWorld) { w.Pods[0].DeletionTimestamp = new(ago(0)) }, deployment, "ending"},
+		"0 replicas":                {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Replicas = 0 }, deployment, "ending"},
+		"more replicas than pods":   {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Replicas = 2 }, deployment, "notReady"},
+		"more replicas than pods, a file": {func(_ *Policy, w *testWorld) {
+			w.owner(kindDeployment, "web").Replicas, w.Partial = 2,
+				true
+		}, deployment, "scale"},
+		"more pods than replicas and than are listed": {
+			func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Pods = 2 }, deployment,
+			"notReady",
+		},
+		"pod that ended":  {func(_ *Policy, w *testWorld) { w.Pods[0].Status.Phase = corev1.PodSucceeded }, "", ""},
+		"pod that failed": {func(_ *Policy, w *testWorld) { w.Pods[0].Status.Phase = corev1.PodFailed }, "", ""},
 		"pod without GPUs": {func(_ *Policy, w *testWorld) {
 			w.Pods[0].Spec.Containers = nil
 			w.agent(func(n *status.Node) { n.GPUs = nil })
@@ -287,17 +341,32 @@ func TestPlanOfOneOwner(t *testing.T) {
 		}, deployment, "noAgent"},
 		"no agent":               {func(_ *Policy, w *testWorld) { w.Agents = nil }, deployment, "noAgent"},
 		"agent does not respond": {func(_ *Policy, w *testWorld) { w.Agents["n1"] = Agent{Err: errors.New("refused")} }, deployment, "noAgent"},
-		"source down":            {func(_ *Policy, w *testWorld) { w.agent(func(n *status.Node) { n.Source.Status = "down" }) }, deployment, "sourceDown"},
-		"source detached":        {func(_ *Policy, w *testWorld) { w.agent(func(n *status.Node) { n.Source.Status = "detached" }) }, deployment, "sourceDown"},
+		"source down": {
+			func(_ *Policy, w *testWorld) { w.agent(func(n *status.Node) { n.Source.Status = "down" }) }, deployment,
+			"sourceDown",
+		},
+		"source detached": {
+			func(_ *Policy, w *testWorld) { w.agent(func(n *status.Node) { n.Source.Status = "detached" }) }, deployment,
+			"sourceDown",
+		},
 		"old measurement": {func(_ *Policy, w *testWorld) {
 			w.agent(func(n *status.Node) { n.Source.Measured = n.Time.Add(-10 * time.Minute) })
 		}, deployment, "sourceDown"},
-		"no measurement": {func(_ *Policy, w *testWorld) { w.agent(func(n *status.Node) { n.Source.Measured = time.Time{} }) }, deployment, "sourceDown"},
-		"holders' error": {func(_ *Policy, w *testWorld) { w.agent(func(n *status.Node) { n.Kubelet.HoldersError = "refused" }) }, deployment, "unknown"},
+		"no measurement": {
+			func(_ *Policy, w *testWorld) { w.agent(func(n *status.Node) { n.Source.Measured = time.Time{} }) }, deployment,
+			"sourceDown",
+		},
+		"holders' error": {
+			func(_ *Policy, w *testWorld) { w.agent(func(n *status.Node) { n.Kubelet.HoldersError = "refused" }) }, deployment,
+			"unknown",
+		},
 		"old holders": {func(_ *Policy, w *testWorld) {
 			w.agent(func(n *status.Node) { n.Kubelet.Holders = n.Time.Add(-10 * time.Minute) })
 		}, deployment, "unknown"},
-		"no holders yet": {func(_ *Policy, w *testWorld) { w.agent(func(n *status.Node) { n.Kubelet.Holders = time.Time{} }) }, deployment, "unknown"},
+		"no holders yet": {
+			func(_ *Policy, w *testWorld) { w.agent(func(n *status.Node) { n.Kubelet.Holders = time.Time{} }) }, deployment,
+			"unknown",
+		},
 		"clock of the node is ahead": {func(_ *Policy, w *testWorld) {
 			w.Pods[0].Status.Conditions[0].LastTransitionTime = ago(-5 * time.Hour)
 			w.agent(func(n *status.Node) {
@@ -313,7 +382,10 @@ func TestPlanOfOneOwner(t *testing.T) {
 		"idle time out of range": {func(_ *Policy, w *testWorld) {
 			w.holder(0, func(h *status.Holder) { h.Idle.NoProcess = new(1e300); h.Idle.NoWork = new(1e300) })
 		}, deployment, "scale"},
-		"negative idle time": {func(_ *Policy, w *testWorld) { w.holder(0, func(h *status.Holder) { h.Idle.NoProcess = new(-1.0) }) }, deployment, "busy"},
+		"negative idle time": {
+			func(_ *Policy, w *testWorld) { w.holder(0, func(h *status.Holder) { h.Idle.NoProcess = new(-1.0) }) }, deployment,
+			"busy",
+		},
 
 		"another namespace": {func(p *Policy, _ *testWorld) { p.Namespaces = []string{"other"} }, "", ""},
 		"selected": {func(p *Policy, _ *testWorld) {
@@ -336,24 +408,45 @@ func TestPlanOfOneOwner(t *testing.T) {
 			w.addPod("b", w.owner(kindReplicaSet, "web-1"), "n2", 4)
 			delete(w.Agents, "n2")
 		}, deployment, "noAgent"},
-		"second pod waits for a node": {func(_ *Policy, w *testWorld) { w.addPod("b", w.owner(kindReplicaSet, "web-1"), "", 0) }, deployment, "notReady"},
+		"second pod waits for a node": {
+			func(_ *Policy, w *testWorld) { w.addPod("b", w.owner(kindReplicaSet, "web-1"), "", 0) }, deployment,
+			"notReady",
+		},
 		"second pod without a GPU": {func(_ *Policy, w *testWorld) {
 			w.addPod("b", w.owner(kindReplicaSet, "web-1"), "n3", 0).Spec.Containers = nil
 			delete(w.Agents, "n3")
 		}, deployment, "scale"},
 
-		"bare pod":             {func(_ *Policy, w *testWorld) { w.bare() }, "Pod ns/a", "evict"},
-		"static pod":           {func(_ *Policy, w *testWorld) { w.bare().Annotations[corev1.MirrorPodAnnotationKey] = "x" }, "Pod ns/a", "unsupported"},
+		"bare pod": {func(_ *Policy, w *testWorld) { w.bare() }, "Pod ns/a", "evict"},
+		"static pod": {
+			func(_ *Policy, w *testWorld) { w.bare().Annotations[corev1.MirrorPodAnnotationKey] = "x" }, "Pod ns/a",
+			"unsupported",
+		},
 		"owner, no controller": {func(_ *Policy, w *testWorld) { w.Pods[0].OwnerReferences[0].Controller = nil }, "Pod ns/a", "unsupported"},
-		"DaemonSet":            {func(_ *Policy, w *testWorld) { w.Pods[0].OwnerReferences[0].Kind = "DaemonSet" }, "DaemonSet ns/web-1", "unsupported"},
+		"DaemonSet": {
+			func(_ *Policy, w *testWorld) { w.Pods[0].OwnerReferences[0].Kind = "DaemonSet" }, "DaemonSet ns/web-1",
+			"unsupported",
+		},
 		"Job of another group": {func(_ *Policy, w *testWorld) {
 			r := &w.Pods[0].OwnerReferences[0]
 			r.Kind, r.APIVersion, r.Name = "Job", "batch.volcano.sh/v1alpha1", w.addOwner(kindJob, "train", nil).Name
 		}, "Job.batch.volcano.sh ns/train", "unsupported"},
-		"ReplicaSet without an owner":  {func(_ *Policy, w *testWorld) { w.owner(kindReplicaSet, "web-1").Controller = nil }, "ReplicaSet ns/web-1", "scale"},
-		"ReplicaSet of a Rollout":      {func(_ *Policy, w *testWorld) { w.owner(kindReplicaSet, "web-1").Controller.Kind = "Rollout" }, "ReplicaSet ns/web-1", "unsupported"},
-		"ReplicaSet is missing":        {func(_ *Policy, w *testWorld) { delete(w.Owners, Ref{"ns", kindReplicaSet, "web-1"}) }, "ReplicaSet ns/web-1", "unknown"},
-		"Deployment is missing":        {func(_ *Policy, w *testWorld) { delete(w.Owners, Ref{"ns", kindDeployment, "web"}) }, deployment, "unknown"},
+		"ReplicaSet without an owner": {
+			func(_ *Policy, w *testWorld) { w.owner(kindReplicaSet, "web-1").Controller = nil },
+			"ReplicaSet ns/web-1", "scale",
+		},
+		"ReplicaSet of a Rollout": {
+			func(_ *Policy, w *testWorld) { w.owner(kindReplicaSet, "web-1").Controller.Kind = "Rollout" },
+			"ReplicaSet ns/web-1", "unsupported",
+		},
+		"ReplicaSet is missing": {
+			func(_ *Policy, w *testWorld) { delete(w.Owners, Ref{"ns", kindReplicaSet, "web-1"}) },
+			"ReplicaSet ns/web-1", "unknown",
+		},
+		"Deployment is missing": {
+			func(_ *Policy, w *testWorld) { delete(w.Owners, Ref{"ns", kindDeployment, "web"}) }, deployment,
+			"unknown",
+		},
 		"Deployment was created again": {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").UID = "other" }, deployment, "unknown"},
 		"file without UIDs":            {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").UID = "" }, deployment, "scale"},
 		"StatefulSet": {func(_ *Policy, w *testWorld) {
@@ -365,7 +458,10 @@ func TestPlanOfOneOwner(t *testing.T) {
 			w.Pods[0].OwnerReferences[0] = *reference(o)
 		}, "StatefulSet ns/nb", "unsupported"},
 		"Deployment of an InferenceService": {func(_ *Policy, w *testWorld) {
-			w.owner(kindDeployment, "web").Controller = &metav1.OwnerReference{APIVersion: "serving.kserve.io/v1beta1", Kind: "InferenceService", Name: "x", Controller: new(true)}
+			w.owner(kindDeployment, "web").Controller = &metav1.OwnerReference{
+				APIVersion: "serving.kserve.io/v1beta1", Kind: "InferenceService",
+				Name: "x", Controller: new(true),
+			}
 		}, deployment, "unsupported"},
 		"StatefulSet that deletes its volumes": {func(_ *Policy, w *testWorld) {
 			o := w.addOwner(kindStatefulSet, "db", nil)
@@ -403,19 +499,28 @@ func TestPlanOfOneOwner(t *testing.T) {
 			w.owner(kindDeployment, "web").Labels = map[string]string{kueueQueue: "q"}
 		}, deployment, "unsupported"},
 
-		"outside the hours":   {func(p *Policy, _ *testWorld) { p.Hours = &Hours{From: "22:00", To: "06:00"} }, deployment, "hours"},
-		"within the hours":    {func(p *Policy, _ *testWorld) { p.Hours = &Hours{From: "11:00", To: "12:01"} }, deployment, "scale"},
-		"busy, outside hours": {func(p *Policy, w *testWorld) { p.Hours = &Hours{From: "22:00", To: "06:00"}; w.hold("n1", "a", 0) }, deployment, "busy"},
+		"outside the hours": {func(p *Policy, _ *testWorld) { p.Hours = &Hours{From: "22:00", To: "06:00"} }, deployment, "hours"},
+		"within the hours":  {func(p *Policy, _ *testWorld) { p.Hours = &Hours{From: "11:00", To: "12:01"} }, deployment, "scale"},
+		"busy, outside hours": {
+			func(p *Policy, w *testWorld) { p.Hours = &Hours{From: "22:00", To: "06:00"}; w.hold("n1", "a", 0) }, deployment,
+			"busy",
+		},
 		"notice, outside hours": {func(p *Policy, _ *testWorld) {
 			p.Notice.Duration = time.Hour
 			p.Hours = &Hours{From: "22:00", To: "06:00"}
 		}, deployment, "hours"},
 
-		"first notice":          {func(p *Policy, _ *testWorld) { p.Notice.Duration = time.Hour }, deployment, "notify"},
-		"noticed":               {func(p *Policy, w *testWorld) { p.Notice.Duration = time.Hour; w.notice(59 * time.Minute) }, deployment, "noticed"},
-		"notice period ended":   {func(p *Policy, w *testWorld) { p.Notice.Duration = time.Hour; w.notice(time.Hour) }, deployment, "scale"},
-		"busy since the notice": {func(p *Policy, w *testWorld) { p.Notice.Duration = time.Hour; w.notice(3*time.Hour + time.Second) }, deployment, "notify"},
-		"notice in the future":  {func(p *Policy, w *testWorld) { p.Notice.Duration = time.Hour; w.notice(-time.Minute) }, deployment, "notify"},
+		"first notice": {func(p *Policy, _ *testWorld) { p.Notice.Duration = time.Hour }, deployment, "notify"},
+		"noticed": {
+			func(p *Policy, w *testWorld) { p.Notice.Duration = time.Hour; w.notice(59 * time.Minute) }, deployment,
+			"noticed",
+		},
+		"notice period ended": {func(p *Policy, w *testWorld) { p.Notice.Duration = time.Hour; w.notice(time.Hour) }, deployment, "scale"},
+		"busy since the notice": {
+			func(p *Policy, w *testWorld) { p.Notice.Duration = time.Hour; w.notice(3*time.Hour + time.Second) },
+			deployment, "notify",
+		},
+		"notice in the future": {func(p *Policy, w *testWorld) { p.Notice.Duration = time.Hour; w.notice(-time.Minute) }, deployment, "notify"},
 		"invalid notice": {func(p *Policy, w *testWorld) {
 			p.Notice.Duration = time.Hour
 			w.owner(kindDeployment, "web").Annotations[noticeAnnotation] = "x"
@@ -433,8 +538,15 @@ func TestPlanOfOneOwner(t *testing.T) {
 		"scaled back and busy":           {func(_ *Policy, w *testWorld) { w.record(24*time.Hour, 5); w.hold("n1", "a", 0) }, deployment, "busy"},
 		"scaled back long ago":           {func(_ *Policy, w *testWorld) { w.record(8*24*time.Hour, 5) }, deployment, "scale"},
 		"recorded change did not happen": {func(_ *Policy, w *testWorld) { w.record(time.Hour, 6) }, deployment, "scale"},
-		"scaled back, file":              {func(_ *Policy, w *testWorld) { w.record(time.Hour, 6); w.owner(kindDeployment, "web").Generation = 0 }, deployment, "scaledBack"},
-		"invalid record":                 {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Annotations[recordAnnotation] = "3" }, deployment, "scale"},
+		"scaled back, file": {func(_ *Policy, w *testWorld) {
+			w.record(time.Hour, 6)
+			w.owner(kindDeployment,
+				"web").Generation = 0
+		}, deployment, "scaledBack"},
+		"invalid record": {
+			func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Annotations[recordAnnotation] = "3" }, deployment,
+			"scale",
+		},
 		"record on the copy of a ReplicaSet": {func(_ *Policy, w *testWorld) {
 			w.owner(kindReplicaSet, "web-1").Annotations[recordAnnotation] = recordText(3, now(), 1)
 		}, deployment, "scale"},
@@ -578,11 +690,17 @@ func TestPlanUndo(t *testing.T) {
 		"other namespace":          {func(o *Owner) { o.Namespace = "other" }, ""},
 		"ReplicaSet":               {func(o *Owner) { o.Kind = kindReplicaSet }, "restore 3"},
 		"ReplicaSet of a Deployment": {func(o *Owner) {
-			o.Kind, o.Controller = kindReplicaSet, &metav1.OwnerReference{APIVersion: "apps/v1", Kind: kindDeployment, Name: "web", Controller: new(true)}
+			o.Kind, o.Controller = kindReplicaSet, &metav1.OwnerReference{
+				APIVersion: "apps/v1", Kind: kindDeployment, Name: "web",
+				Controller: new(true),
+			}
 		}, ""},
 		"opted out since": {func(o *Owner) { o.Annotations[DefaultPolicy().OptOut] = "" }, "restore 3"},
 	} {
-		o := &Owner{Ref: Ref{"ns", kindDeployment, "web"}, Generation: 5, Annotations: map[string]string{recordAnnotation: recordText(3, ago(time.Hour).Time, 5)}}
+		o := &Owner{
+			Ref: Ref{"ns", kindDeployment, "web"}, Generation: 5,
+			Annotations: map[string]string{recordAnnotation: recordText(3, ago(time.Hour).Time, 5)},
+		}
 		c.change(o)
 		r := planUndo(testPolicy(), World{Now: now(), Objects: Objects{Owners: map[Ref]*Owner{o.Ref: o}}})
 		var got string
@@ -606,7 +724,10 @@ func TestPlanUndo(t *testing.T) {
 func TestPlanInvariants(t *testing.T) {
 	for seed := range uint64(1000) {
 		random := rand.New(rand.NewPCG(seed, 0))
-		p, w := testPolicy(), &testWorld{World{Now: now(), Agents: make(map[string]Agent), Objects: Objects{Namespaces: map[string]map[string]string{}, Owners: make(map[Ref]*Owner)}}}
+		p, w := testPolicy(), &testWorld{World{
+			Now: now(), Agents: make(map[string]Agent),
+			Objects: Objects{Namespaces: map[string]map[string]string{}, Owners: make(map[Ref]*Owner)},
+		}}
 		p.MaxPerRun = 1 + random.IntN(4)
 		if random.IntN(2) == 0 {
 			p.Notice.Duration = time.Hour
@@ -664,7 +785,8 @@ func TestPlanInvariants(t *testing.T) {
 			seen[a.Ref] = true
 			for _, pod := range w.Pods {
 				ofOwner := a.pod != nil && pod.Name == a.Name || a.owner != nil && len(pod.OwnerReferences) > 0 && pod.OwnerReferences[0].Name == a.Name
-				if ofOwner && (forbidden[pod.Name] || pod.Spec.NodeName == "" || w.Agents[pod.Spec.NodeName].Err != nil || !slices.Contains(a.Pods, pod.Name)) {
+				if ofOwner && (forbidden[pod.Name] || pod.Spec.NodeName == "" || w.Agents[pod.Spec.NodeName].Err != nil ||
+					!slices.Contains(a.Pods, pod.Name)) {
 					t.Fatalf("seed %d: %s of %s although %s must not be taken from", seed, a.Kind, a.Ref, pod.Name)
 				}
 			}

@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	// maxStaleness is the age of a measurement, and of the list of holders, above which an agent's response is not used. It is several times the
-	// longest interval between two of them.
+	// maxStaleness is the age of a measurement, and of the list of holders, above which an agent's response is not used. It is several times
+	// the longest interval between two of them.
 	maxStaleness = 5 * time.Minute
 
 	// The prefixes of GPUs' resources, whatever those of the agents that respond. NVIDIA's network devices are nvidia.com/ too.
@@ -54,7 +54,8 @@ type podUses struct {
 
 func newPodUses(p Policy, w World) *podUses {
 	s := &podUses{
-		p, w.Now, w.Agents, make(map[string]map[types.NamespacedName][]status.Holder), make(map[string]map[types.NamespacedName]bool), make(map[string]bool),
+		p, w.Now, w.Agents, make(map[string]map[types.NamespacedName][]status.Holder), make(map[string]map[types.NamespacedName]bool),
+		make(map[string]bool),
 	}
 	for name, a := range w.Agents {
 		if a.Err != nil {
@@ -272,14 +273,15 @@ func (s *podUses) judgeUse(u *podUse, holders []status.Holder, at time.Time) {
 	case unknown > 0:
 		u.reason, u.text = ReasonUnknown, "its work is not measured"
 	case age < s.MinimumAge.Duration:
-		u.reason, u.text = ReasonYoung, fmt.Sprintf("Ready for %s of %s", duration.HumanDuration(age), duration.HumanDuration(s.MinimumAge.Duration))
+		u.reason, u.text = ReasonYoung, fmt.Sprintf("Ready for %s of %s", duration.HumanDuration(age),
+			duration.HumanDuration(s.MinimumAge.Duration))
 	case young > 0:
 		u.reason, u.text = ReasonYoung, fmt.Sprintf("idle for %s of %s", duration.HumanDuration(u.idle), duration.HumanDuration(after))
 	}
 }
 
-// idleOf returns how long a holder's device has been idle, and for how long the agent has observed it. A later pod of the same name, such as of
-// a StatefulSet, is not idle for longer than it is Ready.
+// idleOf returns how long a holder's device has been idle, and for how long the agent has observed it. A later pod of the same name, such
+// as of a StatefulSet, is not idle for longer than it is Ready.
 func (s *podUses) idleOf(h status.Holder, age time.Duration) (idle, observed time.Duration, known bool) {
 	if h.Idle == nil {
 		return 0, 0, false
@@ -302,8 +304,8 @@ func (s *podUses) idleOf(h status.Holder, age time.Duration) (idle, observed tim
 	return limited(*seconds), limited(h.Idle.Observed), true
 }
 
-// readyFor returns for how long a pod has been Ready. at is the time on its node, where the kubelet wrote the condition by the same clock; the
-// API server wrote the time of creation.
+// readyFor returns for how long a pod has been Ready. at is the time on its node, where the kubelet wrote the condition by the same clock;
+// the API server wrote the time of creation.
 func (s *podUses) readyFor(pod *corev1.Pod, at time.Time) (age time.Duration, known bool) {
 	age = math.MaxInt64
 	for _, c := range pod.Status.Conditions {

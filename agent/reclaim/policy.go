@@ -43,8 +43,8 @@ type IdlePolicy struct {
 	Evidence string          `json:"evidence"` // node.EvidenceNoProcess, node.EvidenceNoWork
 }
 
-// Hours are hours of the day, of the clock on the wall: the hour that a change to summer time leaves out does not occur, and the one that is
-// repeated occurs twice.
+// Hours are hours of the day, of the clock on the wall: the hour that a change to summer time leaves out does not occur, and the one that
+// is repeated occurs twice.
 type Hours struct {
 	From     string   `json:"from"`               // HH:MM
 	To       string   `json:"to"`                 // HH:MM; may be of the next day
@@ -86,7 +86,8 @@ type idleFile struct {
 //
 //nolint:gochecknoglobals // constant
 var policyKeys = []string{
-	"namespaces", "podSelector", "podSelector.matchLabels", "podSelector.matchExpressions", "optOutAnnotation", "minimumAge", "idle", "idle.after", "idle.evidence",
+	"namespaces", "podSelector", "podSelector.matchLabels", "podSelector.matchExpressions", "optOutAnnotation", "minimumAge", "idle",
+	"idle.after", "idle.evidence",
 	"hours", "hours.from", "hours.to", "hours.timeZone", "hours.days", "maxPerRun", "notice", "leaveFor",
 }
 
@@ -103,8 +104,8 @@ func LoadPolicy(file string) (Policy, error) {
 	return p, nil
 }
 
-// ParsePolicy returns the policy of a YAML document, with the defaults for the keys that it does not have. It returns every error, each with
-// its key.
+// ParsePolicy returns the policy of a YAML document, with the defaults for the keys that it does not have. It returns every error, each
+// with its key.
 func ParsePolicy(text []byte) (Policy, error) {
 	switch all, err := documents(text); {
 	case err != nil:
@@ -134,7 +135,8 @@ func ParsePolicy(text []byte) (Policy, error) {
 		Hours: f.Hours, MaxPerRun: f.MaxPerRun, Notice: duration("notice", f.Notice, 0), LeaveFor: duration("leaveFor", f.LeaveFor, 0),
 	}
 	if f.Idle.After == "" {
-		errs = append(errs, errors.New("idle.after: required; expected a duration such as 2h, for which all GPUs of an owner must have been idle"))
+		errs = append(errs, errors.New(
+			"idle.after: required; expected a duration such as 2h, for which all GPUs of an owner must have been idle"))
 	} else {
 		p.Idle.After = duration("idle.after", f.Idle.After, time.Second) // the agent measures every few seconds
 	}
@@ -159,7 +161,8 @@ func (p Policy) validate() error {
 	if _, err := metav1.LabelSelectorAsSelector(p.PodSelector); err != nil {
 		bad("podSelector: %w", err)
 	}
-	if s := p.PodSelector; s != nil && len(s.MatchLabels) == 0 && len(s.MatchExpressions) == 0 { // such as a label without a value in Helm's values
+	// such as a label without a value in Helm's values
+	if s := p.PodSelector; s != nil && len(s.MatchLabels) == 0 && len(s.MatchExpressions) == 0 {
 		bad("podSelector: expected matchLabels or matchExpressions, got none; leave it out for all pods")
 	}
 	if problems := validation.IsQualifiedName(p.OptOut); len(problems) > 0 {
@@ -265,7 +268,10 @@ var unknownField = regexp.MustCompile(`unknown field "([^"]*)"`)
 // explainYAML returns an error of yaml.UnmarshalStrict with the key, what is expected and advice.
 func explainYAML(err error) error {
 	if mismatch, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		expected := map[reflect.Kind]string{reflect.Slice: "a list", reflect.Struct: "a mapping of keys", reflect.Int: "a whole number", reflect.Map: "a mapping"}[mismatch.Type.Kind()]
+		expected := map[reflect.Kind]string{
+			reflect.Slice: "a list", reflect.Struct: "a mapping of keys", reflect.Int: "a whole number",
+			reflect.Map: "a mapping",
+		}[mismatch.Type.Kind()]
 		return fmt.Errorf("%s: expected %s, got %s", cmp.Or(mismatch.Field, "the policy"), cmp.Or(expected, "a text"), mismatch.Value)
 	}
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {

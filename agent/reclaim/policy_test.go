@@ -56,7 +56,8 @@ func TestParsePolicyErrors(t *testing.T) {
 		"[]":                        {"the policy: ", "array"},
 		"{}":                        {"namespaces: ", "idle.after: "},
 		"namespaces: []\nminimumAge: -1s\nidle: {after: 10ms, evidence: power}\nmaxPerRun: 0\nnotice: 7d\nleaveFor: 3\noptOutAnnotation: ''": {
-			"namespaces: ", "minimumAge: ", `"-1s"`, "idle.after: ", `"10ms"`, "idle.evidence: ", node.EvidenceNoProcess, `"power"`, "maxPerRun: ", "notice: ", `"7d"`, "leaveFor: ", `"3"`, "optOutAnnotation: ",
+			"namespaces: ", "minimumAge: ", `"-1s"`, "idle.after: ", `"10ms"`, "idle.evidence: ", node.EvidenceNoProcess, `"power"`, "maxPerRun: ",
+			"notice: ", `"7d"`, "leaveFor: ", `"3"`, "optOutAnnotation: ",
 		},
 		"namespaces: team-a":                                                       {"namespaces: ", "a list", "string"},
 		"namespaces: ['team-*']":                                                   {"namespaces: ", `"team-*"`},
@@ -175,7 +176,8 @@ func TestHours(t *testing.T) {
 func FuzzParsePolicy(f *testing.F) {
 	for _, text := range []string{
 		minimalPolicy, "", "{}", "[]", "---\n---\n", minimalPolicy + "hours: {from: 22:00, to: 06:00, timeZone: Europe/Berlin, days: [Mon]}",
-		minimalPolicy + "podSelector: {matchExpressions: [{key: a, operator: In, values: [b]}]}\nnotice: 0s\nmaxPerRun: 1", "namespaces: &a [*a]", "idle: {after: 9999999h}",
+		minimalPolicy + "podSelector: {matchExpressions: [{key: a, operator: In, values: [b]}]}\nnotice: 0s\nmaxPerRun: 1", "namespaces: &a [*a]",
+		"idle: {after: 9999999h}",
 		minimalPolicy + "hours: {from: '24:00', to: '00:00', timeZone: ../../etc/passwd}",
 	} {
 		f.Add([]byte(text))
@@ -188,7 +190,8 @@ func FuzzParsePolicy(f *testing.F) {
 			}
 			return
 		}
-		if err := p.validate(); err != nil || p.Idle.After.Duration < time.Second || p.Notice.Duration < 0 || p.MinimumAge.Duration < 0 || p.LeaveFor.Duration < 0 {
+		if err := p.validate(); err != nil || p.Idle.After.Duration < time.Second || p.Notice.Duration < 0 || p.MinimumAge.Duration < 0 ||
+			p.LeaveFor.Duration < 0 {
 			t.Errorf("%+v: %v", p, err)
 		}
 		if p.Hours != nil {

@@ -68,7 +68,10 @@ func trimPod(p *corev1.Pod) corev1.Pod {
 		NodeName: p.Spec.NodeName, PriorityClassName: p.Spec.PriorityClassName, Priority: p.Spec.Priority, ResourceClaims: p.Spec.ResourceClaims,
 	}
 	for _, c := range p.Spec.InitContainers {
-		t.Spec.InitContainers = append(t.Spec.InitContainers, corev1.Container{Name: c.Name, Resources: c.Resources, RestartPolicy: c.RestartPolicy})
+		t.Spec.InitContainers = append(t.Spec.InitContainers, corev1.Container{
+			Name: c.Name, Resources: c.Resources,
+			RestartPolicy: c.RestartPolicy,
+		})
 	}
 	for _, c := range p.Spec.Containers {
 		t.Spec.Containers = append(t.Spec.Containers, corev1.Container{Name: c.Name, Resources: c.Resources})
@@ -116,8 +119,8 @@ func ownerOf(object runtime.Object) (o *Owner) {
 	return o
 }
 
-// managerOf returns the manager that last set a field of an object's spec, "" if unknown; if several set the same value, it is another one than
-// this command. The API server has none for replicas that the subresource scale changed to 0, or from a value that had none.
+// managerOf returns the manager that last set a field of an object's spec, "" if unknown; if several set the same value, it is another one
+// than this command. The API server has none for replicas that the subresource scale changed to 0, or from a value that had none.
 func managerOf(entries []metav1.ManagedFieldsEntry, field string) string {
 	manager := ""
 	for _, e := range entries {

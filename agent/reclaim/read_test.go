@@ -22,10 +22,16 @@ import (
 func TestReadObjects(t *testing.T) {
 	g := newAPIRig(t)
 	for i := range 2*pageSize + 1 {
-		g.Put(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "many", Name: fmt.Sprintf("p%04d", i)}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+		g.Put(&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "many", Name: fmt.Sprintf("p%04d", i)},
+			Status:     corev1.PodStatus{Phase: corev1.PodPending},
+		})
 	}
 	for _, phase := range []corev1.PodPhase{corev1.PodSucceeded, corev1.PodFailed} {
-		g.Put(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "many", Name: "ended-" + strings.ToLower(string(phase))}, Status: corev1.PodStatus{Phase: phase}})
+		g.Put(&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "many", Name: "ended-" + strings.ToLower(string(phase))},
+			Status:     corev1.PodStatus{Phase: phase},
+		})
 	}
 	g.Put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "many"}})
 	g.Put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "other"}})
@@ -47,7 +53,10 @@ func TestReadObjects(t *testing.T) {
 		kinds = append(kinds, ref.Kind+" "+ref.Name)
 	}
 	slices.Sort(kinds)
-	if want := []string{"CronJob cronjob", "Deployment deployment", "Job job", "ReplicaSet replicaset", "StatefulSet statefulset"}; !slices.Equal(kinds, want) {
+	if want := []string{
+		"CronJob cronjob", "Deployment deployment", "Job job", "ReplicaSet replicaset",
+		"StatefulSet statefulset",
+	}; !slices.Equal(kinds, want) {
 		t.Errorf("owners %q", kinds)
 	}
 	for _, r := range g.Requests() {
@@ -77,7 +86,8 @@ func TestReadObjectsOfUnreadableNamespace(t *testing.T) {
 				if r.Resource == "pods" {
 					pages++
 				}
-				if r.Verb+" "+r.Resource == request && !strings.Contains(r.Path, "/namespaces/b") || request == "page 2" && pages == 2 && r.Resource == "pods" {
+				if r.Verb+" "+r.Resource == request && !strings.Contains(r.Path, "/namespaces/b") ||
+					request == "page 2" && pages == 2 && r.Resource == "pods" {
 					return apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no"))
 				}
 				return nil
@@ -95,21 +105,29 @@ func TestTrimPod(t *testing.T) {
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: "p", Annotations: map[string]string{corev1.LastAppliedConfigAnnotation: "long", "keep": "this"},
-			OwnerReferences: []metav1.OwnerReference{{Kind: kindJob, Name: "j", Controller: new(true)}}, ManagedFields: make([]metav1.ManagedFieldsEntry, 1),
+			OwnerReferences: []metav1.OwnerReference{{Kind: kindJob, Name: "j", Controller: new(true)}},
+			ManagedFields:   make([]metav1.ManagedFieldsEntry, 1),
 		},
 		Spec: corev1.PodSpec{
 			NodeName: "n", PriorityClassName: "high", Volumes: make([]corev1.Volume, 9),
 			InitContainers: []corev1.Container{{Name: "s", RestartPolicy: new(corev1.ContainerRestartPolicyAlways)}},
-			Containers:     []corev1.Container{{Name: "c", Image: "i", Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": {}}}}},
+			Containers: []corev1.Container{{
+				Name: "c", Image: "i",
+				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"nvidia.com/gpu": {}}},
+			}},
 		},
-		Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+		Status: corev1.PodStatus{
+			Phase:      corev1.PodRunning,
+			Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}},
+		},
 	}
 	got := trimPod(p)
 	c := got.Spec.Containers[0]
 	if got.ManagedFields != nil || len(got.Annotations) != 1 || got.Spec.Volumes != nil || c.Image != "" {
 		t.Errorf("not trimmed: %+v", got)
 	}
-	if got.OwnerReferences[0].Name != "j" || got.Spec.NodeName != "n" || got.Spec.PriorityClassName != "high" || c.Name != "c" || len(c.Resources.Limits) != 1 || got.Spec.InitContainers[0].RestartPolicy == nil || !ready(&got) {
+	if got.OwnerReferences[0].Name != "j" || got.Spec.NodeName != "n" || got.Spec.PriorityClassName != "high" || c.Name != "c" ||
+		len(c.Resources.Limits) != 1 || got.Spec.InitContainers[0].RestartPolicy == nil || !ready(&got) {
 		t.Errorf("trimmed too much: %+v", got)
 	}
 }
@@ -143,7 +161,8 @@ func TestOwnerOf(t *testing.T) {
 		ManagedFields: []metav1.ManagedFieldsEntry{entry("kueue", `{"f:spec":{"f:suspend":{}}}`)},
 	}, Spec: batchv1.JobSpec{Suspend: new(true), Parallelism: new(int32(4))}}
 	job.Status.Active = 4
-	if o := ownerOf(job); o.Kind != kindJob || o.Pods != 4 || !o.Suspended || o.Replicas != 1 || o.ChangedBy != "kueue" || o.Controller == nil || o.Controller.Name != "c" {
+	if o := ownerOf(job); o.Kind != kindJob || o.Pods != 4 || !o.Suspended || o.Replicas != 1 || o.ChangedBy != "kueue" ||
+		o.Controller == nil || o.Controller.Name != "c" {
 		t.Errorf("%+v", o)
 	}
 }
@@ -169,7 +188,10 @@ func TestFindAgents(t *testing.T) {
 		p.UID, p.CreationTimestamp = "u", metav1.Unix(1000, 0)
 		p.Spec.NodeName, p.Status.PodIP = node, ip
 		p.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}
-		p.Spec.Containers = []corev1.Container{{Name: "proxy"}, {Name: "agent", Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9400}}}}
+		p.Spec.Containers = []corev1.Container{{Name: "proxy"}, {
+			Name:  "agent",
+			Ports: []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9400}},
+		}}
 		if change != nil {
 			change(p)
 		}
@@ -183,19 +205,30 @@ func TestFindAgents(t *testing.T) {
 		port int
 		want map[string]string // nil: an error
 	}{
-		"none":                           {nil, 0, nil},
-		"IPv4":                           {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil)}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
-		"IPv6":                           {[]*corev1.Pod{agent("a", "n", "fd00::7", nil)}, 0, map[string]string{"n": "http://[fd00::7]:9400"}},
-		"port":                           {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil)}, 80, map[string]string{"n": "http://10.0.0.7:80"}},
-		"no port":                        {[]*corev1.Pod{agent("a", "n", "10.0.0.7", func(p *corev1.Pod) { p.Spec.Containers = nil })}, 0, nil},
-		"no IP":                          {[]*corev1.Pod{agent("a", "n", "", nil), agent("b", "m", "10.0.0.8", nil)}, 0, map[string]string{"m": "http://10.0.0.8:9400"}},
-		"unready":                        {[]*corev1.Pod{agent("a", "n", "10.0.0.7", unready)}, 0, nil},
-		"ending":                         {[]*corev1.Pod{agent("a", "n", "10.0.0.7", func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()) })}, 0, nil},
-		"newest":                         {[]*corev1.Pod{agent("a", "n", "10.0.0.7", newer), agent("b", "n", "10.0.0.8", nil)}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
-		"replaced":                       {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil), agent("b", "n", "10.0.0.8", func(p *corev1.Pod) { newer(p); unready(p) })}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
+		"none":    {nil, 0, nil},
+		"IPv4":    {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil)}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
+		"IPv6":    {[]*corev1.Pod{agent("a", "n", "fd00::7", nil)}, 0, map[string]string{"n": "http://[fd00::7]:9400"}},
+		"port":    {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil)}, 80, map[string]string{"n": "http://10.0.0.7:80"}},
+		"no port": {[]*corev1.Pod{agent("a", "n", "10.0.0.7", func(p *corev1.Pod) { p.Spec.Containers = nil })}, 0, nil},
+		"no IP":   {[]*corev1.Pod{agent("a", "n", "", nil), agent("b", "m", "10.0.0.8", nil)}, 0, map[string]string{"m": "http://10.0.0.8:9400"}},
+		"unready": {[]*corev1.Pod{agent("a", "n", "10.0.0.7", unready)}, 0, nil},
+		"ending":  {[]*corev1.Pod{agent("a", "n", "10.0.0.7", func(p *corev1.Pod) { p.DeletionTimestamp = new(metav1.Now()) })}, 0, nil},
+		"newest": {
+			[]*corev1.Pod{agent("a", "n", "10.0.0.7", newer), agent("b", "n", "10.0.0.8", nil)},
+			0,
+			map[string]string{"n": "http://10.0.0.7:9400"},
+		},
+		"replaced": {[]*corev1.Pod{
+			agent("a", "n", "10.0.0.7", nil),
+			agent("b", "n", "10.0.0.8", func(p *corev1.Pod) { newer(p); unready(p) }),
+		}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
 		"all namespaces":                 {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil)}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
 		"all namespaces, and a tenant's": {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil), intruder}, 0, nil},
-		"its namespace, and a tenant's":  {[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil), intruder}, 0, map[string]string{"n": "http://10.0.0.7:9400"}},
+		"its namespace, and a tenant's": {
+			[]*corev1.Pod{agent("a", "n", "10.0.0.7", nil), intruder},
+			0,
+			map[string]string{"n": "http://10.0.0.7:9400"},
+		},
 		"others": {[]*corev1.Pod{
 			agent("a", "n", "10.0.0.7", nil), agent("b", "m", "10.0.0.8", func(p *corev1.Pod) { p.Namespace = "other" }),
 			agent("c", "o", "10.0.0.9", func(p *corev1.Pod) { p.Labels = nil }),

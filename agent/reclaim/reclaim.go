@@ -62,7 +62,8 @@ const (
 //
 //nolint:gochecknoglobals // constant
 var kindGroups = map[string]string{
-	kindDeployment: "apps", kindReplicaSet: "apps", kindStatefulSet: "apps", kindJob: "batch", kindCronJob: "batch", kindPod: "", kindNamespace: "",
+	kindDeployment: "apps", kindReplicaSet: "apps", kindStatefulSet: "apps", kindJob: "batch", kindCronJob: "batch", kindPod: "",
+	kindNamespace: "",
 }
 
 // groupOf returns the API group of a version such as apps/v1. That of v1 is "".

@@ -43,7 +43,8 @@ func (h *History) draw(s *Node) {
 			}
 			// GPUs without a limit get the same axis, so that their charts can be compared.
 			top := max(t[q].max, cmp.Or(max(0, c.limit(*d)), max(1, math.Ceil(highest[q]/c.step))*c.step))
-			chart.Title = fmt.Sprintf("%s: %s to %s in the last 15 minutes; the axis ends at %s", c.name, c.text(&t[q].min), c.text(&t[q].max), c.text(&top))
+			chart.Title = fmt.Sprintf("%s: %s to %s in the last 15 minutes; the axis ends at %s", c.name, c.text(&t[q].min), c.text(&t[q].max),
+				c.text(&top))
 			chart.Path = path(t[q].means[:], top)
 		}
 	}

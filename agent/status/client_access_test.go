@@ -55,7 +55,8 @@ func TestAskWithAccess(t *testing.T) {
 			t.Errorf("%s %+v: %v, want %q", c.address, c.access, err, c.want)
 		}
 	}
-	s.Configure("tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, client_auth_type: RequireAndVerifyClientCert}")
+	s.Configure("tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, client_auth_type: " +
+		"RequireAndVerifyClientCert}")
 	s.Eventually("a client certificate is required", func() error {
 		if _, _, err := Ask(t.Context(), local, login); err == nil || !strings.Contains(err.Error(), "--cert-file") {
 			return fmt.Errorf("not yet: %w", err)

@@ -70,7 +70,8 @@ func draStatus(s dra.Status, claims *dra.Claims, h podresources.Holders) *DRA {
 	}
 	for uid, c := range claims.ByUID {
 		p := PreparedClaim{
-			Namespace: c.Namespace, Name: c.Name, UID: string(uid), Prepared: c.Prepared.UTC(), Devices: []string{}, Pods: list(pods[key{c.Namespace, c.Name}]),
+			Namespace: c.Namespace, Name: c.Name, UID: string(uid), Prepared: c.Prepared.UTC(), Devices: []string{},
+			Pods: list(pods[key{c.Namespace, c.Name}]),
 		}
 		slices.SortFunc(p.Pods, func(a, b Pod) int { return strings.Compare(a.Pod, b.Pod) })
 		for _, device := range c.Devices {
@@ -106,7 +107,8 @@ func draProblems(now time.Time, d *DRA) (all []string) {
 	if len(d.DroppedFeatures) > 0 {
 		all = append(all, "the API server lacks "+strings.Join(d.DroppedFeatures, ", "))
 	}
-	return append(all, nonEmpty(formatIf("%s; claims are refused", d.CheckpointError), formatIf("a full disk would refuse claims: %s", d.Unreserved), d.Warning)...)
+	return append(all, nonEmpty(formatIf("%s; claims are refused", d.CheckpointError),
+		formatIf("a full disk would refuse claims: %s", d.Unreserved), d.Warning)...)
 }
 
 // preparedTexts returns at most maxHolders texts like "team/train: gpu-0, gpu-1 for team/train-0", and how many more there are.

@@ -21,7 +21,8 @@ func draInputs() Inputs {
 	k := testInputs()
 	k.DRA = dra.Status{
 		Enabled: true, DriverName: "gpu.example.com", Pool: "node-1", Registered: true, Devices: 3, Slices: 1, Tainted: 1,
-		Published: agenttest.Ago(time.Minute), Behind: true, PublishErr: "slices is forbidden", DroppedFeatures: []string{"DRADeviceTaints"}, Warning: "base spec is missing",
+		Published: agenttest.Ago(time.Minute), Behind: true, PublishErr: "slices is forbidden", DroppedFeatures: []string{"DRADeviceTaints"},
+		Warning: "base spec is missing",
 	}
 	claim := func(name string, admin bool, devices ...string) dra.Claim {
 		c := dra.Claim{UID: types.UID(name + "-uid"), Namespace: "team", Name: name, Prepared: agenttest.Ago(time.Hour)}
@@ -34,7 +35,10 @@ func draInputs() Inputs {
 		"b-uid": claim("b", false, "gpu-1"), "a-uid": claim("a", false, "gpu-0", "gpu-2"), "watch-uid": claim("watch", true, "gpu-0"),
 	}}
 	holder := func(pod, container, claim, device string) podresources.Holder {
-		return podresources.Holder{Namespace: "team", Pod: pod, Container: container, DeviceID: device, Claim: podresources.ClaimRef{Name: claim, Driver: "gpu.example.com", Pool: "node-1"}}
+		return podresources.Holder{
+			Namespace: "team", Pod: pod, Container: container, DeviceID: device,
+			Claim: podresources.ClaimRef{Name: claim, Driver: "gpu.example.com", Pool: "node-1"},
+		}
 	}
 	k.Holders.By = map[health.DeviceID][]podresources.Holder{
 		"GPU-0": {holder("train-1", "main", "a", "gpu-0"), holder("train-1", "side", "a", "gpu-0")},
@@ -47,7 +51,8 @@ func draInputs() Inputs {
 func TestDRAStatus(t *testing.T) {
 	node := New(draInputs())
 	d := node.DRA
-	if d.Driver != "gpu.example.com" || !d.Registered || d.Tainted != 1 || !d.Behind || !slices.Equal(d.DroppedFeatures, []string{"DRADeviceTaints"}) {
+	if d.Driver != "gpu.example.com" || !d.Registered || d.Tainted != 1 || !d.Behind ||
+		!slices.Equal(d.DroppedFeatures, []string{"DRADeviceTaints"}) {
 		t.Errorf("%+v", d)
 	}
 	var got []string

@@ -80,8 +80,12 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		source = append(source, e)
 	}
 	checks, was := after.Source.Checks, previous.Source.Checks
-	if down := health.ChecksDown; checks.Status != was.Status && (checks.Status == down || was.Status == down && checks.Status != health.ChecksUnknown) {
-		e := Event{Time: checks.Since.UTC(), Kind: "checks", State: checks.Status.String(), Was: was.Status.String(), Text: "health checks " + checks.Status.String()}
+	if down := health.ChecksDown; checks.Status != was.Status &&
+		(checks.Status == down || was.Status == down && checks.Status != health.ChecksUnknown) {
+		e := Event{
+			Time: checks.Since.UTC(), Kind: "checks", State: checks.Status.String(), Was: was.Status.String(),
+			Text: "health checks " + checks.Status.String(),
+		}
 		if checks.Err != "" {
 			e.Text += ": " + checks.Err
 		}
@@ -145,7 +149,10 @@ func eventSourceEvents(before, after []health.EventSourceState) []Event {
 		if now.Status == was.Status || now.Status != health.EventsUp && now.Status != health.EventsDown {
 			continue
 		}
-		e := Event{Time: now.Since.UTC(), Kind: "event-source", State: now.Status.String(), Was: was.Status.String(), Text: "XIDs from " + now.Witness.String() + " " + now.Status.String()}
+		e := Event{
+			Time: now.Since.UTC(), Kind: "event-source", State: now.Status.String(), Was: was.Status.String(),
+			Text: "XIDs from " + now.Witness.String() + " " + now.Status.String(),
+		}
 		if now.Err != "" {
 			e.Text += ": " + now.Err
 		}

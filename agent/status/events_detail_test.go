@@ -16,7 +16,10 @@ func TestEventOfGPUWithoutIndex(t *testing.T) {
 	device := health.DeviceState{Device: health.Device{ID: "GPU-missing", Index: -1}, Verdict: health.Verdict{
 		State: health.Unhealthy, Findings: []health.Finding{{Cause: "missing", State: health.Unhealthy, Reason: "it is missing"}},
 	}}
-	k.Events = eventsBetween(k.Snapshot, &health.Snapshot{Source: k.Snapshot.Source, At: k.Now, Devices: append(slices.Clone(k.Snapshot.Devices), device)})
+	k.Events = eventsBetween(k.Snapshot, &health.Snapshot{
+		Source: k.Snapshot.Source, At: k.Now,
+		Devices: append(slices.Clone(k.Snapshot.Devices), device),
+	})
 	agenttest.MustContain(t, New(k).Table(false, terminal.Output{}), "  GPU-missing  unhealthy: missing: it is missing")
 	agenttest.MustContain(t, pageOf(t, k), "<td>GPU-missing</td>")
 }
@@ -25,7 +28,10 @@ func TestEventOfGPUWithoutIndex(t *testing.T) {
 func TestLateDetailCompletesEvent(t *testing.T) {
 	device := health.Device{ID: "GPU-0"}
 	at := func(n uint64, d health.XIDDetail) *health.Snapshot {
-		return &health.Snapshot{Devices: []health.DeviceState{{Device: device, XIDCounts: map[int]uint64{31: n}, XIDDetails: map[int]health.XIDDetail{31: d}}}}
+		return &health.Snapshot{Devices: []health.DeviceState{{
+			Device: device, XIDCounts: map[int]uint64{31: n},
+			XIDDetails: map[int]health.XIDDetail{31: d},
+		}}}
 	}
 	one, detailed, two := at(1, health.XIDDetail{}), at(1, health.XIDDetail{Process: "python3", PID: 7194}), at(2, health.XIDDetail{})
 	stored := prependEvents(nil, eventsBetween(at(0, health.XIDDetail{}), one))

@@ -66,19 +66,23 @@ func TestHistory(t *testing.T) {
 		steps    []step
 		want     string
 	}{
-		"one":                       {second, []step{{0, 100}}, "100"},
-		"mean of a slot":            {second, []step{{0, 100}, {second, 200}, {second, 600}}, "300"},
-		"a slot after another":      {second, []step{{0, 100}, {slot, 200}, {slot, 300}}, "100 200 300"},
-		"unknown":                   {second, []step{{0, 100}, {slot, nan}, {slot, 300}}, "100 - 300"},
-		"unknown for a moment":      {second, []step{{0, 100}, {second, nan}}, "100"},
-		"infinite":                  {second, []step{{0, 100}, {slot, math.Inf(1)}, {slot, 1e300}, {slot, 7}}, "100 - - 7"},
-		"no new poll":               {second, []step{{0, 100}, {3 * slot, -1}}, "100 100 - -"},
-		"same poll again":           {second, []step{{0, 100}, {second, -1}, {second, 300}}, "200"},
-		"next poll may come":        {second, []step{{0, 100}, {0, 100}, {slot, -1}}, "100 100"},
-		"slow polls":                {3 * slot, []step{{0, 100}, {3 * slot, 200}, {3 * slot, 300}}, "100 100 100 200 200 200 300"},
-		"slow polls stop":           {2 * slot, []step{{0, 100}, {2 * slot, 200}, {6 * slot, -1}}, "100 100 200 200 200 200 - - -"},
-		"oldest slots are replaced": {second, []step{{0, 1}, {slot, 2}, {(historySlots - 2) * slot, 3}, {slot, 4}}, "2 2" + strings.Repeat(" -", historySlots-4) + " 3 4"},
-		"long gap":                  {second, []step{{0, 1}, {10 * historySlots * slot, 2}}, "2"},
+		"one":                  {second, []step{{0, 100}}, "100"},
+		"mean of a slot":       {second, []step{{0, 100}, {second, 200}, {second, 600}}, "300"},
+		"a slot after another": {second, []step{{0, 100}, {slot, 200}, {slot, 300}}, "100 200 300"},
+		"unknown":              {second, []step{{0, 100}, {slot, nan}, {slot, 300}}, "100 - 300"},
+		"unknown for a moment": {second, []step{{0, 100}, {second, nan}}, "100"},
+		"infinite":             {second, []step{{0, 100}, {slot, math.Inf(1)}, {slot, 1e300}, {slot, 7}}, "100 - - 7"},
+		"no new poll":          {second, []step{{0, 100}, {3 * slot, -1}}, "100 100 - -"},
+		"same poll again":      {second, []step{{0, 100}, {second, -1}, {second, 300}}, "200"},
+		"next poll may come":   {second, []step{{0, 100}, {0, 100}, {slot, -1}}, "100 100"},
+		"slow polls":           {3 * slot, []step{{0, 100}, {3 * slot, 200}, {3 * slot, 300}}, "100 100 100 200 200 200 300"},
+		"slow polls stop":      {2 * slot, []step{{0, 100}, {2 * slot, 200}, {6 * slot, -1}}, "100 100 200 200 200 200 - - -"},
+		"oldest slots are replaced": {
+			second,
+			[]step{{0, 1}, {slot, 2}, {(historySlots - 2) * slot, 3}, {slot, 4}},
+			"2 2" + strings.Repeat(" -", historySlots-4) + " 3 4",
+		},
+		"long gap": {second, []step{{0, 1}, {10 * historySlots * slot, 2}}, "2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			followed(t, c.interval, func(t *testing.T, h *History, store func(*health.Snapshot)) {
@@ -208,7 +212,8 @@ func maxHistory(devices []health.DeviceState) *History {
 	for i := range historySlots + 1 {
 		for j := range devices {
 			devices[j].Sample.Values = map[health.Field]float64{
-				health.FieldGPUUtil: float64(37 * i % 100), health.FieldFBUsed: float64(3700 * i % 80000), health.FieldPower: float64(370 * i % 700), health.FieldGPUTemp: float64(17 * i % 90),
+				health.FieldGPUUtil: float64(37 * i % 100), health.FieldFBUsed: float64(3700 * i % 80000), health.FieldPower: float64(370 * i % 700),
+				health.FieldGPUTemp: float64(17 * i % 90),
 			}
 		}
 		h.record(devices, start.Add(time.Duration(i)*slotWidth), time.Second)

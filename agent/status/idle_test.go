@@ -29,7 +29,10 @@ func TestIdleOfHolder(t *testing.T) {
 			`{"noWorkSeconds":3600,"noProcessSeconds":0,"observedSeconds":7200}`, ": no work for 1h",
 		},
 		"no process": {
-			metrics.IdleTime{NoWork: 2 * time.Hour, NoProcess: time.Hour, WorkKnown: true, ProcessesKnown: true, Observed: 2 * time.Hour, Used: true},
+			metrics.IdleTime{
+				NoWork: 2 * time.Hour, NoProcess: time.Hour, WorkKnown: true, ProcessesKnown: true, Observed: 2 * time.Hour,
+				Used: true,
+			},
 			`{"noWorkSeconds":7200,"noProcessSeconds":3600,"observedSeconds":7200}`, ": no process for 1h",
 		},
 		"works": {
@@ -82,10 +85,16 @@ func TestIdleTextOfSeveralDevices(t *testing.T) {
 func TestStatusShowsIdleTimes(t *testing.T) {
 	k := testInputs()
 	k.IdleTimes = metrics.IdleTimes{
-		{Device: "GPU-0", Namespace: "training", Pod: "llm-0", Container: "torch"}: {NoProcess: 2 * time.Hour, ProcessesKnown: true, Observed: 3 * time.Hour},
-		{Device: "MIG-2-8", Namespace: "nb", Pod: "ada", Container: "main"}:        {NoWork: time.Hour, WorkKnown: true, Observed: 3 * time.Hour},
+		{Device: "GPU-0", Namespace: "training", Pod: "llm-0", Container: "torch"}: {
+			NoProcess: 2 * time.Hour, ProcessesKnown: true,
+			Observed: 3 * time.Hour,
+		},
+		{Device: "MIG-2-8", Namespace: "nb", Pod: "ada", Container: "main"}: {NoWork: time.Hour, WorkKnown: true, Observed: 3 * time.Hour},
 	}
-	k.Shares = []plugin.ShareUnits{{Resource: "nvidia.com/gpu", Device: "GPU-0", Sharing: plugin.SharingTimeSlicing, IDPrefix: "GPU-0::", Total: 4, Free: 1, Largest: 1}}
+	k.Shares = []plugin.ShareUnits{{
+		Resource: "nvidia.com/gpu", Device: "GPU-0", Sharing: plugin.SharingTimeSlicing, IDPrefix: "GPU-0::",
+		Total: 4, Free: 1, Largest: 1,
+	}}
 	page := pageOf(t, k)
 	agenttest.MustContain(t, section(t, page, 0), "training/llm-0 (torch) ×2: no process for 2h<", "web/chat-1 (vllm)<")
 	agenttest.MustContain(t, section(t, page, 2), "nb/ada (main): no work for 1h")

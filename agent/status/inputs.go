@@ -54,19 +54,25 @@ func New(k Inputs) Node {
 	s := Node{
 		Node: k.Node, Version: k.Version, Revision: k.Revision, Time: k.Now.UTC(),
 		Ready: len(k.NotReady) == 0, NotReady: list(k.NotReady), Events: list(k.Events),
-		Config: Config{OK: k.Reload.OK, Since: k.Reload.At.UTC(), Notes: list(k.ConfigNotes)}, Kubelet: kubeletStatus(k.Lock, k.Plugin, k.Holders), DRA: draStatus(k.DRA, k.Claims, k.Holders),
+		Config:  Config{OK: k.Reload.OK, Since: k.Reload.At.UTC(), Notes: list(k.ConfigNotes)},
+		Kubelet: kubeletStatus(k.Lock, k.Plugin, k.Holders), DRA: draStatus(k.DRA, k.Claims, k.Holders),
 		API: APIServer{
-			k.Kube.Enabled || k.Kube.IdleEnabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr, cmp.Or(k.Kube.EventErr, k.Kube.IdleErr),
+			k.Kube.Enabled || k.Kube.IdleEnabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr,
+			cmp.Or(k.Kube.EventErr, k.Kube.IdleErr),
 		},
 		Object: NodeObject{
 			k.NodeObject.Enabled, k.NodeObject.Writes, k.NodeObject.Errors, k.NodeObject.LabelsErr, k.NodeObject.FeatureErr, k.NodeObject.TaintsErr,
 			k.NodeObject.ConditionErr, k.Unready,
 		},
 		Memory: StateFile{
-			k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC(), k.StateFile.Unread.UTC(), k.StateLoss, k.StateFile.Unreserved,
+			k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC(), k.StateFile.Unread.UTC(), k.StateLoss,
+			k.StateFile.Unreserved,
 		},
 		Bindings: []Binding{},
-		Source:   Source{Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{}, Events: []EventSource{}}, GPUs: []Device{},
+		Source: Source{
+			Status: health.SourceStarting.String(), Checks: Checks{Status: health.ChecksUnknown.String()}, Incidents: []Incident{},
+			Events: []EventSource{},
+		}, GPUs: []Device{},
 	}
 	if !k.Reload.OK {
 		s.Config.Error = k.ConfigError
@@ -193,7 +199,10 @@ const (
 )
 
 func kubeletStatus(lock nodelock.State, p plugin.Status, h podresources.Holders) Kubelet {
-	k := Kubelet{Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []Resource{}, Plugin: pluginOn, Warnings: []string{}}
+	k := Kubelet{
+		Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []Resource{}, Plugin: pluginOn,
+		Warnings: []string{},
+	}
 	if h.Settling {
 		k.HoldersError = h.Unknown(h.At)
 	}

@@ -52,8 +52,21 @@ func (d *MPSDaemon) SetClients(byServer map[int][]int, p *processes.Snapshot) {
 // MPSTable returns daemons and their clients for a terminal.
 func MPSTable(daemons []MPSDaemon, now time.Time, out terminal.Output) string {
 	p := &terminal.Printer{Output: out}
-	t := terminal.Table{Wrap: true, Columns: []terminal.Column{{Name: "GPU"}, {Name: "MPS DAEMON"}, {Name: "FOR"}, {Name: "UUID"}, {Name: "DETAILS"}}}
-	clients := terminal.Table{Columns: []terminal.Column{{Name: "GPU"}, {Name: "SERVER"}, {Name: "STATUS"}, {Name: "USER"}, {Name: "CLIENT"}, {Name: "POD"}}}
+	t := terminal.Table{Wrap: true, Columns: []terminal.Column{
+		{Name: "GPU"},
+		{Name: "MPS DAEMON"},
+		{Name: "FOR"},
+		{Name: "UUID"},
+		{Name: "DETAILS"},
+	}}
+	clients := terminal.Table{Columns: []terminal.Column{
+		{Name: "GPU"},
+		{Name: "SERVER"},
+		{Name: "STATUS"},
+		{Name: "USER"},
+		{Name: "CLIENT"},
+		{Name: "POD"},
+	}}
 	for _, d := range daemons {
 		t.Rows = append(t.Rows, []terminal.Cell{
 			plain(d.Index), {Text: d.State(), Colour: d.colour()}, plain(ageText(now, d.Started)), plain(string(d.Device)), plain(d.Details()),

@@ -58,7 +58,11 @@ func TestScreenshots(t *testing.T) {
 	for name, c := range map[string]simulation{
 		"h100-8": {
 			profile: "h100-8", plugin: registered("nvidia.com/gpu"),
-			events:  []timedEvent{{14 * time.Minute, "{gpu: 5, xid: 31}"}, {13 * time.Minute, "{gpu: 3, xid: 79, lost: true}"}, {885 * time.Second, "{gpu: 6, rowRemapPending: true}"}},
+			events: []timedEvent{
+				{14 * time.Minute, "{gpu: 5, xid: 31}"},
+				{13 * time.Minute, "{gpu: 3, xid: 79, lost: true}"},
+				{885 * time.Second, "{gpu: 6, rowRemapPending: true}"},
+			},
 			holders: map[int]podresources.Holder{0: torch, 1: torch, 2: torch, 3: torch, 4: vllm, 5: vllm},
 		},
 		"h100-8-mig": {
@@ -66,10 +70,17 @@ func TestScreenshots(t *testing.T) {
 			events:  []timedEvent{{13 * time.Minute, "{gpu: 1, temperature: 94}"}, {10 * time.Minute, "{gpu: 3, xid: 79, lost: true}"}},
 			holders: map[int]podresources.Holder{0: vllm, 2: notebook, 6: notebook},
 		},
-		"no-kubelet":  {profile: "h100-8-mig", plugin: unregistered, holdersErr: unregistered.AuditErr},
-		"all-lost":    {profile: "v100-16", plugin: registered("nvidia.com/gpu"), events: allLost},
-		"no-source":   {profile: "h100-8", plugin: registered(), events: []timedEvent{{0, "{source: down}"}}},
-		"source-down": {profile: "h100-8", plugin: registered("nvidia.com/gpu"), events: []timedEvent{{2 * time.Minute, "{gpu: 2, lost: true}"}, {6 * time.Minute, "{gpu: 2, lost: false}"}, {12 * time.Minute, "{source: down}"}}},
+		"no-kubelet": {profile: "h100-8-mig", plugin: unregistered, holdersErr: unregistered.AuditErr},
+		"all-lost":   {profile: "v100-16", plugin: registered("nvidia.com/gpu"), events: allLost},
+		"no-source":  {profile: "h100-8", plugin: registered(), events: []timedEvent{{0, "{source: down}"}}},
+		"source-down": {
+			profile: "h100-8", plugin: registered("nvidia.com/gpu"),
+			events: []timedEvent{
+				{2 * time.Minute, "{gpu: 2, lost: true}"},
+				{6 * time.Minute, "{gpu: 2, lost: false}"},
+				{12 * time.Minute, "{source: down}"},
+			},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var page httptest.ResponseRecorder
@@ -131,7 +142,10 @@ func (c simulation) page(t *testing.T) *httptest.ResponseRecorder {
 	)
 	healthConfig := health.DefaultConfig()
 	configs.Store(&healthConfig)
-	sources.Store(&monitor.Source{SourceID: health.SourceID{Kind: "sim", Inventory: "sim", Simulated: true}, StallAfter: 10 * time.Second, Open: source.Open})
+	sources.Store(&monitor.Source{
+		SourceID: health.SourceID{Kind: "sim", Inventory: "sim", Simulated: true}, StallAfter: 10 * time.Second,
+		Open: source.Open,
+	})
 	m := monitor.New(&configs, &sources, &snapshots, zap.NewNop())
 	ctx, cancel := context.WithCancel(t.Context())
 	var components sync.WaitGroup
@@ -155,7 +169,8 @@ func (c simulation) page(t *testing.T) *httptest.ResponseRecorder {
 
 	k := Inputs{
 		Node: "gpu-node-17", Version: "1.0.0", Now: time.Now(), Reload: metrics.Reload{OK: true}, Snapshot: snapshots.Load(), Plugin: c.plugin,
-		Holders: podresources.Holders{At: time.Now(), Err: c.holdersErr, By: map[health.DeviceID][]podresources.Holder{}}, Events: events.Latest(),
+		Holders: podresources.Holders{At: time.Now(), Err: c.holdersErr, By: map[health.DeviceID][]podresources.Holder{}},
+		Events:  events.Latest(),
 	}
 	if c.holdersErr != "" {
 		k.Holders.At = time.Time{}

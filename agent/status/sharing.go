@@ -118,7 +118,8 @@ func MPSStatus(m *health.MPSDaemon, p *processes.Snapshot) *MPS {
 		return nil
 	}
 	s := &MPS{
-		Ready: m.Ready, Leaving: m.Leaving, Cause: m.Cause, Reason: m.Reason, PID: m.PID, Started: m.Started.UTC(), Restarts: m.Restarts, MultiUser: m.MultiUser,
+		Ready: m.Ready, Leaving: m.Leaving, Cause: m.Cause, Reason: m.Reason, PID: m.PID, Started: m.Started.UTC(), Restarts: m.Restarts,
+		MultiUser:        m.MultiUser,
 		ThreadPercentage: m.ThreadPercentage, PinnedMemory: m.PinnedMemory, Clients: m.ClientCount(), Servers: make([]MPSServer, len(m.Servers)),
 	}
 	for i, server := range m.Servers {
@@ -189,7 +190,8 @@ func (m *MPS) colour() terminal.Colour {
 	return terminal.Red
 }
 
-// Details returns a text like "pid 41, 3 clients, 2 restarts, 25 % of the SMs and 20 GiB per client, single-user", or why the daemon is not ready.
+// Details returns a text like "pid 41, 3 clients, 2 restarts, 25 % of the SMs and 20 GiB per client, single-user", or why the daemon is not
+// ready.
 func (m *MPS) Details() string {
 	var parts []string
 	if !m.Ready {

@@ -26,16 +26,26 @@ func sharingInputs() Inputs {
 	const memory = "nvidia.com/gpu-memory"
 	k.Shares = []plugin.ShareUnits{
 		{Resource: "nvidia.com/gpu", Device: "GPU-0", Sharing: plugin.SharingMPS, Total: 4, Free: 1, Largest: 1},
-		{Resource: memory, Device: "GPU-1", Sharing: plugin.SharingMemory, Unit: 1 << 30, Total: 78, Free: 38, Largest: 0, Enforcement: memlimits.None, Reason: "driver 580.95.05; 615 or newer is needed"},
+		{
+			Resource: memory, Device: "GPU-1", Sharing: plugin.SharingMemory, Unit: 1 << 30, Total: 78, Free: 38, Largest: 0,
+			Enforcement: memlimits.None, Reason: "driver 580.95.05; 615 or newer is needed",
+		},
 		{Resource: "nvidia.com/gpu", Device: "MIG-2-8", Sharing: plugin.SharingMPS, Total: 2, Free: -1, Largest: -1},
 		{Resource: "nvidia.com/gpu", Device: "GPU-removed", Sharing: plugin.SharingTimeSlicing, Total: 2},
 	}
-	c := memlimits.Container{Namespace: "web", Pod: "chat-0", Name: "llm", Device: "GPU-1", Resource: memory, Units: 10, Limit: 10 << 30, Enforcement: memlimits.None, Reason: "not started"}
+	c := memlimits.Container{
+		Namespace: "web", Pod: "chat-0", Name: "llm", Device: "GPU-1", Resource: memory, Units: 10, Limit: 10 << 30,
+		Enforcement: memlimits.None, Reason: "not started",
+	}
 	limited := c
-	limited.Pod, limited.Units, limited.Limit, limited.Enforcement, limited.Reason, limited.Used, limited.HasUsed = "chat-1", 30, 30<<30, memlimits.Driver, "", 5<<30+512<<20, true
+	limited.Pod, limited.Units, limited.Limit, limited.Enforcement, limited.Reason, limited.Used, limited.HasUsed = "chat-1", 30, 30<<30,
+		memlimits.Driver, "", 5<<30+512<<20, true
 	old := c
 	old.Pod, old.Reason = "chat-2", k.Shares[1].Reason
-	k.Memory = &memlimits.Snapshot{Containers: []memlimits.Container{c, limited, old, {Device: "GPU-removed", Pod: "removed"}}, Err: "no control groups"}
+	k.Memory = &memlimits.Snapshot{
+		Containers: []memlimits.Container{c, limited, old, {Device: "GPU-removed", Pod: "removed"}},
+		Err:        "no control groups",
+	}
 	return k
 }
 
@@ -46,18 +56,23 @@ func TestSharingIsShown(t *testing.T) {
 			d.Findings[i].Advice = "advice" // independent of health's texts
 		}
 	}
-	document, err := json.MarshalIndent([]any{s.GPUs[0].Shares, s.GPUs[0].MPS, s.GPUs[1].Shares, s.GPUs[1].MemoryLimits, s.GPUs[2].MIG[1].Shares, s.GPUs[2].MIG[1].MPS}, "", " ")
+	document, err := json.MarshalIndent([]any{
+		s.GPUs[0].Shares, s.GPUs[0].MPS, s.GPUs[1].Shares, s.GPUs[1].MemoryLimits,
+		s.GPUs[2].MIG[1].Shares, s.GPUs[2].MIG[1].MPS,
+	}, "", " ")
 	if err != nil {
 		t.Fatal(err)
 	}
-	golden.Check(t, "testdata/sharing.txt", s.Table(false, terminal.Output{})+"\n--- wide\n\n"+s.Table(true, terminal.Output{})+"\n--- JSON\n\n"+string(document)+"\n")
+	golden.Check(t, "testdata/sharing.txt", s.Table(false, terminal.Output{})+"\n--- wide\n\n"+s.Table(true, terminal.Output{})+
+		"\n--- JSON\n\n"+string(document)+"\n")
 	if s.MemoryLimitsError != "no control groups" {
 		t.Errorf("%q", s.MemoryLimitsError)
 	}
 
 	page := pageOf(t, sharingInputs())
 	agenttest.MustContain(t, page, "<dt>memory limits</dt><dd class=\"degraded\">no control groups")
-	agenttest.MustContain(t, section(t, page, 0), "1 of 4 free, mps, largest request 1", `<span class="badge healthy">ready</span>`, "pid 41, 3 clients, 2 restarts, 25 % of the SMs and 20 GiB per client, single-user")
+	agenttest.MustContain(t, section(t, page, 0), "1 of 4 free, mps, largest request 1", `<span class="badge healthy">ready</span>`,
+		"pid 41, 3 clients, 2 restarts, 25 % of the SMs and 20 GiB per client, single-user")
 	agenttest.MustContain(t, section(t, page, 1), "38 of 78 free, memory, 1 GiB each, largest request 0, enforcement none: driver 580",
 		"web/chat-0 (llm): 10 GiB, enforcement none (not started)", "web/chat-1 (llm): 30 GiB, enforcement driver, 5.5 GiB used")
 	agenttest.MustContain(t, section(t, page, 2), "– of 2 free, mps", `<span class="badge unhealthy">not ready</span> exit status 1`)
@@ -70,7 +85,10 @@ func TestSharingIsNotShownWithoutIt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for form, text := range map[string]string{"table": s.Table(false, terminal.Output{}), "wide table": s.Table(true, terminal.Output{}), "page": pageOf(t, testInputs()), "JSON": string(document)} {
+	for form, text := range map[string]string{
+		"table": s.Table(false, terminal.Output{}), "wide table": s.Table(true, terminal.Output{}),
+		"page": pageOf(t, testInputs()), "JSON": string(document),
+	} {
 		for _, unwanted := range []string{"shares", "mps", "limits"} {
 			if strings.Contains(strings.ToLower(text), unwanted) {
 				t.Errorf("%s has %s:\n%s", form, unwanted, text)
@@ -82,9 +100,15 @@ func TestSharingIsNotShownWithoutIt(t *testing.T) {
 // Equal MIG devices share a row, with the sums of their shares and clients.
 func TestSharedMIGDevicesShareRow(t *testing.T) {
 	device := func(index, free, clients int, ready bool) Device {
-		return Device{Index: 0, MIGIndex: &index, GI: &index, State: "healthy", Shares: &Shares{Sharing: "mps", Total: 4, Free: &free}, MPS: &MPS{Ready: ready, Clients: clients}}
+		return Device{
+			Index: 0, MIGIndex: &index, GI: &index, State: "healthy", Shares: &Shares{Sharing: "mps", Total: 4, Free: &free},
+			MPS: &MPS{Ready: ready, Clients: clients},
+		}
 	}
-	gpu := Device{State: "healthy", MIG: []Device{device(0, 1, 2, true), device(1, 3, 1, true), device(2, 0, 0, false), {MIGIndex: new(3), GI: new(3), State: "healthy"}}}
+	gpu := Device{State: "healthy", MIG: []Device{
+		device(0, 1, 2, true), device(1, 3, 1, true), device(2, 0, 0, false),
+		{MIGIndex: new(3), GI: new(3), State: "healthy"},
+	}}
 	rows := deviceRows(Node{GPUs: []Device{gpu}}, true)
 	var got []string
 	for _, r := range rows[1:] {

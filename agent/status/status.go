@@ -124,7 +124,8 @@ type Kubelet struct {
 	HoldersError string           `json:"holdersError,omitempty"` // why the holders are unknown or out of date
 	Holders      time.Time        `json:"holders,omitzero"`       // the time of the last pod-resources response
 	Resources    []Resource       `json:"resources"`
-	Warnings     []string         `json:"warnings"` // working devices that pods cannot get, with the reason, and a kubelet that needs a restart
+	// working devices that pods cannot get, with the reason, and a kubelet that needs a restart
+	Warnings []string `json:"warnings"`
 }
 
 // APIServer counts the writes to the API server since the agent started, with health.kubernetes.enabled or node.idle.
@@ -175,7 +176,8 @@ type Resource struct {
 	Allocations      uint64            `json:"allocations"`
 	AllocationErrors map[string]uint64 `json:"allocationErrors,omitempty"` // by reason
 	Unschedulable    *int              `json:"unschedulable,omitempty"`    // free healthy devices that no new pod can get
-	BlockingPods     []Pod             `json:"blockingPods,omitempty"`     // the pods to end: they hold devices that are unhealthy or no longer offered
+	// the pods to end: they hold devices that are unhealthy or no longer offered
+	BlockingPods []Pod `json:"blockingPods,omitempty"`
 }
 
 // Pod names a pod.
@@ -186,25 +188,27 @@ type Pod struct {
 
 // Device is the status of a GPU or of a MIG device.
 type Device struct {
-	UUID     health.DeviceID          `json:"uuid"`
-	Index    int                      `json:"index"` // the driver's; of a MIG device its parent's; -1 while the GPU is missing and another has its index
-	Model    string                   `json:"model,omitempty"`
-	PCI      string                   `json:"pci,omitempty"`
-	NUMA     []int                    `json:"numa,omitempty"`
-	Profile  string                   `json:"profile,omitempty"`  // MIG
-	MIGIndex *int                     `json:"migIndex,omitempty"` // MIG: the index on its parent, as in nvidia-smi -L
-	GI       *int                     `json:"gi,omitempty"`       // MIG: the driver's ID of the GPU instance
-	CI       *int                     `json:"ci,omitempty"`       // MIG: the driver's ID of the compute instance
-	MIGMode  bool                     `json:"migMode,omitempty"`
-	Presence string                   `json:"presence"` // present, lost, inaccessible, detached, missing, unknown
-	State    string                   `json:"state"`    // healthy, degraded, unhealthy, unknown
-	Since    time.Time                `json:"since,omitzero"`
-	Findings []Finding                `json:"findings"` // the worst first
-	Values   Values                   `json:"values"`
-	Fields   map[health.Field]float64 `json:"fields,omitempty"` // the last sample by DCGM field number, in DCGM's units; none while Source.Outdated
-	XIDs     []XID                    `json:"xids"`             // since the agent started, by number
-	LastXID  *XID                     `json:"lastXid,omitempty"`
-	Holders  []Holder                 `json:"holders"`
+	UUID health.DeviceID `json:"uuid"`
+	// the driver's; of a MIG device its parent's; -1 while the GPU is missing and another has its index
+	Index    int       `json:"index"`
+	Model    string    `json:"model,omitempty"`
+	PCI      string    `json:"pci,omitempty"`
+	NUMA     []int     `json:"numa,omitempty"`
+	Profile  string    `json:"profile,omitempty"`  // MIG
+	MIGIndex *int      `json:"migIndex,omitempty"` // MIG: the index on its parent, as in nvidia-smi -L
+	GI       *int      `json:"gi,omitempty"`       // MIG: the driver's ID of the GPU instance
+	CI       *int      `json:"ci,omitempty"`       // MIG: the driver's ID of the compute instance
+	MIGMode  bool      `json:"migMode,omitempty"`
+	Presence string    `json:"presence"` // present, lost, inaccessible, detached, missing, unknown
+	State    string    `json:"state"`    // healthy, degraded, unhealthy, unknown
+	Since    time.Time `json:"since,omitzero"`
+	Findings []Finding `json:"findings"` // the worst first
+	Values   Values    `json:"values"`
+	// the last sample by DCGM field number, in DCGM's units; none while Source.Outdated
+	Fields  map[health.Field]float64 `json:"fields,omitempty"`
+	XIDs    []XID                    `json:"xids"` // since the agent started, by number
+	LastXID *XID                     `json:"lastXid,omitempty"`
+	Holders []Holder                 `json:"holders"`
 	// AdminHolders can use the device by a claim with adminAccess, such as monitors. They take nothing from others.
 	AdminHolders []Holder `json:"adminHolders,omitempty"`
 
@@ -261,8 +265,9 @@ type Holder struct {
 	Pod       string `json:"pod"`
 	Container string `json:"container"`
 	Resource  string `json:"resource"` // "" for a claim
-	Device    string `json:"device"`   // the kubelet's device ID: the UUID, of a replica with :: and its number; for a claim the name in its pool
-	Claim     *Claim `json:"claim,omitempty"`
+	// the kubelet's device ID: the UUID, of a replica with :: and its number; for a claim the name in its pool
+	Device string `json:"device"`
+	Claim  *Claim `json:"claim,omitempty"`
 
 	// GPUShare is the part of a GPU that the holder has: of a MIG device its memory in eighths of the GPU's, of a shared device that of one
 	// unit. Holders of the same unit or claim have equal parts of it, so that the sum of a GPU is at most 1. There is no key while it is

@@ -39,7 +39,10 @@ func testInputs() Inputs {
 		Node: "node-1", Version: "1.2.3", Revision: "abc", Now: agenttest.Now(), NotReady: []string{"plugin nvidia.com/x: registration refused"},
 		Reload: metrics.Reload{OK: true, At: agenttest.Ago(time.Hour)}, Snapshot: snapshot,
 		Plugin: plugin.Status{AuditErr: "List: denied", Warnings: []string{"GPU 2 is left out"}, Resources: []plugin.ResourceStatus{
-			{Name: "nvidia.com/gpu", Registered: true, Devices: 3, Healthy: 2, Allocations: 5, AuditMismatches: 1, AllocationErrors: map[string]uint64{"unknown_device": 4}},
+			{
+				Name: "nvidia.com/gpu", Registered: true, Devices: 3, Healthy: 2, Allocations: 5, AuditMismatches: 1,
+				AllocationErrors: map[string]uint64{"unknown_device": 4},
+			},
 			{Name: "nvidia.com/x", Err: "registration refused"},
 		}},
 		Holders: agenttest.Holders(),
@@ -47,7 +50,10 @@ func testInputs() Inputs {
 	k.Kube = kube.Status{Enabled: true, Writes: 12, Events: 4, Dropped: 1, Errors: 2, EventErr: "events is forbidden"}
 	k.NodeObject = kube.NodeStatus{Enabled: true, Writes: 2, Errors: 1, LabelsErr: "nodes is forbidden"}
 	k.Unready = []string{"plugin nvidia.com/x: registration refused"}
-	k.StateFile = statefile.Status{Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device", Since: agenttest.Ago(time.Minute)}
+	k.StateFile = statefile.Status{
+		Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device",
+		Since: agenttest.Ago(time.Minute),
+	}
 	k.StateLoss = "the directory mounted at /var/lib was deleted"
 	k.Events = prependEvents(prependEvents(nil, eventsBetween(nil, &before)), eventsBetween(&before, snapshot))
 	return k
@@ -82,22 +88,29 @@ func section(t *testing.T, page string, index int) string {
 
 func TestPageShowsNode(t *testing.T) {
 	page := pageOf(t, testInputs())
-	agenttest.MustContain(t, page, "gpu-node-agent 1.2.3", "<h1>node-1</h1>", "<title>1 unhealthy, 1 degraded, not registered – node-1 – gpu-node-agent</title>",
+	agenttest.MustContain(t, page, "gpu-node-agent 1.2.3", "<h1>node-1</h1>",
+		"<title>1 unhealthy, 1 degraded, not registered – node-1 – gpu-node-agent</title>",
 		`href="/metrics"`, `href="/readyz"`, `href="/api/v1/snapshot"`, `<noscript><meta http-equiv="refresh" content="5">`,
-		"1 unhealthy", "1 degraded", "1 healthy", "for 1d2h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>", "2 of 4 devices held by pods",
-		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device, 1 audit mismatch<", "registration refused", `<p class="degraded">GPU 2 is left out</p>`, "List: denied",
-		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost", "events is forbidden", "2 writes of labels and taints, 1 failed try<", "labels: nodes is forbidden", "startup taint stays: plugin nvidia.com/x", "/var/lib/state.json: no space left on device", "the directory mounted at /var/lib was deleted")
+		"1 unhealthy", "1 degraded", "1 healthy", "for 1d2h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>",
+		"2 of 4 devices held by pods",
+		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device, 1 audit mismatch<", "registration refused",
+		`<p class="degraded">GPU 2 is left out</p>`, "List: denied",
+		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost", "events is forbidden", "2 writes of labels and taints, 1 failed try<",
+		"labels: nodes is forbidden", "startup taint stays: plugin nvidia.com/x", "/var/lib/state.json: no space left on device",
+		"the directory mounted at /var/lib was deleted")
 	agenttest.MustContain(t, section(t, page, 0), "51 °C", "312 W", "87 %", "1980 MHz", "40.0 / 80.0 GiB",
 		"training/llm-0 (torch) ×2", "web/chat-1 (vllm)", "GPU-0", "00000000:1B:00.0", "NUMA 0")
 	lost := section(t, page, 1)
-	agenttest.MustContain(t, lost, "unhealthy", "lost</strong>", "for 1m30s", health.ActionRebootNode.Advice(), "31 ×2, 79 ×1", "last 79, 1m35s ago", "– / 80.0 GiB")
+	agenttest.MustContain(t, lost, "unhealthy", "lost</strong>", "for 1m30s", health.ActionRebootNode.Advice(), "31 ×2, 79 ×1",
+		"last 79, 1m35s ago", "– / 80.0 GiB")
 	for _, zero := range []string{"0 °C", "0 W", "0 %", "<rect"} {
 		if strings.Contains(strings.ReplaceAll(lost, "80.0", ""), zero) {
 			t.Errorf("GPU without values has %q:\n%s", zero, lost)
 		}
 	}
 	mig := section(t, page, 2)
-	agenttest.MustContain(t, mig, "2 MIG devices, 1 held by pods", "1g.10gb", `<span class="dim">2:0</span>`, "nb/ada (main)", "1.0 / 10.0 GiB", `<span class="badge">healthy</span>`)
+	agenttest.MustContain(t, mig, "2 MIG devices, 1 held by pods", "1g.10gb", `<span class="dim">2:0</span>`, "nb/ada (main)",
+		"1.0 / 10.0 GiB", `<span class="badge">healthy</span>`)
 	if n := strings.Count(mig, health.ActionCheckCooling.Advice()); n != 1 {
 		t.Errorf("the GPU's finding is shown %d times:\n%s", n, mig)
 	}
@@ -161,16 +174,22 @@ func TestTitleNamesProblems(t *testing.T) {
 	registered := Kubelet{Resources: []Resource{{Registered: true}, {Registered: true}}}
 	up, gpus := Source{Status: "up"}, []Device{{State: "healthy"}, {State: "healthy"}}
 	for want, s := range map[string]Node{
-		"n – gpu-node-agent":                                       {Node: "n", Source: up, Kubelet: registered, GPUs: gpus},
-		"gpu-node-agent":                                           {Source: up},
-		"source starting – n – gpu-node-agent":                     {Node: "n", Source: Source{Status: "starting"}},
-		"source stalled – n – gpu-node-agent":                      {Node: "n", Source: Source{Status: "stalled"}, Kubelet: registered, GPUs: gpus},
-		"not registered – n – gpu-node-agent":                      {Node: "n", Source: up, Kubelet: Kubelet{Resources: []Resource{{Registered: true}, {}}}, GPUs: gpus},
-		"not registered – served – gpu-node-agent":                 {Node: "served", Source: up, Kubelet: Kubelet{Error: "no GPU"}},
-		"not registered – d – gpu-node-agent":                      {Node: "d", Source: up, DRA: &DRA{Driver: "gpu.example.com"}},
-		"d – gpu-node-agent":                                       {Node: "d", Source: up, DRA: &DRA{Driver: "gpu.example.com", Registered: true}},
-		"off – gpu-node-agent":                                     {Node: "off", Source: up, DRA: &DRA{}, Kubelet: Kubelet{Plugin: pluginOff}},
-		"2 unhealthy, 1 unknown, source down – n – gpu-node-agent": {Node: "n", Source: Source{Status: "down"}, GPUs: []Device{{State: "unknown"}, {State: "unhealthy"}, {State: "healthy"}, {State: "unhealthy"}}},
+		"n – gpu-node-agent":                   {Node: "n", Source: up, Kubelet: registered, GPUs: gpus},
+		"gpu-node-agent":                       {Source: up},
+		"source starting – n – gpu-node-agent": {Node: "n", Source: Source{Status: "starting"}},
+		"source stalled – n – gpu-node-agent":  {Node: "n", Source: Source{Status: "stalled"}, Kubelet: registered, GPUs: gpus},
+		"not registered – n – gpu-node-agent": {
+			Node: "n", Source: up, Kubelet: Kubelet{Resources: []Resource{{Registered: true}, {}}},
+			GPUs: gpus,
+		},
+		"not registered – served – gpu-node-agent": {Node: "served", Source: up, Kubelet: Kubelet{Error: "no GPU"}},
+		"not registered – d – gpu-node-agent":      {Node: "d", Source: up, DRA: &DRA{Driver: "gpu.example.com"}},
+		"d – gpu-node-agent":                       {Node: "d", Source: up, DRA: &DRA{Driver: "gpu.example.com", Registered: true}},
+		"off – gpu-node-agent":                     {Node: "off", Source: up, DRA: &DRA{}, Kubelet: Kubelet{Plugin: pluginOff}},
+		"2 unhealthy, 1 unknown, source down – n – gpu-node-agent": {
+			Node: "n", Source: Source{Status: "down"},
+			GPUs: []Device{{State: "unknown"}, {State: "unhealthy"}, {State: "healthy"}, {State: "unhealthy"}},
+		},
 	} {
 		if got := titleText(s); got != want {
 			t.Errorf("got %q, want %q", got, want)
@@ -187,7 +206,8 @@ func TestStatusWithMissingInputs(t *testing.T) {
 		}}},
 		"odd values": {Now: agenttest.Now(), Snapshot: &health.Snapshot{Devices: []health.DeviceState{{
 			Sample: health.Sample{Values: map[health.Field]float64{
-				health.FieldGPUTemp: math.NaN(), health.FieldGPUUtil: math.Inf(1), health.FieldFBUsed: 5, health.FieldFBTotal: 0, health.FieldPower: -1e300,
+				health.FieldGPUTemp: math.NaN(), health.FieldGPUUtil: math.Inf(1), health.FieldFBUsed: 5, health.FieldFBTotal: 0,
+				health.FieldPower: -1e300,
 			}},
 		}}}},
 	} {
@@ -221,7 +241,8 @@ func TestStatusEscapesText(t *testing.T) {
 		t.Errorf("not escaped:\n%s", page)
 	}
 	for _, colour := range []bool{false, true} {
-		if table := New(k).Table(true, terminal.Output{Colour: colour}); strings.Contains(table, "&\x1b[31m") || strings.Contains(table, "'>&\n") {
+		if table := New(k).Table(true, terminal.Output{Colour: colour}); strings.Contains(table, "&\x1b[31m") ||
+			strings.Contains(table, "'>&\n") {
 			t.Errorf("control characters reach the terminal:\n%q", table)
 		}
 	}
@@ -244,7 +265,8 @@ func TestAskReturnsStatus(t *testing.T) {
 	if got.Table(true, terminal.Output{Colour: true}) != want.Table(true, terminal.Output{Colour: true}) {
 		t.Errorf("received\n%s", got.Table(true, terminal.Output{}))
 	}
-	agenttest.MustContain(t, string(text), `"state":"unhealthy","since":"2026-03-02T11:58:30Z"`, `"cause":"lost"`, `"temperatureCelsius":51`, `"150":51`,
+	agenttest.MustContain(t, string(text), `"state":"unhealthy","since":"2026-03-02T11:58:30Z"`, `"cause":"lost"`, `"temperatureCelsius":51`,
+		`"150":51`,
 		`"memoryUsedBytes":42949672960`, `"pod":"llm-0"`, `"kind":"xid"`, `"notReady":["plugin nvidia.com/x: registration refused"]`,
 		`"apiServer":{"enabled":true,"writes":12,"events":4,"dropped":1,"errors":2,"eventError":"events is forbidden"}`,
 		`"nodeObject":{"enabled":true,"writes":2,"errors":1,"labelsError":"nodes is forbidden","startupTaint":["plugin nvidia.com/x: registration refused"]}`,
@@ -308,8 +330,14 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 	unchecked := up
 	unchecked.Checks = health.Checks{Status: health.ChecksDown, Err: "version mismatch", Since: agenttest.Ago(time.Minute)}
 	pushed, unpushed := up, up
-	pushed.Events = []health.EventSourceState{{Witness: health.WitnessNVML, Status: health.EventsUp, Since: agenttest.Ago(time.Hour)}, {Witness: health.WitnessKernelLog}}
-	unpushed.Events = []health.EventSourceState{{Witness: health.WitnessNVML, Status: health.EventsDown, Err: "no driver", Since: agenttest.Ago(time.Minute)}, {Witness: health.WitnessKernelLog}}
+	pushed.Events = []health.EventSourceState{
+		{Witness: health.WitnessNVML, Status: health.EventsUp, Since: agenttest.Ago(time.Hour)},
+		{Witness: health.WitnessKernelLog},
+	}
+	unpushed.Events = []health.EventSourceState{{
+		Witness: health.WitnessNVML, Status: health.EventsDown, Err: "no driver",
+		Since: agenttest.Ago(time.Minute),
+	}, {Witness: health.WitnessKernelLog}}
 	snapshot := func(src health.Source, devices ...health.DeviceState) *health.Snapshot {
 		return &health.Snapshot{At: agenttest.Ago(time.Minute), Source: src, Devices: devices}
 	}
@@ -328,8 +356,11 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 		want          string
 		text          []string // in the text of the last event
 	}{
-		"first snapshot":     {nil, snapshot(up, gpu, agenttest.GPU(1), mig), "source up\nfound\n", []string{"2 GPUs, 1 MIG device"}},
-		"restored snapshot":  {nil, &health.Snapshot{Source: health.Source{Kind: "sim"}, Devices: []health.DeviceState{lostGPU}}, "source starting\nfound GPU-0\nstate GPU-0 unknown unhealthy lost\n", nil},
+		"first snapshot": {nil, snapshot(up, gpu, agenttest.GPU(1), mig), "source up\nfound\n", []string{"2 GPUs, 1 MIG device"}},
+		"restored snapshot": {
+			nil, &health.Snapshot{Source: health.Source{Kind: "sim"}, Devices: []health.DeviceState{lostGPU}},
+			"source starting\nfound GPU-0\nstate GPU-0 unknown unhealthy lost\n", nil,
+		},
 		"no change":          {snapshot(up, gpu), snapshot(up, gpu), "", nil},
 		"source goes down":   {snapshot(up, gpu), snapshot(down, gpu), "source up down\n", []string{"sim", "refused"}},
 		"checks go down":     {snapshot(up, gpu), snapshot(unchecked, gpu), "checks unknown down\n", []string{"version mismatch"}},
@@ -339,11 +370,20 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 		"events stay down":   {snapshot(unpushed, gpu), snapshot(unpushed, gpu), "", nil},
 		"XIDs":               {snapshot(up, gpu), snapshot(up, xids), "xid GPU-0 31\n", []string{"XID 31", health.LookupXID(31).Name, "3)"}},
 		"MIG device removed": {snapshot(up, gpu, mig), snapshot(up, gpu), "gone MIG-0-7\n", nil},
-		"GPU and MIG lost":   {snapshot(up, gpu, mig), snapshot(up, lostGPU, lostMIG), "state GPU-0 healthy unhealthy lost\n", []string{"was healthy", "lost", lostGPU.Verdict.Findings[0].Reason}},
-		"GPU and MIG back":   {snapshot(up, lostGPU, lostMIG), snapshot(up, gpu, mig), "state GPU-0 unhealthy healthy\n", []string{"was unhealthy", "cleared: lost"}},
-		"fault of MIG only":  {snapshot(up, gpu, mig), snapshot(up, gpu, faultyMIG), "state MIG-0-7 healthy unhealthy xid-43\n", nil},
-		"fault of two MIGs":  {snapshot(up, gpu, mig, other), snapshot(up, gpu, faultyMIG, faultyOther), "state GPU-0 healthy unhealthy xid-43\n", []string{"(2 MIG devices)"}},
-		"MIG recovers":       {snapshot(up, gpu, faultyMIG), snapshot(up, gpu, mig), "state MIG-0-7 unhealthy healthy\n", nil},
+		"GPU and MIG lost": {
+			snapshot(up, gpu, mig), snapshot(up, lostGPU, lostMIG), "state GPU-0 healthy unhealthy lost\n",
+			[]string{"was healthy", "lost", lostGPU.Verdict.Findings[0].Reason},
+		},
+		"GPU and MIG back": {
+			snapshot(up, lostGPU, lostMIG), snapshot(up, gpu, mig), "state GPU-0 unhealthy healthy\n",
+			[]string{"was unhealthy", "cleared: lost"},
+		},
+		"fault of MIG only": {snapshot(up, gpu, mig), snapshot(up, gpu, faultyMIG), "state MIG-0-7 healthy unhealthy xid-43\n", nil},
+		"fault of two MIGs": {
+			snapshot(up, gpu, mig, other), snapshot(up, gpu, faultyMIG, faultyOther), "state GPU-0 healthy unhealthy xid-43\n",
+			[]string{"(2 MIG devices)"},
+		},
+		"MIG recovers": {snapshot(up, gpu, faultyMIG), snapshot(up, gpu, mig), "state MIG-0-7 unhealthy healthy\n", nil},
 	} {
 		events := eventsBetween(c.before, c.after)
 		if got := summary(events); got != c.want {
@@ -368,7 +408,10 @@ func TestEventsBetweenPollsHaveTheirTime(t *testing.T) {
 
 // What reported an XID first is in the device's XIDs and in the event.
 func TestSourceOfXIDs(t *testing.T) {
-	for witness, want := range map[health.Witness]string{health.WitnessSource: "dcgm", health.WitnessNVML: "nvml", health.WitnessKernelLog: "kernel-log"} {
+	for witness, want := range map[health.Witness]string{
+		health.WitnessSource: "dcgm", health.WitnessNVML: "nvml",
+		health.WitnessKernelLog: "kernel-log",
+	} {
 		before, d := agenttest.GPU(0), agenttest.GPU(0)
 		d.XIDCounts, d.XIDWitnesses = map[int]uint64{31: 3}, map[int]health.Witness{31: witness}
 		d.LastXID = health.XID{Code: 31, At: agenttest.Ago(time.Minute), Witness: witness}
@@ -402,7 +445,8 @@ func TestEventsDropsOldest(t *testing.T) {
 			t.Fatal(err)
 		}
 		all := e.Latest()
-		if len(all) != maxEvents || all[0].State != "up" || !strings.Contains(all[0].Text, "199") || !strings.Contains(all[maxEvents-1].Text, "100") {
+		if len(all) != maxEvents || all[0].State != "up" || !strings.Contains(all[0].Text, "199") ||
+			!strings.Contains(all[maxEvents-1].Text, "100") {
 			t.Errorf("%d events: %+v", len(all), all)
 		}
 	})
@@ -485,7 +529,8 @@ func maxInputs() Inputs {
 		}
 	}
 	for range maxEvents {
-		k.Events = append(k.Events, eventsBetween(&health.Snapshot{}, &health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}})...)
+		k.Events = append(k.Events, eventsBetween(&health.Snapshot{},
+			&health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}})...)
 	}
 	return k
 }
@@ -524,7 +569,8 @@ func TestMissingMIGDeviceKeepsIndex(t *testing.T) {
 	withoutMIG := &health.Reading{Devices: agenttest.MIGReading().Devices[:1], Samples: agenttest.MIGReading().Samples[:1]}
 	snapshot := &health.Snapshot{At: agenttest.Now(), Devices: agenttest.Judge(c, before, withoutMIG, agenttest.Now().Add(time.Second))}
 	s := New(Inputs{Now: agenttest.Now(), Snapshot: snapshot})
-	if table := s.Table(false, terminal.Output{}); !strings.Contains(table, "1:0") || !strings.Contains(table, "1:1") || strings.Contains(table, "1:-") {
+	if table := s.Table(false, terminal.Output{}); !strings.Contains(table, "1:0") || !strings.Contains(table, "1:1") ||
+		strings.Contains(table, "1:-") {
 		t.Error(table)
 	}
 	for i := range snapshot.Devices { // as restored from an older state file

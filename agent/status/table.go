@@ -68,7 +68,8 @@ func (p *printer) header(s Node, wide bool) {
 	p.labelled("source", terminal.Cell{Text: source, Colour: cmp.Or(colour, terminal.Red)}, plain(formatIf(": %s", s.Source.Error)),
 		plain(formatIf("; %s", strings.Join(details, "; "))))
 	if c := s.Source.Checks; c.Error != "" {
-		p.labelled("checks", terminal.Cell{Text: strings.TrimSpace("down " + forText(s.Time, c.Since)), Colour: terminal.Yellow}, plain(": "+c.Error))
+		p.labelled("checks", terminal.Cell{Text: strings.TrimSpace("down " + forText(s.Time, c.Since)), Colour: terminal.Yellow},
+			plain(": "+c.Error))
 	}
 	for _, i := range s.Source.Incidents {
 		p.line("checks", "", incidentText(i))

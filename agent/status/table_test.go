@@ -16,7 +16,10 @@ import (
 )
 
 func TestTableFitsTerminal(t *testing.T) {
-	inputs := map[string]func() Inputs{"faults": testInputs, "largest node": maxInputs, "no GPUs": func() Inputs { return Inputs{Now: agenttest.Now()} }}
+	inputs := map[string]func() Inputs{
+		"faults": testInputs, "largest node": maxInputs,
+		"no GPUs": func() Inputs { return Inputs{Now: agenttest.Now()} },
+	}
 	for name, k := range inputs {
 		for _, width := range []int{80, 100, 120, 200} {
 			s := New(k())
@@ -100,7 +103,8 @@ func TestTableDoesNotRepeatFindings(t *testing.T) {
 	for i := range 3 {
 		d := agenttest.Lost(agenttest.GPU(i), agenttest.Ago(time.Minute))
 		d.Verdict.Findings = append(d.Verdict.Findings, health.Finding{
-			Cause: "xid-79", State: health.Unhealthy, Reason: "XID 79", Action: d.Verdict.Findings[0].Action, Clears: health.ClearsGPUReset, Since: agenttest.Ago(time.Minute),
+			Cause: "xid-79", State: health.Unhealthy, Reason: "XID 79", Action: d.Verdict.Findings[0].Action, Clears: health.ClearsGPUReset,
+			Since: agenttest.Ago(time.Minute),
 		})
 		k.Snapshot.Devices = append(k.Snapshot.Devices, d)
 	}
@@ -203,7 +207,10 @@ func TestHealthChecksAreShown(t *testing.T) {
 func TestEventSourcesAreShown(t *testing.T) {
 	const off, broken = "source.events is off", "cannot load libnvidia-ml.so.1"
 	forms := func(k Inputs) map[string]string {
-		return map[string]string{"table": New(k).Table(false, terminal.Output{}), "wide table": New(k).Table(true, terminal.Output{}), "page": pageOf(t, k)}
+		return map[string]string{
+			"table": New(k).Table(false, terminal.Output{}), "wide table": New(k).Table(true, terminal.Output{}),
+			"page": pageOf(t, k),
+		}
 	}
 	k := testInputs()
 	for form, text := range forms(k) { // a snapshot of before the first event source
@@ -212,7 +219,10 @@ func TestEventSourcesAreShown(t *testing.T) {
 		}
 	}
 	k.Snapshot.Source.Events = []health.EventSourceState{
-		{Witness: health.WitnessNVML, Err: off}, {Witness: health.WitnessKernelLog, Status: health.EventsDown, Err: broken, Since: agenttest.Ago(time.Hour)},
+		{Witness: health.WitnessNVML, Err: off}, {
+			Witness: health.WitnessKernelLog, Status: health.EventsDown, Err: broken,
+			Since: agenttest.Ago(time.Hour),
+		},
 	}
 	for form, text := range forms(k) {
 		agenttest.MustContain(t, text, "nvml", "kernel-log", "down", broken)
@@ -236,7 +246,10 @@ func TestXIDGapIsShown(t *testing.T) {
 	for want, g := range map[string]health.XIDGap{
 		"":                                     {},
 		"not seen for 1m35s; some may be lost": {Since: agenttest.Ago(35 * time.Second), Total: time.Minute},
-		"not seen for 40s until 5m ago; some may be lost": {Since: agenttest.Ago(time.Hour), Until: agenttest.Ago(5 * time.Minute), Total: 40 * time.Second},
+		"not seen for 40s until 5m ago; some may be lost": {
+			Since: agenttest.Ago(time.Hour), Until: agenttest.Ago(5 * time.Minute),
+			Total: 40 * time.Second,
+		},
 	} {
 		k := testInputs()
 		k.Snapshot.Source.Events = []health.EventSourceState{{Witness: health.WitnessNVML}}
@@ -308,17 +321,20 @@ func TestProcessesAreShown(t *testing.T) {
 		},
 	}
 	s := New(k)
-	if p := s.GPUs[0].Processes; p == nil || len(*p) != 4 || (*p)[0].Memory != nil || (*p)[1].Pod != "llm-0" || *(*p)[1].Memory != 20<<30 || *(*p)[1].SM != 87.5 || *(*p)[2].SM != 0 {
+	if p := s.GPUs[0].Processes; p == nil || len(*p) != 4 || (*p)[0].Memory != nil || (*p)[1].Pod != "llm-0" || *(*p)[1].Memory != 20<<30 ||
+		*(*p)[1].SM != 87.5 || *(*p)[2].SM != 0 {
 		t.Errorf("GPU 0: %+v", p)
 	}
-	if p := s.GPUs[2]; s.GPUs[1].Processes != nil || p.Processes != nil && p.MIGMode || p.MIG[0].Processes == nil || len(*p.MIG[0].Processes) != 0 {
+	if p := s.GPUs[2]; s.GPUs[1].Processes != nil || p.Processes != nil && p.MIGMode || p.MIG[0].Processes == nil ||
+		len(*p.MIG[0].Processes) != 0 {
 		t.Errorf("GPU 1: %+v, GPU 2: %+v", s.GPUs[1].Processes, p)
 	}
 	const first, named = "no pod: 2 processes", "training/llm-0 (torch): 1 process, 20.0 GiB, SM 88 %"
 	page := pageOf(t, k)
 	agenttest.MustContain(t, section(t, page, 0), first, named, "web/chat-1: 1 process, SM 0 %", "others: 3 processes")
 	agenttest.MustContain(t, section(t, page, 2), "processes none")
-	agenttest.MustContain(t, s.Table(true, terminal.Output{}), "PROCESSES", first+"; "+named+"; web/chat-1: 1 process, SM 0 %; others: 3 processes", "none")
+	agenttest.MustContain(t, s.Table(true, terminal.Output{}), "PROCESSES",
+		first+"; "+named+"; web/chat-1: 1 process, SM 0 %; others: 3 processes", "none")
 	if text := s.Table(false, terminal.Output{}); strings.Contains(text, "PROCESSES") {
 		t.Errorf("narrow table:\n%s", text)
 	}

@@ -611,7 +611,10 @@ func (r deviceRow) plus(next deviceRow) deviceRow {
 	r.lastIndex, r.count, r.held = next.lastIndex, r.count+next.count, r.held+next.held
 	r.Holders = slices.Concat(r.Holders, next.Holders)
 	r.Shares, r.MPS = addShares(r.Device, next.Device)
-	r.Values = Values{MemoryUsed: add(r.Values.MemoryUsed, next.Values.MemoryUsed), MemoryTotal: add(r.Values.MemoryTotal, next.Values.MemoryTotal)}
+	r.Values = Values{
+		MemoryUsed:  add(r.Values.MemoryUsed, next.Values.MemoryUsed),
+		MemoryTotal: add(r.Values.MemoryTotal, next.Values.MemoryTotal),
+	}
 	if !r.Since.Equal(next.Since) {
 		r.Since = time.Time{}
 	}

@@ -114,7 +114,8 @@ func TestTableFitsWidth(t *testing.T) {
 	if note := p.Table(wide); note != "HELD BY is shortened" {
 		t.Error(note)
 	}
-	if lines := strings.Split(p.String(), "\n"); lines[1] != "0    显卡         healthy  87 %  trainin…" || lines[2] != "1    NVIDIA H100  lost     -     训练训…" {
+	if lines := strings.Split(p.String(), "\n"); lines[1] != "0    显卡         healthy  87 %  trainin…" ||
+		lines[2] != "1    NVIDIA H100  lost     -     训练训…" {
 		t.Errorf("\n%s", p.String())
 	}
 	narrow := table()

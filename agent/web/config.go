@@ -115,7 +115,8 @@ func serverTLS(c *web.TLSConfig, http2 bool) (*tls.Config, error) {
 	}
 	t.Certificates, t.GetCertificate = []tls.Certificate{*cert}, nil
 	if t.ClientCAs != nil && t.ClientCAs.Equal(x509.NewCertPool()) {
-		return nil, errors.New("tls_server_config.client_ca_file: contains no certificate; add the PEM of the authority that signs client certificates")
+		return nil, errors.New("tls_server_config.client_ca_file: contains no certificate; add the PEM of the authority that signs client " +
+			"certificates")
 	}
 	// RFC 9113, 9.2.2 requires one of these suites, and net/http does not serve HTTP/2 without.
 	required := []uint16{tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256, tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256}

@@ -184,7 +184,8 @@ func (s *connections) dropLongest() (closed <-chan struct{}) {
 	s.mu.Unlock()
 	dropped := s.dropped.Add(1)
 	if now := time.Now(); s.loggedAt.IsZero() || now.Sub(s.loggedAt) >= dropLogInterval {
-		s.log.Warn("too many connections; each new one takes the place of another", zap.String("key", "metrics.listen"), zap.Int("limit", s.limit),
+		s.log.Warn("too many connections; each new one takes the place of another", zap.String("key", "metrics.listen"),
+			zap.Int("limit", s.limit),
 			zap.Uint64("dropped", dropped-s.loggedDropped), zap.Stringer("client", c.group.client), zap.Int("clientConnections", size))
 		s.loggedAt, s.loggedDropped = now, dropped
 	}

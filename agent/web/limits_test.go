@@ -183,7 +183,8 @@ func TestServerDropsLongestIdle(t *testing.T) {
 			t.Helper()
 			trace := &httptrace.ClientTrace{GotConn: func(i httptrace.GotConnInfo) { reused = i.Reused }}
 			scheme := map[bool]string{true: "https", false: "http"}[client != nil]
-			req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodGet, scheme+"://"+s.Address()+"/metrics", nil)
+			req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodGet,
+				scheme+"://"+s.Address()+"/metrics", nil)
 			if err != nil {
 				t.Fatal(err)
 			}

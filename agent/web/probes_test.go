@@ -42,7 +42,8 @@ func TestNotReadyNamesEachReason(t *testing.T) {
 	p := plugin.Status{Err: "no kubelet", Resources: []plugin.ResourceStatus{{Name: "a", Registered: true}, {Name: "b", Err: "rejected"}}}
 	for _, s := range []*health.Snapshot{nil, down} {
 		reasons := web.NotReady(s, p, time.Minute)
-		if len(reasons) != 3 || s != nil && !strings.Contains(reasons[0], "refused") || !strings.Contains(reasons[1], "no kubelet") || !strings.Contains(reasons[2], "b: rejected") {
+		if len(reasons) != 3 || s != nil && !strings.Contains(reasons[0], "refused") || !strings.Contains(reasons[1], "no kubelet") ||
+			!strings.Contains(reasons[2], "b: rejected") {
 			t.Errorf("%q", reasons)
 		}
 	}

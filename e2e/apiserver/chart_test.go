@@ -41,7 +41,8 @@ func installChart(t *testing.T, values string) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build, err, out)
 	}
-	template := exec.CommandContext(t.Context(), helm, "template", "gna", chart, "-n", releaseNamespace, "-f", filepath.Join(chart, "ci", values))
+	template := exec.CommandContext(t.Context(), helm, "template", "gna", chart, "-n", releaseNamespace, "-f",
+		filepath.Join(chart, "ci", values))
 	var stderr strings.Builder
 	template.Stderr = &stderr
 	out, err := template.Output()
@@ -54,7 +55,10 @@ func installChart(t *testing.T, values string) {
 	}
 	c := newCreator(t)
 	for _, object := range objects {
-		if slices.Contains([]string{"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "DeviceClass"}, object.GetKind()) {
+		if slices.Contains([]string{
+			"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ValidatingAdmissionPolicy",
+			"ValidatingAdmissionPolicyBinding", "DeviceClass",
+		}, object.GetKind()) {
 			if namespace := object.GetNamespace(); namespace != "" {
 				createNamespace(t, namespace)
 			}
@@ -70,7 +74,8 @@ func installChart(t *testing.T, values string) {
 // createNamespace creates a namespace unless it exists.
 func createNamespace(t *testing.T, name string) {
 	t.Helper()
-	_, err := theCluster.client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	_, err := theCluster.client.CoreV1().Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}

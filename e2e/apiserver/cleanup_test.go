@@ -50,10 +50,14 @@ func TestCleanup(t *testing.T) {
 	installChart(t, "cluster-values.yaml")
 	createNamespace(t, releaseNamespace)
 	createNamespace(t, "other")
-	n := nodeMachine(t, "left", nodeRights(), rbac.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes/status"}, Verbs: []string{"patch"}})
+	n := nodeMachine(t, "left", nodeRights(), rbac.PolicyRule{
+		APIGroups: []string{""}, Resources: []string{"nodes/status"},
+		Verbs: []string{"patch"},
+	})
 	n.patch("karpenter", `{"spec": {"taints": [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]}, "metadata": {"labels": {"example.test/rack": "r1"}}}`)
 	n.Configure(fmt.Sprintf("source: {sim: {profile: h100-8}}\nhealth: {kubernetes: {enabled: true, kubeconfig: %s}}\n"+
-		"node: {labels: {output: api}, taints: [{when: allUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule}]}\n", theCluster.pki.Kubeconfig(n.name)))
+		"node: {labels: {output: api}, taints: [{when: allUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule}]}\n",
+		theCluster.pki.Kubeconfig(n.name)))
 	n.start(8)
 	for i := range 8 {
 		n.Inject(`{"gpu": %d, "xid": 79, "lost": true}`, i)
@@ -70,7 +74,8 @@ func TestCleanup(t *testing.T) {
 			"spec": {"taints": [{"key": "gpu-node-agent/unhealthy", "effect": "NoSchedule"}]}}`) // without the taints of a new node
 	}
 	unset := createAgents(t, releaseNamespace, "gna-gpu-node-agent", "{}")
-	keeps := createAgents(t, releaseNamespace, "gna-gpu-node-agent-plain", "node: {taints: [{when: anyUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule}]}")
+	keeps := createAgents(t, releaseNamespace, "gna-gpu-node-agent-plain",
+		"node: {taints: [{when: anyUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule}]}")
 	foreign := createAgents(t, "other", "other", "{}")
 	pod := createAgentPod(t, unset, n.name, "new")
 	createAgentPod(t, unset, "waits", "old")
@@ -94,13 +99,18 @@ func TestCleanup(t *testing.T) {
 	}
 	check := func(r cleanupReport, done bool) {
 		t.Helper()
-		want := map[string]string{"left": "", "dropped": "", "waits": "not of the newest revision", "foreign": "not in the namespace", "replaced": "not in the namespace"}
+		want := map[string]string{
+			"left": "", "dropped": "", "waits": "not of the newest revision", "foreign": "not in the namespace",
+			"replaced": "not in the namespace",
+		}
 		for _, i := range r.Nodes {
 			reason, ok := want[i.Node]
-			if !ok || i.Error != "" || !strings.Contains(i.Waits+i.Unknown, reason) || (reason == "") != (i.Waits+i.Unknown == "") || i.Done != (done && reason == "") {
+			if !ok || i.Error != "" || !strings.Contains(i.Waits+i.Unknown, reason) || (reason == "") != (i.Waits+i.Unknown == "") ||
+				i.Done != (done && reason == "") {
 				t.Errorf("%+v", i)
 			}
-			if i.Node == n.name && (!slices.Equal(i.Taints, []string{bad}) || len(i.Labels) < 10 || !i.Condition || !slices.Equal(i.NodeFeatures, []string{releaseNamespace})) {
+			if i.Node == n.name && (!slices.Equal(i.Taints, []string{bad}) || len(i.Labels) < 10 || !i.Condition ||
+				!slices.Equal(i.NodeFeatures, []string{releaseNamespace})) {
 				t.Errorf("%+v", i)
 			}
 			delete(want, i.Node)
@@ -169,10 +179,12 @@ func checkCleanupRights(t *testing.T, pod string) {
 	}
 	core := client.CoreV1()
 	const image = `{"spec": {"containers": [{"name": "gpu-node-agent", "image": "example.test/other"}]}}`
-	if _, err := core.Pods(releaseNamespace).Patch(t.Context(), pod, types.StrategicMergePatchType, []byte(image), metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
+	if _, err := core.Pods(releaseNamespace).Patch(t.Context(), pod, types.StrategicMergePatchType, []byte(image),
+		metav1.PatchOptions{}); !apierrors.IsForbidden(err) {
 		t.Errorf("an image: %v", err)
 	}
-	if p, err := core.Pods(releaseNamespace).Patch(t.Context(), pod, types.StrategicMergePatchType, []byte(image), metav1.PatchOptions{}, "status"); err != nil || p.Spec.Containers[0].Image == "example.test/other" {
+	if p, err := core.Pods(releaseNamespace).Patch(t.Context(), pod, types.StrategicMergePatchType, []byte(image), metav1.PatchOptions{},
+		"status"); err != nil || p.Spec.Containers[0].Image == "example.test/other" {
 		t.Errorf("an image by the status: %v", err)
 	}
 	for name, err := range map[string]error{
@@ -213,7 +225,8 @@ func createJob(t *testing.T, name string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := jobs.Delete(context.Background(), name, metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}); err != nil {
+		if err := jobs.Delete(context.Background(), name,
+			metav1.DeleteOptions{PropagationPolicy: new(metav1.DeletePropagationBackground)}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -255,7 +268,10 @@ func createFeature(t *testing.T, node string) dynamic.ResourceInterface {
 	if err != nil {
 		t.Fatal(err)
 	}
-	features := client.Resource(schema.GroupVersionResource{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Resource: "nodefeatures"}).Namespace(releaseNamespace)
+	features := client.Resource(schema.GroupVersionResource{
+		Group: "nfd.k8s-sigs.io", Version: "v1alpha1",
+		Resource: "nodefeatures",
+	}).Namespace(releaseNamespace)
 	for _, name := range []string{"gpu-node-agent-" + node, node} {
 		object := &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": "nfd.k8s-sigs.io/v1alpha1", "kind": "NodeFeature",
@@ -275,7 +291,10 @@ func createAgents(t *testing.T, namespace, name, config string) *appsv1.DaemonSe
 	apps := theCluster.client.AppsV1()
 	labels := map[string]string{"app": name, "gpu-node-agent/serves": "node"}
 	set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: appsv1.DaemonSetSpec{
-		Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: agentPodSpec(name)},
+		Selector: &metav1.LabelSelector{MatchLabels: labels}, Template: v1.PodTemplateSpec{
+			ObjectMeta: metav1.ObjectMeta{Labels: labels},
+			Spec:       agentPodSpec(name),
+		},
 	}}
 	set, err := apps.DaemonSets(namespace).Create(t.Context(), set, metav1.CreateOptions{})
 	if err != nil {
@@ -287,10 +306,14 @@ func createAgents(t *testing.T, namespace, name, config string) *appsv1.DaemonSe
 		t.Fatal(err)
 	}
 	for i, hash := range []string{"old", "new"} {
-		revision := &appsv1.ControllerRevision{Revision: int64(i + 1), Data: runtime.RawExtension{Raw: []byte("{}")}, ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: name + "-" + hash, OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))},
-			Labels: map[string]string{"app": name, "gpu-node-agent/serves": "node", appsv1.DefaultDaemonSetUniqueLabelKey: hash},
-		}}
+		revision := &appsv1.ControllerRevision{
+			Revision: int64(i + 1), Data: runtime.RawExtension{Raw: []byte("{}")},
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: namespace, Name: name + "-" + hash,
+				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))},
+				Labels:          map[string]string{"app": name, "gpu-node-agent/serves": "node", appsv1.DefaultDaemonSetUniqueLabelKey: hash},
+			},
+		}
 		if _, err := apps.ControllerRevisions(namespace).Create(t.Context(), revision, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -299,7 +322,10 @@ func createAgents(t *testing.T, namespace, name, config string) *appsv1.DaemonSe
 		})
 	}
 	maps := theCluster.client.CoreV1().ConfigMaps(namespace)
-	if _, err := maps.Create(t.Context(), &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"config.yaml": config}}, metav1.CreateOptions{}); err != nil {
+	if _, err := maps.Create(t.Context(), &v1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Data:       map[string]string{"config.yaml": config},
+	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = maps.Delete(context.Background(), name, metav1.DeleteOptions{}) })
@@ -342,7 +368,10 @@ func createAgentPod(t *testing.T, set *appsv1.DaemonSet, node, revision string) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	pod.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "gpu-node-agent", State: v1.ContainerState{Running: new(v1.ContainerStateRunning)}}}
+	pod.Status.ContainerStatuses = []v1.ContainerStatus{{
+		Name:  "gpu-node-agent",
+		State: v1.ContainerState{Running: new(v1.ContainerStateRunning)},
+	}}
 	if _, err := pods.UpdateStatus(t.Context(), pod, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -353,7 +382,8 @@ func createAgentPod(t *testing.T, set *appsv1.DaemonSet, node, revision string) 
 func (c *cluster) deletePods(t *testing.T, namespaces ...string) {
 	t.Helper()
 	for _, namespace := range namespaces {
-		err := c.client.CoreV1().Pods(namespace).DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{LabelSelector: "gpu-node-agent/serves"})
+		err := c.client.CoreV1().Pods(namespace).DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: new(int64)},
+			metav1.ListOptions{LabelSelector: "gpu-node-agent/serves"})
 		if err != nil {
 			t.Fatal(err)
 		}

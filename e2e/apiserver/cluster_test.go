@@ -48,7 +48,8 @@ func newCluster(dir string) (*cluster, error) {
 	if c.pki, err = pki.New(dir, "https://"+node.Host()+":"+apiServerPort, node.Host(), "127.0.0.1"); err != nil {
 		return nil, err
 	}
-	policy := "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- {level: None, userGroups: [" + pki.Masters + "]}\n- {level: Metadata}\n"
+	policy := "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- {level: None, userGroups: [" + pki.Masters +
+		"]}\n- {level: Metadata}\n"
 	err = errors.Join(os.WriteFile(c.file("audit.yaml"), []byte(policy), 0o600),
 		c.pki.User(admin, admin, pki.Masters), c.pki.User(agent, agent), c.pki.User(unprivileged, unprivileged))
 	if err != nil {

@@ -54,7 +54,8 @@ func (n machine) checkEvents(kind, namespace, name string, uid types.UID, reason
 	var have []string
 	for _, e := range list.Items {
 		have = append(have, e.Reason)
-		if warn := e.Reason != "GPURecovered"; warn != (e.Type == v1.EventTypeWarning) || e.Source.Component != "gpu-node-agent" || e.Message == "" {
+		if warn := e.Reason != "GPURecovered"; warn != (e.Type == v1.EventTypeWarning) || e.Source.Component != "gpu-node-agent" ||
+			e.Message == "" {
 			return fmt.Errorf("event %+v", e)
 		}
 	}

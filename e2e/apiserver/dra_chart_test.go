@@ -52,8 +52,8 @@ func deviceClasses(t *testing.T) map[string]*resourcev1.DeviceClass {
 	return classes
 }
 
-// checkConfinedAgent checks that the rights and the policy suffice for an agent with the token of its pod: it publishes its devices, changes
-// and withdraws them.
+// checkConfinedAgent checks that the rights and the policy suffice for an agent with the token of its pod: it publishes its devices,
+// changes and withdraws them.
 func checkConfinedAgent(t *testing.T) {
 	n := newMachine(t, "confined", unprivileged)
 	configure := func(api string) {
@@ -61,7 +61,8 @@ func checkConfinedAgent(t *testing.T) {
 			api, n.File("cdi"), podKubeconfig(t, n)))
 	}
 	tainted := func() (devices, tainted int, err error) {
-		list, err := theCluster.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
+		list, err := theCluster.client.ResourceV1().ResourceSlices().List(t.Context(),
+			metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
 		if err != nil {
 			return 0, 0, err
 		}
@@ -101,7 +102,8 @@ func podKubeconfig(t *testing.T, n machine) string {
 	namespace, name, _ := strings.Cut(strings.TrimPrefix(agentsAccount, "system:serviceaccount:"), ":")
 	core := theCluster.client.CoreV1()
 	_, err := core.Namespaces().Create(t.Context(), &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
-	_, err2 := core.ServiceAccounts(namespace).Create(t.Context(), &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	_, err2 := core.ServiceAccounts(namespace).Create(t.Context(), &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}},
+		metav1.CreateOptions{})
 	pod := node.Pod(namespace, n.name, node.GPU, 0)
 	pod.Spec.NodeName, pod.Spec.ServiceAccountName = n.name, name
 	_, err3 := core.Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
@@ -162,8 +164,9 @@ func checkDeviceClasses(t *testing.T, classes map[string]*resourcev1.DeviceClass
 		"shared.nvidia.com":         {"a GPU"},
 	}
 	resources := map[string]string{
-		"gpu.nvidia.com": "nvidia.com/gpu", "mig-1g.10gb.nvidia.com": "nvidia.com/mig-1g.10gb", "mig-1g.10gb.me.nvidia.com": "nvidia.com/mig-1g.10gb.me",
-		"h100.nvidia.com": "nvidia.com/h100",
+		"gpu.nvidia.com": "nvidia.com/gpu", "mig-1g.10gb.nvidia.com": "nvidia.com/mig-1g.10gb",
+		"mig-1g.10gb.me.nvidia.com": "nvidia.com/mig-1g.10gb.me",
+		"h100.nvidia.com":           "nvidia.com/h100",
 	}
 	if len(classes) != len(want) {
 		t.Errorf("%d classes, want %d", len(classes), len(want))
@@ -223,7 +226,10 @@ func checkDRARights(t *testing.T) {
 			}
 			name, subresource, _ := strings.Cut(resource, "/")
 			review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{
-				ResourceAttributes: &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: name, Subresource: subresource, Namespace: "default"},
+				ResourceAttributes: &authorizationv1.ResourceAttributes{
+					Verb: verb, Group: group, Resource: name, Subresource: subresource,
+					Namespace: "default",
+				},
 			}}
 			result, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
 			if err != nil {
@@ -266,7 +272,8 @@ func checkSlicePolicy(t *testing.T) {
 		return err
 	}
 	// The API server reads the policies a moment later.
-	_, err := process.Await(t.Context(), node.Timeout, func(context.Context) error { return refusedBySlicePolicy(create(slice("early", draDriver, "n2"))) })
+	_, err := process.Await(t.Context(), node.Timeout,
+		func(context.Context) error { return refusedBySlicePolicy(create(slice("early", draDriver, "n2"))) })
 	if err != nil {
 		t.Fatal(err)
 	}

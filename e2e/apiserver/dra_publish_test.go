@@ -20,7 +20,10 @@ func newDRANode(t *testing.T, name, profile, plugin string) machine {
 	t.Helper()
 	theCluster.grantRules(t, agent, "dra-slices",
 		rbac.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}},
-		rbac.PolicyRule{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"}, Verbs: []string{"list", "watch", "create", "update", "delete"}},
+		rbac.PolicyRule{
+			APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices"},
+			Verbs: []string{"list", "watch", "create", "update", "delete"},
+		},
 	)
 	n := newMachine(t, name, agent)
 	if err := os.Mkdir(n.File("plugins_registry"), 0o700); err != nil { // as the kubelet's plugin watcher does
@@ -38,7 +41,8 @@ func newDRANode(t *testing.T, name, profile, plugin string) machine {
 
 // resourceSlices returns the slices of the node.
 func (n machine) resourceSlices() ([]resourcev1.ResourceSlice, error) {
-	list, err := theCluster.client.ResourceV1().ResourceSlices().List(n.T.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
+	list, err := theCluster.client.ResourceV1().ResourceSlices().List(n.T.Context(),
+		metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
 	if err != nil {
 		return nil, err
 	}
@@ -48,7 +52,8 @@ func (n machine) resourceSlices() ([]resourcev1.ResourceSlice, error) {
 // deleteSlices deletes the slices of the node, as the kubelet does when it starts.
 func (n machine) deleteSlices() error {
 	ctx := context.Background() // also after the test
-	return theCluster.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
+	return theCluster.client.ResourceV1().ResourceSlices().DeleteCollection(ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
 }
 
 // awaitDevices waits until the complete pool of the node has count devices, and of these exactly those with the wanted taints, as
@@ -94,7 +99,10 @@ func TestDRAPublishesProfiles(t *testing.T) {
 		{"h100-8", "", 8, 1, nil},
 		{"h100-8-mig", "", 8 + 6*7 + 2*4, 8, nil},
 		{"h100-16-mig", "", 16 + 16*7, 8, nil},
-		{"mixed-4", `, sharing: {memory: {resource: nvidia.com/gpu-memory, unit: 1Gi, requireEnforcement: false, devices: ["*L4*"]}}`, 4, 1, []string{"gpu-2", "gpu-3"}},
+		{
+			"mixed-4", `, sharing: {memory: {resource: nvidia.com/gpu-memory, unit: 1Gi, requireEnforcement: false, devices: ["*L4*"]}}`, 4, 1,
+			[]string{"gpu-2", "gpu-3"},
+		},
 	} {
 		t.Run(c.profile, func(t *testing.T) {
 			n := newDRANode(t, "dra-"+c.profile, c.profile, c.plugin)

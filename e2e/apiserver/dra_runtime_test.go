@@ -94,7 +94,8 @@ func (n machine) sliceVersion() string {
 	return list.ResourceVersion
 }
 
-// wantSliceEvents checks everything that has happened to slices of the node since a version: each event with the number of withheld devices.
+// wantSliceEvents checks everything that has happened to slices of the node since a version: each event with the number of withheld
+// devices.
 func (n machine) wantSliceEvents(since string, want ...string) {
 	n.T.Helper()
 	w, err := theCluster.client.ResourceV1().ResourceSlices().Watch(n.T.Context(), metav1.ListOptions{

@@ -30,8 +30,8 @@ func TestNodeChart(t *testing.T) {
 	t.Run("agent", checkConfinedNode)
 }
 
-// checkConfinedNode checks that the rights and the policy suffice for an agent with the token of its pod: it writes labels and taints, changes
-// and removes them.
+// checkConfinedNode checks that the rights and the policy suffice for an agent with the token of its pod: it writes labels and taints,
+// changes and removes them.
 func checkConfinedNode(t *testing.T) {
 	const (
 		theirs = "dedicated=ml:NoSchedule"
@@ -48,7 +48,10 @@ func checkConfinedNode(t *testing.T) {
   {when: allUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule}, {when: cordoned, key: example.com/cordoned, value: gpu, effect: PreferNoSchedule}]}`)
 	n.start(8)
 	written := func(s nodeStatus) bool { return s.LabelsError == "" && s.TaintsError == "" && s.Writes > 0 }
-	n.awaitLabels("the labels", map[string]string{"nvidia.com/gpu.count": "8", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "gpu-node-agent/gpus-healthy": "8"})
+	n.awaitLabels("the labels", map[string]string{
+		"nvidia.com/gpu.count": "8", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
+		"gpu-node-agent/gpus-healthy": "8",
+	})
 	n.awaitTaints("the startup taint is removed", theirs)
 	n.awaitNodeStatus("no errors", written)
 	for i := range 8 {
@@ -68,13 +71,19 @@ const recordedTaints = "gpu-node-agent/taints"
 
 // largeNode returns a node with more labels and taints than most clusters have, because the API server limits the cost of a policy.
 func largeNode(name string) *v1.Node {
-	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}, Annotations: map[string]string{"example.test/a": "b"}}}
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Labels: map[string]string{},
+		Annotations: map[string]string{"example.test/a": "b"},
+	}}
 	for i := range 200 {
 		n.Labels[fmt.Sprintf("feature.node.kubernetes.io/a-rather-long-name-of-a-feature-%d", i)] = "true"
 		n.Annotations[fmt.Sprintf("example.test/a-rather-long-name-of-an-annotation-%d", i)] = "true"
 	}
 	for i := range 20 {
-		n.Spec.Taints = append(n.Spec.Taints, v1.Taint{Key: fmt.Sprintf("example.test/a-rather-long-name-of-a-taint-%d", i), Effect: v1.TaintEffectNoExecute})
+		n.Spec.Taints = append(n.Spec.Taints, v1.Taint{
+			Key:    fmt.Sprintf("example.test/a-rather-long-name-of-a-taint-%d", i),
+			Effect: v1.TaintEffectNoExecute,
+		})
 	}
 	maps.Copy(n.Labels, map[string]string{
 		"nvidia.com/gpu.count": "8", "nvidia.com/gpu.present": "true", "nvidia.com/mig.config": "all-disabled", "gpu-node-agent/config": "a",
@@ -106,7 +115,8 @@ func checkNodePolicy(t *testing.T) {
 	}
 	own, unbound := agentClient(t, name).CoreV1().Nodes(), agentClient(t, "").CoreV1().Nodes()
 	_, err := process.Await(t.Context(), node.Timeout, func(ctx context.Context) error {
-		_, err := own.Patch(ctx, other, types.MergePatchType, []byte(`{"metadata": {"labels": {"nvidia.com/gpu.count": "7"}}}`), metav1.PatchOptions{})
+		_, err := own.Patch(ctx, other, types.MergePatchType, []byte(`{"metadata": {"labels": {"nvidia.com/gpu.count": "7"}}}`),
+			metav1.PatchOptions{})
 		return refusedByPolicy(err, "node")
 	})
 	if err != nil {
@@ -143,8 +153,13 @@ func checkNodePolicy(t *testing.T) {
 		patch    string
 		admitted bool
 	}{
-		"labels of GPUs":             {labels(`"nvidia.com/gpu.count": "7", "nvidia.com/mig-1g.10gb.me.engines.jpeg": "1", "nvidia.com/cuda.driver-version.full": "580.1.2"`), true},
-		"own labels":                 {labels(`"gpu-node-agent/gpus-healthy": "7", "gpu-node-agent/gpus-degraded": "0", "gpu-node-agent/gpus-unhealthy": "1"`), true},
+		"labels of GPUs": {
+			labels(`"nvidia.com/gpu.count": "7", "nvidia.com/mig-1g.10gb.me.engines.jpeg": "1", "nvidia.com/cuda.driver-version.full": "580.1.2"`),
+			true,
+		},
+		"own labels": {
+			labels(`"gpu-node-agent/gpus-healthy": "7", "gpu-node-agent/gpus-degraded": "0", "gpu-node-agent/gpus-unhealthy": "1"`), true,
+		},
 		"a label of GPUs less":       {labels(`"nvidia.com/gpu.count": null`), true},
 		"a label":                    {labels(`"a": "b"`), false},
 		"a label of the operator":    {labels(`"nvidia.com/gpu.deploy.driver": "false"`), false},
@@ -163,29 +178,34 @@ func checkNodePolicy(t *testing.T) {
 		"unschedulable":      {`{"spec": {"unschedulable": true}}`, false},
 		"label and cordon":   {`{"metadata": {"labels": {"nvidia.com/gpu.count": "7"}}, "spec": {"unschedulable": true}}`, false},
 
-		"the same taints":           {taints(record, same), true},
-		"startup taint removed":     {taints(record, without("gpu-node-agent/not-ready")), true},
-		"configured taint":          {taints(`["example.test/old:NoExecute","example.com/cordoned:PreferNoSchedule"]`, with(cordoned, "gpu", v1.TaintEffectPreferNoSchedule)), true},
-		"configured taint removed":  {taints("[]", without("gpu-node-agent/unhealthy")), true},
-		"earlier taint removed":     {taints("[]", without("example.test/old")), true},
-		"others' taint removed":     {taints(record, without("example.test/taint")), false},
-		"all taints removed":        {`{"spec": {"taints": null}}`, false},
-		"others' taint":             {taints(record, with("example.test/new", "", v1.TaintEffectNoExecute)), false},
-		"another effect":            {taints(record, with(cordoned, "gpu", v1.TaintEffectNoExecute)), false},
-		"another value":             {taints(record, with(cordoned, "x", v1.TaintEffectPreferNoSchedule)), false},
-		"startup taint set":         {taints(record, with("gpu-node-agent/not-ready", "", v1.TaintEffectNoExecute)), false},
-		"others' value changed":     {taints(record, func(l []v1.Taint) []v1.Taint { l[len(l)-1].Value = "y"; return l }), false},
-		"others' time changed":      {taints(record, func(l []v1.Taint) []v1.Taint { now := metav1.Now(); l[0].TimeAdded = &now; return l }), false},
-		"others' taint recorded":    {taints(`["example.test/taint:NoSchedule"]`, same), false},
-		"recorded beside another":   {taints(`["example.test/old:NoExecute","example.test/taint:NoSchedule"]`, same), false},
-		"recorded with an edge":     {taints(`"test/old:NoExecute"]`, same), false},
-		"a part of a recorded one":  {taints(`"old:NoExecute"`, same), false},
-		"recorded and removed":      {taints(`["example.test/taint:NoSchedule"]`, without("example.test/taint")), false},
-		"another record":            {taints(`{}`, same), false},
-		"an empty record":           {taints(``, same), false},
-		"no record":                 {annotations(fmt.Sprintf(`%q: null`, recordedTaints)), true},
-		"nothing":                   {`{}`, true},
-		"labels and taints at once": {strings.Replace(taints(record, without("gpu-node-agent/not-ready")), `"metadata": {`, `"metadata": {"labels": {"nvidia.com/gpu.count": "6"}, `, 1), true},
+		"the same taints":       {taints(record, same), true},
+		"startup taint removed": {taints(record, without("gpu-node-agent/not-ready")), true},
+		"configured taint": {taints(`["example.test/old:NoExecute","example.com/cordoned:PreferNoSchedule"]`,
+			with(cordoned, "gpu", v1.TaintEffectPreferNoSchedule)), true},
+		"configured taint removed": {taints("[]", without("gpu-node-agent/unhealthy")), true},
+		"earlier taint removed":    {taints("[]", without("example.test/old")), true},
+		"others' taint removed":    {taints(record, without("example.test/taint")), false},
+		"all taints removed":       {`{"spec": {"taints": null}}`, false},
+		"others' taint":            {taints(record, with("example.test/new", "", v1.TaintEffectNoExecute)), false},
+		"another effect":           {taints(record, with(cordoned, "gpu", v1.TaintEffectNoExecute)), false},
+		"another value":            {taints(record, with(cordoned, "x", v1.TaintEffectPreferNoSchedule)), false},
+		"startup taint set":        {taints(record, with("gpu-node-agent/not-ready", "", v1.TaintEffectNoExecute)), false},
+		"others' value changed":    {taints(record, func(l []v1.Taint) []v1.Taint { l[len(l)-1].Value = "y"; return l }), false},
+		"others' time changed": {
+			taints(record, func(l []v1.Taint) []v1.Taint { now := metav1.Now(); l[0].TimeAdded = &now; return l }),
+			false,
+		},
+		"others' taint recorded":   {taints(`["example.test/taint:NoSchedule"]`, same), false},
+		"recorded beside another":  {taints(`["example.test/old:NoExecute","example.test/taint:NoSchedule"]`, same), false},
+		"recorded with an edge":    {taints(`"test/old:NoExecute"]`, same), false},
+		"a part of a recorded one": {taints(`"old:NoExecute"`, same), false},
+		"recorded and removed":     {taints(`["example.test/taint:NoSchedule"]`, without("example.test/taint")), false},
+		"another record":           {taints(`{}`, same), false},
+		"an empty record":          {taints(``, same), false},
+		"no record":                {annotations(fmt.Sprintf(`%q: null`, recordedTaints)), true},
+		"nothing":                  {`{}`, true},
+		"labels and taints at once": {strings.Replace(taints(record, without("gpu-node-agent/not-ready")), `"metadata": {`,
+			`"metadata": {"labels": {"nvidia.com/gpu.count": "6"}, `, 1), true},
 	} {
 		resetNode(t, name, "policy1")
 		patch := func(token, node string) error {
@@ -285,7 +305,10 @@ func defineNodeFeatures(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	definitions := client.Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
+	definitions := client.Resource(schema.GroupVersionResource{
+		Group: "apiextensions.k8s.io", Version: "v1",
+		Resource: "customresourcedefinitions",
+	})
 	created, err := definitions.Create(t.Context(), nodeFeatureCRD(), metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -352,7 +375,12 @@ func checkFeaturePolicy(t *testing.T) {
 		"a token without pod": {"", feature(name, "n1", own), false, false},
 		"a foreign label":     {"n1", feature(name, "n1", labels("nvidia.com/gpu.deploy.driver")), false, true},
 		"NFD's label":         {"n1", feature(name, "n1", labels("feature.node.kubernetes.io/a")), false, true},
-		"a raw feature":       {"n1", feature(name, "n1", map[string]any{"features": map[string]any{"flags": map[string]any{"a.b": map[string]any{"elements": map[string]any{}}}}}), false, true},
+		"a raw feature": {
+			"n1",
+			feature(name, "n1", map[string]any{"features": map[string]any{
+				"flags": map[string]any{"a.b": map[string]any{"elements": map[string]any{}}},
+			}}), false, true,
+		},
 	} {
 		check := func(verb string, err error, admitted bool) {
 			if !admitted {

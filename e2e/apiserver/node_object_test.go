@@ -40,7 +40,8 @@ func nodeRights() rbac.PolicyRule {
 // configureNode writes a configuration with a section node.
 func (n machine) configureNode(section string) {
 	n.T.Helper()
-	n.Configure(fmt.Sprintf("source: {sim: {profile: h100-8}}\nhealth: {kubernetes: {kubeconfig: %s}}\nnode: %s\n", theCluster.pki.Kubeconfig(n.name), section))
+	n.Configure(fmt.Sprintf("source: {sim: {profile: h100-8}}\nhealth: {kubernetes: {kubeconfig: %s}}\nnode: %s\n",
+		theCluster.pki.Kubeconfig(n.name), section))
 }
 
 // object returns the Node.
@@ -139,7 +140,8 @@ func TestNodeLabels(t *testing.T) {
 	n.configureNode(`{labels: {output: api}}`)
 	n.start(8)
 	n.awaitLabels("the labels, except one", map[string]string{
-		"team": "a", "nvidia.com/gpu.product": "theirs", "nvidia.com/gpu.count": "8", "nvidia.com/gpu.memory": "81559", "gpu-node-agent/gpus-healthy": "8",
+		"team": "a", "nvidia.com/gpu.product": "theirs", "nvidia.com/gpu.count": "8", "nvidia.com/gpu.memory": "81559",
+		"gpu-node-agent/gpus-healthy": "8",
 	})
 	n.awaitNodeStatus("the status names the other manager", func(s nodeStatus) bool {
 		return s.Enabled && strings.Contains(s.LabelsError, `"kubectl-label"`) && strings.Contains(s.LabelsError, "nvidia.com/gpu.product") &&
@@ -152,13 +154,19 @@ func TestNodeLabels(t *testing.T) {
 		t.Errorf("managed fields %+v", n.object().ManagedFields)
 	}
 	n.Inject(`{"gpu": 3, "lost": true}`)
-	n.awaitLabels("an unhealthy GPU", map[string]string{"gpu-node-agent/gpus-healthy": "7", "gpu-node-agent/gpus-unhealthy": "1", "nvidia.com/gpu.count": "8"})
+	n.awaitLabels("an unhealthy GPU", map[string]string{
+		"gpu-node-agent/gpus-healthy": "7", "gpu-node-agent/gpus-unhealthy": "1",
+		"nvidia.com/gpu.count": "8",
+	})
 
 	// A process that starts with everything off removes what one that was killed has left, and nothing else.
 	n.KillAgent()
 	n.configureNode(`{}`)
 	n.StartAgent()
-	none := map[string]string{"team": "a", "nvidia.com/gpu.product": "theirs", "nvidia.com/gpu.count": "8", "nvidia.com/gpu.memory": "", "gpu-node-agent/gpus-healthy": ""}
+	none := map[string]string{
+		"team": "a", "nvidia.com/gpu.product": "theirs", "nvidia.com/gpu.count": "8", "nvidia.com/gpu.memory": "",
+		"gpu-node-agent/gpus-healthy": "",
+	}
 	n.awaitLabels("no labels of the agent", none)
 	n.awaitNodeStatus("nothing to do", func(s nodeStatus) bool { return !s.Enabled })
 	n.EndAgent()
@@ -273,7 +281,8 @@ func nodeFeatureCRD() *unstructured.Unstructured {
 	}
 	values := map[string]any{"type": "object", "additionalProperties": map[string]any{"type": "string"}}
 	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "metadata": map[string]any{"name": "nodefeatures.nfd.k8s-sigs.io"},
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": "nodefeatures.nfd.k8s-sigs.io"},
 		"spec": map[string]any{
 			"group": "nfd.k8s-sigs.io", "scope": "Namespaced",
 			"names": map[string]any{"kind": "NodeFeature", "listKind": "NodeFeatureList", "plural": "nodefeatures", "singular": "nodefeature"},
@@ -281,7 +290,10 @@ func nodeFeatureCRD() *unstructured.Unstructured {
 				"name": "v1alpha1", "served": true, "storage": true,
 				"schema": map[string]any{"openAPIV3Schema": map[string]any{
 					"type": "object", "required": []any{"spec"},
-					"properties": map[string]any{"spec": text(map[string]any{"labels": values, "features": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true}})},
+					"properties": map[string]any{"spec": text(map[string]any{
+						"labels":   values,
+						"features": map[string]any{"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+					})},
 				}},
 			}},
 		},
@@ -294,9 +306,15 @@ func TestNodeFeature(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	features := client.Resource(schema.GroupVersionResource{Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Resource: "nodefeatures"}).Namespace("default")
+	features := client.Resource(schema.GroupVersionResource{
+		Group: "nfd.k8s-sigs.io", Version: "v1alpha1",
+		Resource: "nodefeatures",
+	}).Namespace("default")
 	n := nodeMachine(t, "feature", rbac.PolicyRule{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get"}},
-		rbac.PolicyRule{APIGroups: []string{"nfd.k8s-sigs.io"}, Resources: []string{"nodefeatures"}, Verbs: []string{"get", "create", "update", "delete"}})
+		rbac.PolicyRule{
+			APIGroups: []string{"nfd.k8s-sigs.io"}, Resources: []string{"nodefeatures"},
+			Verbs: []string{"get", "create", "update", "delete"},
+		})
 	n.configureNode(`{labels: {output: nodeFeature}}`)
 	n.start(8)
 	n.awaitNodeStatus("the API is missing", func(s nodeStatus) bool {

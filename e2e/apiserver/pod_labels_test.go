@@ -12,7 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestPodLabels checks that metrics.podLabels adds labels to the series of a pod's GPU, and an outage of the API server does not remove them.
+// TestPodLabels checks that metrics.podLabels adds labels to the series of a pod's GPU, and an outage of the API server does not remove
+// them.
 func TestPodLabels(t *testing.T) {
 	const user, namespace = "labels", "labelled"
 	if err := theCluster.pki.User(user, user); err != nil {

@@ -25,7 +25,8 @@ metrics: {podUID: true, podLabels: [app.kubernetes.io/*, "/^team-(lead|size)$/"]
 	_, uid := n.runPod(namespace, "train", map[string]string{
 		"app.kubernetes.io/name": "llm", "team-lead": "ann", "team": "red", "pod-template-hash": "1", "pod-uid": "mine",
 	})
-	n.awaitSeries("UID and labels", "train", fmt.Sprintf(`pod_uid="%s"`, uid), `app_kubernetes_io_name="llm"`, `team_lead="ann"`, `gpu_node_agent_pod_labels_up 1`)
+	n.awaitSeries("UID and labels", "train", fmt.Sprintf(`pod_uid="%s"`, uid), `app_kubernetes_io_name="llm"`, `team_lead="ann"`,
+		`gpu_node_agent_pod_labels_up 1`)
 	n.labelPod(namespace, "train", "app.kubernetes.io/part-of", "chat")
 	n.awaitSeries("a new label", "train", `app_kubernetes_io_part_of="chat"`)
 	page, err := n.Page("/metrics", http.StatusOK)

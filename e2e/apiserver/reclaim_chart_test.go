@@ -36,12 +36,14 @@ func TestReclaimChart(t *testing.T) {
 // checkReclaimRights checks what the account can do in a namespace of the policy, in another one, and in that of the release.
 func checkReclaimRights(t *testing.T, client *kubernetes.Clientset) {
 	resources := map[string][]string{
-		"":     {"namespaces", "pods", "pods/eviction", "events", "secrets", "configmaps", "nodes"},
-		"apps": {"deployments", "deployments/scale", "replicasets", "replicasets/scale", "statefulsets", "statefulsets/scale", "daemonsets"}, "batch": {"jobs", "cronjobs"},
+		"":      {"namespaces", "pods", "pods/eviction", "events", "secrets", "configmaps", "nodes"},
+		"apps":  {"deployments", "deployments/scale", "replicasets", "replicasets/scale", "statefulsets", "statefulsets/scale", "daemonsets"},
+		"batch": {"jobs", "cronjobs"},
 	}
 	want := map[string][]string{
 		"research": {
-			"namespaces get", "pods list,patch", "pods/eviction create", "events create", "deployments get,list,patch", "deployments/scale patch", "replicasets get,list,patch",
+			"namespaces get", "pods list,patch", "pods/eviction create", "events create", "deployments get,list,patch", "deployments/scale patch",
+			"replicasets get,list,patch",
 			"replicasets/scale patch", "statefulsets get,list,patch", "statefulsets/scale patch", "jobs list,patch", "cronjobs list",
 		},
 		"other": nil,
@@ -54,7 +56,10 @@ func checkReclaimRights(t *testing.T, client *kubernetes.Clientset) {
 				var verbs []string
 				for _, verb := range []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"} {
 					name, subresource, _ := strings.Cut(resource, "/")
-					attributes := &authorizationv1.ResourceAttributes{Verb: verb, Group: group, Resource: name, Subresource: subresource, Namespace: namespace}
+					attributes := &authorizationv1.ResourceAttributes{
+						Verb: verb, Group: group, Resource: name, Subresource: subresource,
+						Namespace: namespace,
+					}
 					if resource == "namespaces" {
 						attributes.Name = namespace
 					}
@@ -84,22 +89,30 @@ func checkReclaimPolicy(t *testing.T, client *kubernetes.Clientset) {
 	admin := theCluster.client
 	replicas, labels := int32(3), map[string]string{"app": "idle"}
 	template := v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: node.Pod(namespace, "x", node.GPU, 0).Spec}
-	selector, about := &metav1.LabelSelector{MatchLabels: labels}, metav1.ObjectMeta{Name: "idle", Labels: labels, Annotations: map[string]string{"a": "b"}}
-	_, err := admin.AppsV1().Deployments(namespace).Create(t.Context(), &appsv1.Deployment{ObjectMeta: about, Spec: appsv1.DeploymentSpec{Replicas: &replicas, Selector: selector, Template: template}}, metav1.CreateOptions{})
+	selector, about := &metav1.LabelSelector{MatchLabels: labels},
+		metav1.ObjectMeta{Name: "idle", Labels: labels, Annotations: map[string]string{"a": "b"}}
+	_, err := admin.AppsV1().Deployments(namespace).Create(t.Context(),
+		&appsv1.Deployment{ObjectMeta: about, Spec: appsv1.DeploymentSpec{Replicas: &replicas, Selector: selector, Template: template}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = admin.AppsV1().StatefulSets(namespace).Create(t.Context(), &appsv1.StatefulSet{ObjectMeta: about, Spec: appsv1.StatefulSetSpec{Replicas: &replicas, Selector: selector, Template: template}}, metav1.CreateOptions{})
+	_, err = admin.AppsV1().StatefulSets(namespace).Create(t.Context(),
+		&appsv1.StatefulSet{ObjectMeta: about, Spec: appsv1.StatefulSetSpec{Replicas: &replicas, Selector: selector, Template: template}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = admin.AppsV1().ReplicaSets(namespace).Create(t.Context(), &appsv1.ReplicaSet{ObjectMeta: about, Spec: appsv1.ReplicaSetSpec{Replicas: &replicas, Selector: selector, Template: template}}, metav1.CreateOptions{})
+	_, err = admin.AppsV1().ReplicaSets(namespace).Create(t.Context(),
+		&appsv1.ReplicaSet{ObjectMeta: about, Spec: appsv1.ReplicaSetSpec{Replicas: &replicas, Selector: selector, Template: template}},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	job := template
 	job.Spec.RestartPolicy = v1.RestartPolicyNever
-	if _, err = admin.BatchV1().Jobs(namespace).Create(t.Context(), &batchv1.Job{ObjectMeta: about, Spec: batchv1.JobSpec{Template: job}}, metav1.CreateOptions{}); err != nil {
+	if _, err = admin.BatchV1().Jobs(namespace).Create(t.Context(), &batchv1.Job{ObjectMeta: about, Spec: batchv1.JobSpec{Template: job}},
+		metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	pod := node.Pod(namespace, "idle", node.GPU, 0)
@@ -125,8 +138,10 @@ func checkReclaimPolicy(t *testing.T, client *kubernetes.Clientset) {
 		err = request.Do(ctx).Error()
 		return err
 	}
-	const record, label, scale = `{"metadata": {"annotations": {"gpu-node-agent/reclaimed": "{}", "gpu-node-agent/reclaim-notice": "x"}}}`, `{"metadata": {"labels": {"a": "b"}}}`, `{"spec": {"replicas": %d}}`
-	_, err = process.Await(t.Context(), node.Timeout, func(ctx context.Context) error { return refusedByPolicy(patch(ctx, "pods", label), "reclaim") })
+	const record, label, scale = `{"metadata": {"annotations": {"gpu-node-agent/reclaimed": "{}", "gpu-node-agent/reclaim-notice": "x"}}}`,
+		`{"metadata": {"labels": {"a": "b"}}}`, `{"spec": {"replicas": %d}}`
+	_, err = process.Await(t.Context(), node.Timeout,
+		func(ctx context.Context) error { return refusedByPolicy(patch(ctx, "pods", label), "reclaim") })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,8 +152,12 @@ func checkReclaimPolicy(t *testing.T, client *kubernetes.Clientset) {
 	var changes []change
 	for _, resource := range []string{"deployments", "replicasets", "statefulsets", "jobs", "pods"} {
 		changes = append(
-			changes, change{resource, record, true}, change{resource, `{"metadata": {"annotations": {"gpu-node-agent/reclaim-notice": null}}}`, true}, change{resource, label, false},
-			change{resource, `{"metadata": {"labels": null}}`, false}, change{resource, `{"metadata": {"annotations": {"b": "c"}}}`, false}, change{resource, `{"metadata": {"annotations": {"a": null}}}`, false},
+			changes, change{resource, record, true}, change{
+				resource, `{"metadata": {"annotations": {"gpu-node-agent/reclaim-notice": null}}}`,
+				true,
+			}, change{resource, label, false},
+			change{resource, `{"metadata": {"labels": null}}`, false}, change{resource, `{"metadata": {"annotations": {"b": "c"}}}`, false},
+			change{resource, `{"metadata": {"annotations": {"a": null}}}`, false},
 			change{resource, `{"metadata": {"finalizers": ["example.test/x"]}}`, false},
 			change{resource, `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "x"}]}}`, false},
 		)
@@ -152,8 +171,10 @@ func checkReclaimPolicy(t *testing.T, client *kubernetes.Clientset) {
 			)
 		default:
 			changes = append(
-				changes, change{resource, fmt.Sprintf(scale, 0), false}, change{resource, `{"spec": {"template": {"spec": {"priority": 0, "serviceAccountName": "x"}}}}`, false},
-				change{resource + "/scale", fmt.Sprintf(scale, 2), false}, change{resource + "/scale", fmt.Sprintf(scale, 4), false}, change{resource + "/scale", fmt.Sprintf(scale, 0), true},
+				changes, change{resource, fmt.Sprintf(scale, 0), false},
+				change{resource, `{"spec": {"template": {"spec": {"priority": 0, "serviceAccountName": "x"}}}}`, false},
+				change{resource + "/scale", fmt.Sprintf(scale, 2), false}, change{resource + "/scale", fmt.Sprintf(scale, 4), false},
+				change{resource + "/scale", fmt.Sprintf(scale, 0), true},
 				change{resource + "/scale", fmt.Sprintf(scale, 3), true}, change{resource + "/scale", fmt.Sprintf(scale, 2), false},
 			)
 		}
@@ -167,14 +188,17 @@ func checkReclaimPolicy(t *testing.T, client *kubernetes.Clientset) {
 			t.Errorf("%s: %s: %v", c.resource, c.patch, err)
 		}
 	}
-	_, err = client.AppsV1().Deployments(namespace).UpdateScale(t.Context(), "idle", &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "idle", Namespace: namespace}}, metav1.UpdateOptions{})
+	_, err = client.AppsV1().Deployments(namespace).UpdateScale(t.Context(), "idle",
+		&autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: "idle", Namespace: namespace}}, metav1.UpdateOptions{})
 	if err := forbidden(err); err != nil {
 		t.Error(err)
 	}
 	for component, admitted := range map[string]bool{"gpu-node-agent-reclaim": true, "gpu-node-agent": false, "kubelet": false, "": false} {
 		_, err := client.CoreV1().Events(namespace).Create(t.Context(), &v1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, GenerateName: "test-"}, InvolvedObject: v1.ObjectReference{Kind: "Pod", Name: "idle", Namespace: namespace},
-			Reason: "Test", Message: "test", Type: v1.EventTypeNormal, Source: v1.EventSource{Component: component}, ReportingController: component,
+			ObjectMeta:     metav1.ObjectMeta{Namespace: namespace, GenerateName: "test-"},
+			InvolvedObject: v1.ObjectReference{Kind: "Pod", Name: "idle", Namespace: namespace},
+			Reason:         "Test", Message: "test", Type: v1.EventTypeNormal, Source: v1.EventSource{Component: component},
+			ReportingController: component,
 		}, metav1.CreateOptions{})
 		if !admitted {
 			err = refusedByPolicy(err, "reclaim")

@@ -161,7 +161,8 @@ func (g reclaimRig) reclaim(args ...string) reclaimRun {
 func (g reclaimRig) runReclaim(args ...string) (r reclaimRun) {
 	g.t.Helper()
 	args = append([]string{
-		"reclaim", "--policy", g.File("policy.yaml"), "--kubeconfig", theCluster.pki.Kubeconfig(reclaimUser), "--agent-namespace", releaseNamespace, "-o", "json",
+		"reclaim", "--policy", g.File("policy.yaml"), "--kubeconfig", theCluster.pki.Kubeconfig(reclaimUser), "--agent-namespace",
+		releaseNamespace, "-o", "json",
 	}, args...)
 	out, commandErr := g.Output(args...)
 	if err := json.Unmarshal(out, &r); err != nil {
@@ -223,7 +224,8 @@ func (g reclaimRig) newScalable(kind string) scalable {
 	if kind == "Deployment" {
 		s.scales = apps.Deployments(reclaimNamespace)
 		spec := appsv1.DeploymentSpec{Replicas: &replicas, Selector: selector, Template: template}
-		owner, err = apps.Deployments(reclaimNamespace).Create(g.t.Context(), &appsv1.Deployment{ObjectMeta: m, Spec: spec}, metav1.CreateOptions{})
+		owner, err = apps.Deployments(reclaimNamespace).Create(g.t.Context(), &appsv1.Deployment{ObjectMeta: m, Spec: spec},
+			metav1.CreateOptions{})
 		if err != nil {
 			g.t.Fatal(err)
 		}
@@ -234,14 +236,16 @@ func (g reclaimRig) newScalable(kind string) scalable {
 	switch kind {
 	case "ReplicaSet":
 		spec := appsv1.ReplicaSetSpec{Replicas: &replicas, Selector: selector, Template: template}
-		owner, err = apps.ReplicaSets(reclaimNamespace).Create(g.t.Context(), &appsv1.ReplicaSet{ObjectMeta: m, Spec: spec}, metav1.CreateOptions{})
+		owner, err = apps.ReplicaSets(reclaimNamespace).Create(g.t.Context(), &appsv1.ReplicaSet{ObjectMeta: m, Spec: spec},
+			metav1.CreateOptions{})
 		if s.scales == nil {
 			s.scales = apps.ReplicaSets(reclaimNamespace)
 		}
 	case "StatefulSet":
 		s.scales = apps.StatefulSets(reclaimNamespace)
 		spec := appsv1.StatefulSetSpec{Replicas: &replicas, Selector: selector, Template: template, ServiceName: s.name}
-		owner, err = apps.StatefulSets(reclaimNamespace).Create(g.t.Context(), &appsv1.StatefulSet{ObjectMeta: m, Spec: spec}, metav1.CreateOptions{})
+		owner, err = apps.StatefulSets(reclaimNamespace).Create(g.t.Context(), &appsv1.StatefulSet{ObjectMeta: m, Spec: spec},
+			metav1.CreateOptions{})
 	}
 	if err != nil {
 		g.t.Fatal(err)
@@ -253,7 +257,8 @@ func (g reclaimRig) newScalable(kind string) scalable {
 // check checks the replicas of an owner and whether it has a record.
 func (s scalable) check(what string, replicas int32, recorded bool) {
 	s.g.t.Helper()
-	text, err := theCluster.client.AppsV1().RESTClient().Get().Namespace(reclaimNamespace).Resource(s.resource).Name(s.name).Do(s.g.t.Context()).Raw()
+	text, err := theCluster.client.AppsV1().RESTClient().Get().Namespace(reclaimNamespace).Resource(s.resource).Name(s.name).Do(
+		s.g.t.Context()).Raw()
 	var o struct {
 		Metadata metav1.ObjectMeta
 		Spec     struct{ Replicas int32 }
@@ -273,7 +278,8 @@ func (s scalable) check(what string, replicas int32, recorded bool) {
 		At         time.Time
 		Generation int64
 	}
-	if err := json.Unmarshal([]byte(record), &r); err != nil || r.Replicas != 1 || r.Generation != o.Metadata.Generation || time.Since(r.At) > time.Hour {
+	if err := json.Unmarshal([]byte(record), &r); err != nil || r.Replicas != 1 || r.Generation != o.Metadata.Generation ||
+		time.Since(r.At) > time.Hour {
 		s.g.t.Errorf("%s: record %q of generation %d, %v", what, record, o.Metadata.Generation, err)
 	}
 }
@@ -281,7 +287,10 @@ func (s scalable) check(what string, replicas int32, recorded bool) {
 // scale sets the replicas as an autoscaler does.
 func (s scalable) scale(replicas int32) {
 	s.g.t.Helper()
-	scale := &autoscalingv1.Scale{ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: reclaimNamespace}, Spec: autoscalingv1.ScaleSpec{Replicas: replicas}}
+	scale := &autoscalingv1.Scale{
+		ObjectMeta: metav1.ObjectMeta{Name: s.name, Namespace: reclaimNamespace},
+		Spec:       autoscalingv1.ScaleSpec{Replicas: replicas},
+	}
 	if _, err := s.scales.UpdateScale(s.g.t.Context(), s.name, scale, metav1.UpdateOptions{FieldManager: "autoscaler"}); err != nil {
 		s.g.t.Fatal(err)
 	}
@@ -317,7 +326,8 @@ func (g reclaimRig) expectSkipped(r reclaimRun, name, reason, text string) {
 // expectEvents checks the reasons of an object's events, oldest first.
 func (g reclaimRig) expectEvents(kind, name string, want ...string) {
 	g.t.Helper()
-	list, err := theCluster.client.CoreV1().Events(reclaimNamespace).List(g.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=" + kind + ",involvedObject.name=" + name})
+	list, err := theCluster.client.CoreV1().Events(reclaimNamespace).List(g.t.Context(),
+		metav1.ListOptions{FieldSelector: "involvedObject.kind=" + kind + ",involvedObject.name=" + name})
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -380,7 +390,10 @@ func (g reclaimRig) checkSuspended() {
 	jobs := theCluster.client.BatchV1().Jobs(reclaimNamespace)
 	template := v1.PodTemplateSpec{Spec: node.Pod("", "", node.GPU, 1).Spec}
 	template.Spec.RestartPolicy = v1.RestartPolicyNever
-	job, err := jobs.Create(g.t.Context(), &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "train"}, Spec: batchv1.JobSpec{Template: template}}, metav1.CreateOptions{})
+	job, err := jobs.Create(g.t.Context(), &batchv1.Job{
+		ObjectMeta: metav1.ObjectMeta{Name: "train"},
+		Spec:       batchv1.JobSpec{Template: template},
+	}, metav1.CreateOptions{})
 	if err != nil {
 		g.t.Fatal(err)
 	}
@@ -403,7 +416,8 @@ func (g reclaimRig) checkSuspended() {
 	g.expectEvents("Job", "train", "GPUReclaimed", "GPURestored")
 
 	g.expect(g.reclaim("--apply"), "suspend Job train")
-	if _, err := jobs.Patch(g.t.Context(), "train", types.MergePatchType, []byte(`{"spec":{"suspend":false}}`), metav1.PatchOptions{FieldManager: "queue"}); err != nil {
+	if _, err := jobs.Patch(g.t.Context(), "train", types.MergePatchType, []byte(`{"spec":{"suspend":false}}`),
+		metav1.PatchOptions{FieldManager: "queue"}); err != nil {
 		g.t.Fatal(err)
 	}
 	g.expectSkipped(g.reclaim("--apply"), "train", "scaledBack", "queue")
@@ -414,7 +428,10 @@ func (g reclaimRig) checkEvicted() {
 	labels := map[string]string{"app": "notebook"}
 	budget, err := budgets.Create(g.t.Context(), &policyv1.PodDisruptionBudget{
 		ObjectMeta: metav1.ObjectMeta{Name: "notebook"},
-		Spec:       policyv1.PodDisruptionBudgetSpec{MinAvailable: new(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels}},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MinAvailable: new(intstr.FromInt32(1)),
+			Selector:     &metav1.LabelSelector{MatchLabels: labels},
+		},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		g.t.Fatal(err)
@@ -422,7 +439,8 @@ func (g reclaimRig) checkEvicted() {
 	allow := func(disruptions int32) { // as the disruption controller does
 		g.t.Helper()
 		budget.Status = policyv1.PodDisruptionBudgetStatus{
-			ObservedGeneration: budget.Generation, DisruptionsAllowed: disruptions, CurrentHealthy: 1 + disruptions, DesiredHealthy: 1, ExpectedPods: 1 + disruptions,
+			ObservedGeneration: budget.Generation, DisruptionsAllowed: disruptions, CurrentHealthy: 1 + disruptions, DesiredHealthy: 1,
+			ExpectedPods: 1 + disruptions,
 		}
 		if budget, err = budgets.UpdateStatus(g.t.Context(), budget, metav1.UpdateOptions{}); err != nil {
 			g.t.Fatal(err)
@@ -436,14 +454,16 @@ func (g reclaimRig) checkEvicted() {
 	g.expect(g.reclaim("--apply"), "notify Pod notebook")
 	g.expectEvents("Pod", "notebook", "GPUReclaimNotice")
 	g.expectSkipped(g.reclaim("--apply"), "notebook", "noticed", "")
-	if pod, err := pods.Get(g.t.Context(), "notebook", metav1.GetOptions{}); err != nil || pod.Annotations["gpu-node-agent/reclaim-notice"] == "" {
+	if pod, err := pods.Get(g.t.Context(), "notebook", metav1.GetOptions{}); err != nil ||
+		pod.Annotations["gpu-node-agent/reclaim-notice"] == "" {
 		g.t.Errorf("annotations %v, %v", pod.Annotations, err)
 	}
 	g.Write("policy.yaml", reclaimPolicy("0s"))
 
 	allow(0)
 	before := len(g.evictions())
-	if r := g.reclaim("--apply"); len(r.Actions) != 1 || r.Actions[0].Done || !strings.Contains(r.Actions[0].Error, "notebook needs 1 healthy pods") {
+	if r := g.reclaim("--apply"); len(r.Actions) != 1 || r.Actions[0].Done ||
+		!strings.Contains(r.Actions[0].Error, "notebook needs 1 healthy pods") {
 		g.t.Errorf("unexpected actions %+v", r.Actions)
 	}
 	g.Eventually("one refused eviction", func() error { // the API server logs a request after it responds

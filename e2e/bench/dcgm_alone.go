@@ -103,7 +103,8 @@ func (a *pacedAgent) run(ctx context.Context, libraries, pace string, idle time.
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	a.testNode, err = startScripted(ctx, a.binary, libraries, dir, "address: localhost:5555, events: off", "", fmt.Sprintf("DCGM_PACE=%d %s", a.seed, pace))
+	a.testNode, err = startScripted(ctx, a.binary, libraries, dir, "address: localhost:5555, events: off", "",
+		fmt.Sprintf("DCGM_PACE=%d %s", a.seed, pace))
 	if err != nil {
 		return err
 	}

@@ -51,7 +51,8 @@ func (b *bench) measureRead(ctx context.Context) (cpu time.Duration, err error) 
 	fewReads, manyReads := 1, b.scale(2000)
 	var cpuTime [2]time.Duration
 	for i, n := range []int{fewReads, manyReads} {
-		cmd := exec.CommandContext(ctx, binary, "-test.run", "^$", "-test.bench", "^BenchmarkPoll$/^8x30$/^metrics$", "-test.benchtime", fmt.Sprintf("%dx", n))
+		cmd := exec.CommandContext(ctx, binary, "-test.run", "^$", "-test.bench", "^BenchmarkPoll$/^8x30$/^metrics$", "-test.benchtime",
+			fmt.Sprintf("%dx", n))
 		cmd.Dir = home
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return 0, fmt.Errorf("%w: %s", err, out)

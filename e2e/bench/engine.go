@@ -65,7 +65,8 @@ const (
 // buildScripted builds scripted libraries in a directory.
 func (b *bench) buildScripted(ctx context.Context, dir string, scripts ...string) error {
 	for _, script := range scripts {
-		if out, err := exec.CommandContext(ctx, filepath.Join(b.repo, script), dir).CombinedOutput(); err != nil { //nolint:gosec // of the repository
+		if out, err := exec.CommandContext(ctx, filepath.Join(b.repo, script),
+			dir).CombinedOutput(); err != nil { //nolint:gosec // of the repository
 			return fmt.Errorf("%s: %w\n%s", script, err, out)
 		}
 	}

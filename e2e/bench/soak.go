@@ -156,7 +156,8 @@ func (b *bench) addSoak(source string, length time.Duration, one, many *arenaNod
 		if n == one && length >= fullSoak {
 			aim, growthAim = limit, growthLimit
 		}
-		b.table.addValue(fmt.Sprintf("anonymous memory over %v, %s, %s", length, source, n.arenas), n.memory.highest(), "MiB", aim, n.memory.String())
+		b.table.addValue(fmt.Sprintf("anonymous memory over %v, %s, %s", length, source, n.arenas), n.memory.highest(), "MiB", aim,
+			n.memory.String())
 		b.table.addValue("its growth from a sixth of that time on", n.memory.growth(length/6), "MiB", growthAim, "by the slope")
 	}
 	b.table.addValue("the second by the first, "+source, many.memory.last()/one.memory.last(), "times", noAim, "at the end")

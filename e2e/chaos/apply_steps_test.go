@@ -275,7 +275,17 @@ func (w *world) scrapeAtOnce(ctx context.Context) error {
 // revertFaults reverts all faults.
 func (w *world) revertFaults(ctx context.Context) error {
 	// A kubelet with two registrations keeps both streams until it ends, and so does the agent.
-	steps := []step{{kind: "read-log"}, {kind: "clock", arg: "0"}, {kind: "up"}, {kind: "attach"}, {kind: "thaw"}, {kind: "kubelet-restart"}, {kind: "disk-free"}, {kind: "close-streams"}, {kind: "reload", arg: "0"}}
+	steps := []step{
+		{kind: "read-log"},
+		{kind: "clock", arg: "0"},
+		{kind: "up"},
+		{kind: "attach"},
+		{kind: "thaw"},
+		{kind: "kubelet-restart"},
+		{kind: "disk-free"},
+		{kind: "close-streams"},
+		{kind: "reload", arg: "0"},
+	}
 	for i := range gpus {
 		steps = append(steps, step{kind: "back", gpu: i}, step{kind: "remap", gpu: i, arg: "false"})
 	}
@@ -298,8 +308,8 @@ const (
 	settleTime        = 8 * time.Second         // until a new kubelet has read its pods
 )
 
-// awaitUnused waits until the agent knows that no pod has what these tests have allocated; it reports whether it knows. An operator partitions
-// only GPUs that are not in use.
+// awaitUnused waits until the agent knows that no pod has what these tests have allocated; it reports whether it knows. An operator
+// partitions only GPUs that are not in use.
 func (w *world) awaitUnused(ctx context.Context) (bool, error) {
 	if w.kubeletFrozen {
 		return false, nil

@@ -116,9 +116,9 @@ func play(t *testing.T, with setup, next func() (step, bool), say func(string, .
 	return played, f
 }
 
-// TestChaos runs the agent with simulated GPUs, with their events if the seed is even, and for the last third of the time with DCGM's interface and a scripted
-// library: first as a host engine, then embedded in the agent. If the seed is a multiple of four, it also runs the agent with GPUs
-// that are shared by MPS, for a sixth of the time more.
+// TestChaos runs the agent with simulated GPUs, with their events if the seed is even, and for the last third of the time with DCGM's
+// interface and a scripted library: first as a host engine, then embedded in the agent. If the seed is a multiple of four, it also runs the
+// agent with GPUs that are shared by MPS, for a sixth of the time more.
 func TestChaos(t *testing.T) {
 	agent := build(t)
 	if *seed == 0 {
@@ -188,7 +188,8 @@ func chaos(t *testing.T, with setup, kinds []kind, duration time.Duration) {
 		t.Errorf("not reproduced")
 		return
 	}
-	t.Errorf("shortened to %d of %d steps: %v\nrerun: go test . -run '%s' -replay '%s'", len(short), len(played), last.err, t.Name(), formatSteps(short))
+	t.Errorf("shortened to %d of %d steps: %v\nrerun: go test . -run '%s' -replay '%s'", len(short), len(played), last.err, t.Name(),
+		formatSteps(short))
 }
 
 // violatedInvariant returns the violated invariant, or "" for another failure.

@@ -53,12 +53,14 @@ func request[T any](ctx context.Context, n *node.Node, stepTimeout time.Duration
 
 // refused reports whether the agent answered a request with an error.
 func refused(err error) bool {
-	return err != nil && !errors.Is(err, unixsock.ErrNoResponse) && !errors.Is(err, unixsock.ErrProtocol) && !errors.Is(err, syscall.ECONNREFUSED) &&
+	return err != nil && !errors.Is(err, unixsock.ErrNoResponse) && !errors.Is(err, unixsock.ErrProtocol) &&
+		!errors.Is(err, syscall.ECONNREFUSED) &&
 		!errors.Is(err, fs.ErrNotExist)
 }
 
 func (w *world) requestDetach(ctx context.Context, duration time.Duration, force bool) (detachResponse, error) {
-	return request[detachResponse](ctx, w.Node, scaled(stepTimeout), map[string]any{"detach": map[string]any{"for": duration.String(), "force": force}})
+	return request[detachResponse](ctx, w.Node, scaled(stepTimeout),
+		map[string]any{"detach": map[string]any{"for": duration.String(), "force": force}})
 }
 
 // applyDriver plays the steps of an operator who resets a GPU.
@@ -125,7 +127,8 @@ func (w *world) detachPolitely(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	answer, err := request[detachResponse](ctx, w.Node, scaled(stepTimeout)+holdersDelay, map[string]any{"detach": map[string]any{"for": "1h"}})
+	answer, err := request[detachResponse](ctx, w.Node, scaled(stepTimeout)+holdersDelay,
+		map[string]any{"detach": map[string]any{"for": "1h"}})
 	if err == nil {
 		if !before {
 			if after, err := w.holdersKnown(ctx); err != nil || !after {

@@ -77,7 +77,8 @@ func fieldSeries(t *testing.T, agent, library, version, names string) map[string
 	if err := os.WriteFile(e.script, []byte("ready\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	config := "source: {mode: embedded}\nplugin: {enabled: false}\nhealth: {stateFile: '', socket: ''}\nmetrics: {listen: ADDRESS, names: [" + names + "]}\n"
+	config := "source: {mode: embedded}\nplugin: {enabled: false}\nhealth: {stateFile: '', socket: ''}\nmetrics: {listen: ADDRESS, names: [" +
+		names + "]}\n"
 	if err := n.Write(config); err != nil {
 		t.Fatal(err)
 	}

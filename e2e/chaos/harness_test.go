@@ -60,7 +60,8 @@ func TestShrink(t *testing.T) {
 	if !slices.Equal(got, needs) || runs > 200 {
 		t.Errorf("%v after %d runs; want %v", got, runs, needs)
 	}
-	if got := shrink(steps, time.Now().Add(-time.Second), func([]step) bool { t.Error("called after the deadline"); return true }); !slices.Equal(got, steps) {
+	if got := shrink(steps, time.Now().Add(-time.Second),
+		func([]step) bool { t.Error("called after the deadline"); return true }); !slices.Equal(got, steps) {
 		t.Errorf("after the deadline: %v", got)
 	}
 }

@@ -87,7 +87,8 @@ func (w *world) checkDevices(s snapshot) error {
 		}
 		for _, d := range append([]device{d}, d.MIG...) {
 			if withheld := d.State == "unhealthy"; withheld != g.withheld() {
-				return violated("health", "%s of GPU %d is %s; lost %t, XID 48 %t, detached %t", d.UUID, d.Index, d.State, g.lossMeasured, g.xid48, g.released)
+				return violated("health", "%s of GPU %d is %s; lost %t, XID 48 %t, detached %t", d.UUID, d.Index, d.State, g.lossMeasured, g.xid48,
+					g.released)
 			}
 		}
 	}

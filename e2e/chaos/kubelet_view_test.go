@@ -31,7 +31,8 @@ func (w *world) checkView(ctx context.Context, s snapshot) error {
 	return w.checkAllocate(ctx, want)
 }
 
-// eachHasHealthy reports whether each resource has a healthy device. Without one, the kubelet has the same view of a plugin that it dropped.
+// eachHasHealthy reports whether each resource has a healthy device. Without one, the kubelet has the same view of a plugin that it
+// dropped.
 func eachHasHealthy(want map[string]map[string]bool) bool {
 	for _, devices := range want {
 		if !slices.Contains(slices.Collect(maps.Values(devices)), true) {

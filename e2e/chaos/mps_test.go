@@ -146,7 +146,8 @@ func (w *mpsWorld) endDaemon(how string) error {
 		w.control.KillAll()
 		return nil
 	}
-	for limit := time.Now().Add(scaled(30 * time.Second)); !w.daemonServes() && time.Now().Before(limit); { // before, it does not handle the signal
+	// before, it does not handle the signal
+	for limit := time.Now().Add(scaled(30 * time.Second)); !w.daemonServes() && time.Now().Before(limit); {
 		<-time.After(10 * time.Millisecond)
 	}
 	_ = w.daemon.Process.Signal(syscall.SIGTERM)
@@ -285,7 +286,8 @@ func (w *mpsWorld) apply(ctx context.Context, s step) error {
 func (w *mpsWorld) detach(ctx context.Context) error {
 	w.mayEnd(6, 7)
 	// The agent's own limit is a minute.
-	_, err := request[detachResponse](ctx, w.Node, scaled(70*time.Second), map[string]any{"detach": map[string]any{"for": "1h", "force": true}})
+	_, err := request[detachResponse](ctx, w.Node, scaled(70*time.Second),
+		map[string]any{"detach": map[string]any{"for": "1h", "force": true}})
 	if err != nil {
 		return violated("detach", "%v", err)
 	}
@@ -408,7 +410,8 @@ func (w *mpsWorld) checkView(ctx context.Context) error {
 				want = 0
 			}
 			if healthy[g.uuid] != want || want > 0 && listed[g.uuid] != want {
-				return violated("view", "GPU %d: the kubelet has %d healthy of %d shares, want %d; lost %t, detached %t, daemon: %v", i, healthy[g.uuid],
+				return violated("view", "GPU %d: the kubelet has %d healthy of %d shares, want %d; lost %t, detached %t, daemon: %v", i,
+					healthy[g.uuid],
 					listed[g.uuid], want, g.lost, w.detached, why)
 			}
 		}

@@ -72,7 +72,10 @@ func getSnapshot(ctx context.Context, n *node.Node) (s snapshot, err error) {
 // summary summarizes the world.
 func (w *world) summary() string {
 	out := w.source
-	for word, is := range map[string]bool{"unseen": w.unmeasured, "away": w.detached && !w.detachPending, "stuck": w.detachPending, "engine-away": w.engineDetached && !w.detached} {
+	for word, is := range map[string]bool{
+		"unseen": w.unmeasured, "away": w.detached && !w.detachPending, "stuck": w.detachPending,
+		"engine-away": w.engineDetached && !w.detached,
+	} {
 		if is {
 			out += " " + word
 		}

@@ -37,7 +37,8 @@ func (w *world) replaceState(ctx context.Context, s step) error {
 	case "empty":
 		err = os.WriteFile(w.stateFile(), nil, 0o600)
 	case "another": // written by an agent with other GPUs
-		err = os.WriteFile(w.stateFile(), []byte(`{"format":"gpu-node-agent findings","version":1,"bootID":"","source":"another","devices":[]}`+"\n"), 0o600)
+		err = os.WriteFile(w.stateFile(),
+			[]byte(`{"format":"gpu-node-agent findings","version":1,"bootID":"","source":"another","devices":[]}`+"\n"), 0o600)
 	}
 	if err != nil {
 		return err
@@ -65,7 +66,8 @@ func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 		}
 		err = errors.Join(err, n.Remove())
 	}()
-	config := fmt.Sprintf("source: {mode: sim, sim: {profile: h100-8, control: DIR/sim.sock}}\nhealth: {stateFile: %s, socket: DIR/agent.sock}\n"+
+	config := fmt.Sprintf("source: {mode: sim, sim: {profile: h100-8, control: DIR/sim.sock}}\nhealth: {stateFile: %s, socket: "+
+		"DIR/agent.sock}\n"+
 		"plugin: {kubeletDir: DIR}\nmetrics: {listen: ADDRESS}\n", w.stateFile())
 	if err := n.Write(config); err != nil {
 		return err

@@ -64,8 +64,9 @@ func kinds() []kind {
 		{"detach-often", 1, false, nil, false}, // ten pairs of detach and attach
 		{"detach-refused", 1, false, nil, false},
 		{"detach-hung", 1, false, nil, false},
-		{"empty", 2, false, []string{"short", "long"}, false},                       // the source lists no GPU for a while, without an error
-		{"all-lost", 2, false, []string{"short", "long"}, false},                    // the source loses all GPUs for a while, as while the driver lists none
+		{"empty", 2, false, []string{"short", "long"}, false}, // the source lists no GPU for a while, without an error
+		// the source loses all GPUs for a while, as while the driver lists none
+		{"all-lost", 2, false, []string{"short", "long"}, false},
 		{"checks-down", 2, false, nil, false},                                       // DCGM's health checks fail for a while
 		{"clock", 4, false, []string{"-3600", "-60", "0", "60", "3600"}, true},      // of the engine, in seconds ahead
 		{"block-log", 1, false, nil, false},                                         // stop reading the agent's standard error
@@ -85,7 +86,8 @@ func simKinds() []kind {
 
 // hostKinds returns the kinds for a scripted host engine.
 func hostKinds() []kind {
-	return kindsExcept("flood", "remap", "mig", "kubelet-stop", "kubelet-start", "wipe", "forget", "second-stream", "slow-stream", "close-streams",
+	return kindsExcept("flood", "remap", "mig", "kubelet-stop", "kubelet-start", "wipe", "forget", "second-stream", "slow-stream",
+		"close-streams",
 		"freeze", "thaw", "reload-bad", "disk-full", "disk-free", "block-log", "read-log", "second-agent")
 }
 

@@ -18,7 +18,8 @@ import (
 // config returns the agent's configuration without its end, which reloads change. Faults that exist when the agent
 // starts are a scenario, because simulated GPUs begin with it.
 func (w *world) config() string {
-	source, health := "mode: sim, events: "+map[bool]string{true: "nvml", false: "off"}[w.events]+", sim: {profile: h100-8, control: DIR/sim.sock, scenario: ["+w.scenario+"]}", ""
+	source, health := "mode: sim, events: "+map[bool]string{true: "nvml", false: "off"}[w.events]+
+		", sim: {profile: h100-8, control: DIR/sim.sock, scenario: ["+w.scenario+"]}", ""
 	if w.engine != nil {
 		// Polling finds everything except XIDs.
 		source, health = "interval: 1s, mode: embedded", "interval: 200ms, "
@@ -26,7 +27,8 @@ func (w *world) config() string {
 			source = "interval: 1s, address: localhost:5555"
 		}
 	}
-	return "source: {stallAfter: 1s, " + source + "}\nhealth: {" + health + `stateFile: DIR/state/state.json, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h}}
+	return "source: {stallAfter: 1s, " + source + "}\nhealth: {" + health +
+		`stateFile: DIR/state/state.json, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h}}
 plugin: {kubeletDir: DIR, migStrategy: mixed}
 log: {level: info}
 `
@@ -125,7 +127,10 @@ func newWorld(ctx context.Context, with setup) (_ player, err error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &world{Node: n, agent: with.agent, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, orphans: map[string]bool{}, patience: scaled(stepTimeout), configEnd: goodConfigs()[0]}
+	w := &world{
+		Node: n, agent: with.agent, model: newModel(), log: &buffer{}, endpoint: map[string]string{}, orphans: map[string]bool{},
+		patience: scaled(stepTimeout), configEnd: goodConfigs()[0],
+	}
 	w.events = with.events
 	defer func() {
 		if err != nil {

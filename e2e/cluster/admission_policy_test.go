@@ -106,7 +106,8 @@ func TestAdmissionPolicy(t *testing.T) {
 	})
 	step(t, "the API server accepts the types of all expressions", func(t *testing.T) {
 		eventually(t, "two checked policies", func(ctx context.Context) error {
-			list, err := theCluster.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
+			list, err := theCluster.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx,
+				metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
 			if err != nil {
 				return err
 			}
@@ -131,24 +132,28 @@ func TestAdmissionPolicy(t *testing.T) {
 			node, patch string
 			admitted    bool
 		}{
-			"the condition":         {nodeName, fmt.Sprintf(condition, "GPUHealthy"), true},
-			"no condition":          {nodeName, `{"status": {"conditions": [{"$patch": "delete", "type": "GPUHealthy"}]}}`, true},
-			"another node":          {other, fmt.Sprintf(condition, "GPUHealthy"), false},
-			"another condition":     {nodeName, fmt.Sprintf(condition, "Ready"), false},
-			"a new condition":       {nodeName, fmt.Sprintf(condition, "Other"), false},
-			"a condition less":      {nodeName, `{"status": {"conditions": [{"$patch": "delete", "type": "Ready"}]}}`, false},
-			"all conditions":        {nodeName, `{"status": {"conditions": null}}`, false},
-			"the address":           {nodeName, `{"status": {"addresses": [{"type": "InternalIP", "address": "10.99.0.2"}]}}`, false},
-			"no addresses":          {nodeName, `{"status": {"addresses": null}}`, false},
-			"the kubelet's port":    {nodeName, `{"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}}`, false},
-			"a capacity":            {nodeName, `{"status": {"capacity": {"example.test/x": "1"}}}`, false},
-			"a GPU less":            {nodeName, `{"status": {"allocatable": {"nvidia.com/gpu": "7"}}}`, false},
-			"a label":               {nodeName, `{"metadata": {"labels": {"a": "b"}}}`, false},
-			"a label less":          {nodeName, `{"metadata": {"labels": {"kubernetes.io/hostname": null}}}`, false},
-			"an annotation":         {nodeName, `{"metadata": {"annotations": {"a": "b"}}}`, false},
-			"a finalizer":           {nodeName, `{"metadata": {"finalizers": ["example.test/x"]}}`, false},
-			"an owner":              {nodeName, `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "x"}]}}`, false},
-			"condition with labels": {nodeName, strings.Replace(fmt.Sprintf(condition, "GPUHealthy"), "{", `{"metadata": {"labels": {"a": "b"}}, `, 1), false},
+			"the condition":      {nodeName, fmt.Sprintf(condition, "GPUHealthy"), true},
+			"no condition":       {nodeName, `{"status": {"conditions": [{"$patch": "delete", "type": "GPUHealthy"}]}}`, true},
+			"another node":       {other, fmt.Sprintf(condition, "GPUHealthy"), false},
+			"another condition":  {nodeName, fmt.Sprintf(condition, "Ready"), false},
+			"a new condition":    {nodeName, fmt.Sprintf(condition, "Other"), false},
+			"a condition less":   {nodeName, `{"status": {"conditions": [{"$patch": "delete", "type": "Ready"}]}}`, false},
+			"all conditions":     {nodeName, `{"status": {"conditions": null}}`, false},
+			"the address":        {nodeName, `{"status": {"addresses": [{"type": "InternalIP", "address": "10.99.0.2"}]}}`, false},
+			"no addresses":       {nodeName, `{"status": {"addresses": null}}`, false},
+			"the kubelet's port": {nodeName, `{"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}}`, false},
+			"a capacity":         {nodeName, `{"status": {"capacity": {"example.test/x": "1"}}}`, false},
+			"a GPU less":         {nodeName, `{"status": {"allocatable": {"nvidia.com/gpu": "7"}}}`, false},
+			"a label":            {nodeName, `{"metadata": {"labels": {"a": "b"}}}`, false},
+			"a label less":       {nodeName, `{"metadata": {"labels": {"kubernetes.io/hostname": null}}}`, false},
+			"an annotation":      {nodeName, `{"metadata": {"annotations": {"a": "b"}}}`, false},
+			"a finalizer":        {nodeName, `{"metadata": {"finalizers": ["example.test/x"]}}`, false},
+			"an owner": {
+				nodeName, `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "x"}]}}`,
+				false,
+			},
+			"condition with labels": {nodeName, strings.Replace(fmt.Sprintf(condition, "GPUHealthy"), "{", `{"metadata": {"labels": {"a": "b"}}, `,
+				1), false},
 		} {
 			err := patchStatus(t.Context(), agent, c.node, c.patch)
 			if !c.admitted {
@@ -162,7 +167,8 @@ func TestAdmissionPolicy(t *testing.T) {
 	step(t, "a token without a pod writes nothing", func(t *testing.T) {
 		unbound := withToken(t, nil)
 		_, err := unbound.CoreV1().Events("default").Create(t.Context(), eventFrom("", "Pod", "x"), metav1.CreateOptions{})
-		if err := errors.Join(refusedByPolicy(err), refusedByPolicy(patchStatus(t.Context(), unbound, nodeName, fmt.Sprintf(condition, "GPUHealthy")))); err != nil {
+		if err := errors.Join(refusedByPolicy(err),
+			refusedByPolicy(patchStatus(t.Context(), unbound, nodeName, fmt.Sprintf(condition, "GPUHealthy")))); err != nil {
 			t.Error(err)
 		}
 	})
@@ -191,7 +197,8 @@ func TestAdmissionPolicy(t *testing.T) {
 		}
 		uninstall(t)
 		awaitCondition(t, v1.ConditionFalse, "Lost")
-		before := map[string]map[v1.NodeConditionType]string{nodeName: conditionTypes(t, nodeName), other: conditionTypes(t, other)} // the other has no such condition
+		// the other has no such condition
+		before := map[string]map[v1.NodeConditionType]string{nodeName: conditionTypes(t, nodeName), other: conditionTypes(t, other)}
 		cleanUp(t)
 		for name, want := range before {
 			delete(want, "GPUHealthy")
@@ -215,16 +222,19 @@ func checkEventPolicy(t *testing.T, agent *kubernetes.Clientset, other string) {
 		event    *v1.Event
 		admitted bool
 	}{
-		"node":                {eventFrom(nodeName, "Node", nodeName), true},
-		"pod":                 {eventFrom(nodeName, "Pod", "x"), true},
-		"other node":          {eventFrom(nodeName, "Node", other), false},
-		"other kind":          {eventFrom(nodeName, "Service", "x"), false},
-		"from another node":   {eventFrom(other, "Pod", "x"), false},
-		"from the kubelet":    {foreign(func(e *v1.Event) { e.Source.Component = "kubelet" }), false},
-		"another host":        {foreign(func(e *v1.Event) { e.Source.Host = other }), false},
-		"another controller":  {foreign(func(e *v1.Event) { e.ReportingController = "kubelet" }), false},
-		"another instance":    {foreign(func(e *v1.Event) { e.ReportingInstance = other }), false},
-		"without any sources": {foreign(func(e *v1.Event) { e.Source, e.ReportingController, e.ReportingInstance = v1.EventSource{}, "", "" }), false},
+		"node":               {eventFrom(nodeName, "Node", nodeName), true},
+		"pod":                {eventFrom(nodeName, "Pod", "x"), true},
+		"other node":         {eventFrom(nodeName, "Node", other), false},
+		"other kind":         {eventFrom(nodeName, "Service", "x"), false},
+		"from another node":  {eventFrom(other, "Pod", "x"), false},
+		"from the kubelet":   {foreign(func(e *v1.Event) { e.Source.Component = "kubelet" }), false},
+		"another host":       {foreign(func(e *v1.Event) { e.Source.Host = other }), false},
+		"another controller": {foreign(func(e *v1.Event) { e.ReportingController = "kubelet" }), false},
+		"another instance":   {foreign(func(e *v1.Event) { e.ReportingInstance = other }), false},
+		"without any sources": {
+			foreign(func(e *v1.Event) { e.Source, e.ReportingController, e.ReportingInstance = v1.EventSource{}, "", "" }),
+			false,
+		},
 	} {
 		_, err := agent.CoreV1().Events("default").Create(t.Context(), c.event, metav1.CreateOptions{})
 		if !c.admitted {
@@ -246,7 +256,8 @@ func checkEventPolicy(t *testing.T, agent *kubernetes.Clientset, other string) {
 	const count, toOther = `{"count": 2}`, `{"involvedObject": {"kind": "Pod", "name": "y"}}`
 	own, kubelets := eventFrom(nodeName, "Pod", "x"), foreign(func(e *v1.Event) { e.Source.Component = "kubelet" })
 	const claim = `{"source": {"component": "gpu-node-agent"}}`
-	if err := errors.Join(patch(own, count), refusedByPolicy(patch(own, toOther)), refusedByPolicy(patch(kubelets, count)), refusedByPolicy(patch(kubelets, claim)),
+	if err := errors.Join(patch(own, count), refusedByPolicy(patch(own, toOther)), refusedByPolicy(patch(kubelets, count)),
+		refusedByPolicy(patch(kubelets, claim)),
 		refusedByPolicy(patch(eventFrom(other, "Pod", "x"), count))); err != nil {
 		t.Error(err)
 	}
@@ -277,7 +288,8 @@ func TestKubeletCredentials(t *testing.T) {
 			fmt.Sprintf(`extraVolumeMounts=[{"name": "kubelet", "mountPath": %q, "readOnly": true}]`, dir))
 		startPod(t, "labelled", gpu, "8")
 		awaitRunning(t, "labelled")
-		if _, err := theCluster.client.CoreV1().Pods("default").Patch(t.Context(), "labelled", types.MergePatchType, []byte(`{"metadata": {"labels": {"team": "a"}}}`), metav1.PatchOptions{}); err != nil {
+		if _, err := theCluster.client.CoreV1().Pods("default").Patch(t.Context(), "labelled", types.MergePatchType,
+			[]byte(`{"metadata": {"labels": {"team": "a"}}}`), metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		awaitSeries(t, "DCGM_FI_DEV_GPU_TEMP{", `team="a"`)

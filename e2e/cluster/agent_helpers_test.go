@@ -86,7 +86,10 @@ func upgrade(t *testing.T, tag string, values ...string) {
 }
 
 func upgradeArgs(tag string, values ...string) []string {
-	args := []string{"upgrade", "--install", release, chart, "-n", namespace, "--create-namespace", "-f", "testdata/values.yaml", "--set", "image.tag=" + tag}
+	args := []string{
+		"upgrade", "--install", release, chart, "-n", namespace, "--create-namespace", "-f", "testdata/values.yaml", "--set",
+		"image.tag=" + tag,
+	}
 	for _, v := range values {
 		args = append(args, "--set-json", v)
 	}
@@ -193,7 +196,8 @@ func tryInAgent(ctx context.Context, args ...string) (string, error) {
 	}
 	request := theCluster.client.CoreV1().RESTClient().Post().Resource("pods").Namespace(namespace).Name(pod.Name).SubResource("exec").
 		VersionedParams(&v1.PodExecOptions{
-			Container: "gpu-node-agent", Command: append([]string{"/usr/local/bin/gpu-node-agent", "--config", "/etc/gpu-node-agent/config.yaml"}, args...),
+			Container: "gpu-node-agent", Command: append([]string{"/usr/local/bin/gpu-node-agent", "--config", "/etc/gpu-node-agent/config.yaml"},
+				args...),
 			Stdout: true, Stderr: true,
 		}, scheme.ParameterCodec)
 	executor, err := remotecommand.NewWebSocketExecutor(theCluster.config, http.MethodGet, request.URL().String())

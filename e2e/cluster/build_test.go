@@ -81,7 +81,10 @@ func build(ctx context.Context, dir string) error {
 		{root, "0", []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", bin(mpsControl), "./internal/mpstest/" + mpsControl}},
 		{filepath.Join("..", "helm"), "1", []string{"build", "-o", bin("helm"), "helm.sh/helm/v4/cmd/helm"}},
 		// Debian 12 has release 1.6, which ignores the CDI devices of a claim.
-		{filepath.Join("..", "containerd"), "0", []string{"build", "-trimpath", "-tags", "no_btrfs no_devmapper no_zfs no_tracing", "-ldflags", "-s -w", "-o", bin("containerd") + "/", "tool"}},
+		{filepath.Join("..", "containerd"), "0", []string{
+			"build", "-trimpath", "-tags", "no_btrfs no_devmapper no_zfs no_tracing", "-ldflags",
+			"-s -w", "-o", bin("containerd") + "/", "tool",
+		}},
 	} {
 		begin := time.Now()
 		cmd := exec.CommandContext(ctx, "go", step.args...)

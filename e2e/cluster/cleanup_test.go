@@ -96,7 +96,8 @@ func TestCleanup(t *testing.T) {
 // cleanUp runs the command that /readyz and the notes name.
 func cleanUp(t *testing.T) {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), theCluster.file("gpu-node-agent-"+oldTag), "cleanup", "--kubeconfig", theCluster.pki.Kubeconfig(admin), "--apply").CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), theCluster.file("gpu-node-agent-"+oldTag), "cleanup", "--kubeconfig",
+		theCluster.pki.Kubeconfig(admin), "--apply").CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
@@ -144,7 +145,8 @@ func awaitClean(t *testing.T, pods ...string) {
 		if err != nil {
 			return err
 		}
-		roles, err := theCluster.client.RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
+		roles, err := theCluster.client.RbacV1().ClusterRoles().List(ctx,
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
 		if err != nil {
 			return err
 		}

@@ -117,7 +117,8 @@ func (c *cluster) start() error {
 	}
 	for _, image := range []string{"pause", "workload", "agent-old", "agent-new"} {
 		if err := c.wait(runtime, "containerd has the image "+image, func(ctx context.Context) error {
-			out, err := exec.CommandContext(ctx, c.file("containerd", "ctr"), "-n", "k8s.io", "images", "import", c.file(image+".tar")).CombinedOutput()
+			out, err := exec.CommandContext(ctx, c.file("containerd", "ctr"), "-n", "k8s.io", "images", "import",
+				c.file(image+".tar")).CombinedOutput()
 			if err != nil {
 				err = fmt.Errorf("%w: %s", err, out)
 			}

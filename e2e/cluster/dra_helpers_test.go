@@ -46,7 +46,9 @@ func request(class string, selectors ...string) resourceapi.ExactDeviceRequest {
 // share is a request for memory of a shared GPU.
 func share(memory string) resourceapi.ExactDeviceRequest {
 	r := request(gpuClass, "device.allowMultipleAllocations")
-	r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory)}}
+	r.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+		"memory": resource.MustParse(memory),
+	}}
 	return r
 }
 
@@ -60,7 +62,10 @@ func several(n int64, r resourceapi.ExactDeviceRequest) resourceapi.ExactDeviceR
 func claim(r resourceapi.ExactDeviceRequest, matchAttribute string) resourceapi.DeviceClaim {
 	c := resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &r}}}
 	if matchAttribute != "" {
-		c.Constraints = []resourceapi.DeviceConstraint{{Requests: []string{"gpu"}, MatchAttribute: new(resourceapi.FullyQualifiedName(matchAttribute))}}
+		c.Constraints = []resourceapi.DeviceConstraint{{
+			Requests:       []string{"gpu"},
+			MatchAttribute: new(resourceapi.FullyQualifiedName(matchAttribute)),
+		}}
 	}
 	return c
 }
@@ -82,8 +87,8 @@ func startClaimPod(t *testing.T, namespace, name string, claims ...resourceapi.D
 	startPodOfClaims(t, namespace, name, of)
 }
 
-// startPodWithClaims creates claims, and a pod with a container that uses them. The end of the test deletes the claims. The claims are of no
-// templates, because the controller manager of Kubernetes 1.36 can forget which claims of several templates a pod has: see
+// startPodWithClaims creates claims, and a pod with a container that uses them. The end of the test deletes the claims. The claims are of
+// no templates, because the controller manager of Kubernetes 1.36 can forget which claims of several templates a pod has: see
 // https://github.com/kubernetes/kubernetes/issues/138407.
 func startPodWithClaims(t *testing.T, name string, claims ...resourceapi.DeviceClaim) {
 	t.Helper()
@@ -153,8 +158,8 @@ func claimsOf(ctx context.Context, pod *v1.Pod) ([]resourceapi.ResourceClaim, er
 	return claims, nil
 }
 
-// awaitClaimed waits until a pod runs with the devices of its claims, and returns their names. Its container must have what the driver adds for
-// these devices, and no other.
+// awaitClaimed waits until a pod runs with the devices of its claims, and returns their names. Its container must have what the driver adds
+// for these devices, and no other.
 func awaitClaimed(t *testing.T, namespace, name string) (devices []string) {
 	t.Helper()
 	eventually(t, "pod "+name+" runs with its devices", func(ctx context.Context) error {
@@ -216,7 +221,8 @@ func deviceVariables(env string) map[string]string {
 // nodeSlices returns the node's ResourceSlices of the driver.
 func nodeSlices(ctx context.Context) ([]resourceapi.ResourceSlice, error) {
 	list, err := theCluster.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{
-		FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + draDriver + "," + resourceapi.ResourceSliceSelectorNodeName + "=" + nodeName,
+		FieldSelector: resourceapi.ResourceSliceSelectorDriver + "=" + draDriver + "," + resourceapi.ResourceSliceSelectorNodeName + "=" +
+			nodeName,
 	})
 	if err != nil {
 		return nil, err
@@ -304,7 +310,8 @@ func awaitUnschedulable(t *testing.T, names ...string) {
 func injectOnNode(t *testing.T, pod *v1.Pod, format string, args ...any) {
 	t.Helper()
 	socket := fmt.Sprintf("/proc/%d/root%s", pidOf(t, pod.Status.ContainerStatuses[0]), simSocket)
-	out, err := exec.CommandContext(t.Context(), theCluster.file("gpu-node-agent-"+oldTag), "sim", "--socket", socket, fmt.Sprintf(format, args...)).CombinedOutput()
+	out, err := exec.CommandContext(t.Context(), theCluster.file("gpu-node-agent-"+oldTag), "sim", "--socket", socket,
+		fmt.Sprintf(format, args...)).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
@@ -352,7 +359,8 @@ func awaitPrepared(t *testing.T, want int) {
 // forceDelete deletes a pod without waiting for the kubelet.
 func forceDelete(t *testing.T, name string) {
 	t.Helper()
-	if err := theCluster.client.CoreV1().Pods("default").Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+	if err := theCluster.client.CoreV1().Pods("default").Delete(t.Context(), name,
+		metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "pod "+name+" is gone", func(ctx context.Context) error {

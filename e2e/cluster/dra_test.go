@@ -40,7 +40,8 @@ const (
 	servesPlugin = `config.plugin.api="devicePlugin"`
 )
 
-// TestDRA serves the node's devices by dynamic resource allocation, from the switch of a node that the device plugin serves to the switch back.
+// TestDRA serves the node's devices by dynamic resource allocation, from the switch of a node that the device plugin serves to the switch
+// back.
 func TestDRA(t *testing.T) {
 	step(t, "the device plugin serves a pod", func(t *testing.T) {
 		upgrade(t, oldTag, draValues(`dra.enabled=false`)...)
@@ -190,9 +191,11 @@ func checkRequests(t *testing.T) {
 	a, b := request(gpuClass), request(gpuClass)
 	template, err := theCluster.client.ResourceV1().ResourceClaimTemplates("default").Create(t.Context(), &resourceapi.ResourceClaimTemplate{
 		ObjectMeta: metav1.ObjectMeta{Name: "two"},
-		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
-			{Name: "first", Exactly: &a}, {Name: "second", Exactly: &b},
-		}}}},
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{
+			Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{
+				{Name: "first", Exactly: &a}, {Name: "second", Exactly: &b},
+			}},
+		}},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -267,7 +270,8 @@ func checkAdminAccess(t *testing.T) {
 	if seen := awaitClaimed(t, monitors, "monitor"); len(seen) != 8 {
 		t.Errorf("the monitor sees %v", seen)
 	}
-	startClaimPod(t, "default", "beside", claim(several(6, request(gpuClass)), "")) // and one stays free, so that a monitor's GPUs are not taken
+	// and one stays free, so that a monitor's GPUs are not taken
+	startClaimPod(t, "default", "beside", claim(several(6, request(gpuClass)), ""))
 	if got := awaitClaimed(t, "default", "beside"); slices.Contains(got, held[0]) {
 		t.Errorf("two pods have %v", held)
 	}
@@ -336,7 +340,8 @@ func checkFinding(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	startClaimPod(t, "default", "next", claim(request(gpuClass, fmt.Sprintf(`device.attributes["gpu.nvidia.com"].uuid == %q`, stringAttribute(devices[device], "uuid"))), ""))
+	startClaimPod(t, "default", "next",
+		claim(request(gpuClass, fmt.Sprintf(`device.attributes["gpu.nvidia.com"].uuid == %q`, stringAttribute(devices[device], "uuid"))), ""))
 	awaitUnschedulable(t, "next")
 	keeps()
 	deletePods(t, "one")
@@ -368,7 +373,8 @@ func checkKill(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), agent.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), agent.Name,
+		metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
 		t.Fatal(err)
 	}
 	if got := awaitClaimed(t, "default", name); len(got) != 8 {
@@ -377,7 +383,8 @@ func checkKill(t *testing.T) {
 	if err := preparedOnNode(2); err != nil {
 		t.Error(err)
 	}
-	events, err := theCluster.client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",type=" + v1.EventTypeWarning})
+	events, err := theCluster.client.CoreV1().Events("default").List(t.Context(),
+		metav1.ListOptions{FieldSelector: "involvedObject.name=" + name + ",type=" + v1.EventTypeWarning})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -442,8 +449,8 @@ func checkKubeletRestart(t *testing.T) {
 	awaitPrepared(t, 0)
 }
 
-// checkForceDelete deletes a pod by force while the kubelet is down, and gives its GPUs to another pod: the kubelet prepares the claim of the new
-// pod before it ends the old one.
+// checkForceDelete deletes a pod by force while the kubelet is down, and gives its GPUs to another pod: the kubelet prepares the claim of
+// the new pod before it ends the old one.
 func checkForceDelete(t *testing.T) {
 	startClaimPod(t, "default", "old", claim(several(8, request(gpuClass)), ""))
 	awaitClaimed(t, "default", "old")
@@ -493,7 +500,8 @@ func checkOutage(t *testing.T) {
 }
 
 // awaitReconnected waits until the controllers, the scheduler and the kubelet watch the API server again: they start a pod with a claim and
-// end it. After an outage of seconds each of their watches waits for up to a minute, and as long again if the API server was not ready then.
+// end it. After an outage of seconds each of their watches waits for up to a minute, and as long again if the API server was not ready
+// then.
 func awaitReconnected(t *testing.T) {
 	t.Helper()
 	const name, bound = "reconnected", 5 * time.Minute
@@ -541,7 +549,10 @@ func checkIsland(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, want := range map[string]string{"gpu-0": stringAttribute(devices["gpu-0"], "uuid"), "gpu-1": stringAttribute(devices["gpu-0"], "uuid"), "gpu-2": "", "gpu-3": ""} {
+	for name, want := range map[string]string{
+		"gpu-0": stringAttribute(devices["gpu-0"], "uuid"),
+		"gpu-1": stringAttribute(devices["gpu-0"], "uuid"), "gpu-2": "", "gpu-3": "",
+	} {
 		if got := stringAttribute(devices[name], island); got != want {
 			t.Errorf("%s is in the island %q, want %q", name, got, want)
 		}
@@ -550,7 +561,8 @@ func checkIsland(t *testing.T) {
 	awaitClaimed(t, "default", "first")
 	startClaimPod(t, "default", "pair", claim(several(2, request(gpuClass)), island))
 	awaitUnschedulable(t, "pair")
-	startClaimPod(t, "default", "any-two", claim(several(2, request(gpuClass, `device.attributes["gpu.nvidia.com"].architecture != "Hopper"`)), ""))
+	startClaimPod(t, "default", "any-two", claim(several(2, request(gpuClass, `device.attributes["gpu.nvidia.com"].architecture != "Hopper"`)),
+		""))
 	awaitClaimed(t, "default", "any-two")
 	deletePods(t, "first")
 	if got := awaitClaimed(t, "default", "pair"); !slices.Equal(got, []string{"gpu-0", "gpu-1"}) {
@@ -564,7 +576,8 @@ func checkMIG(t *testing.T) {
 	const profile = `device.attributes["gpu.nvidia.com"].profile == %q`
 	upgrade(t, oldTag, `dra.enabled=true`, neverFlaps, servesDRA, `config.source.sim.profile="h100-8-mig"`)
 	awaitDevices(t, 8+6*7+2*4)
-	startPodWithClaims(t, "parts", claim(several(2, request(migClass, fmt.Sprintf(profile, "3g.40gb"))), ""), claim(several(3, request(migClass, fmt.Sprintf(profile, "1g.10gb"))), "gpu.nvidia.com/parentUUID"))
+	startPodWithClaims(t, "parts", claim(several(2, request(migClass, fmt.Sprintf(profile, "3g.40gb"))), ""),
+		claim(several(3, request(migClass, fmt.Sprintf(profile, "1g.10gb"))), "gpu.nvidia.com/parentUUID"))
 	if got := awaitClaimed(t, "default", "parts"); len(got) != 5 {
 		t.Errorf("pod has %v", got)
 	}
@@ -587,7 +600,8 @@ func checkMIG(t *testing.T) {
 		return err
 	})
 	deletePods(t, "parts", "third", "parent")
-	if err := theCluster.client.ResourceV1().ResourceClaimTemplates("default").DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	if err := theCluster.client.ResourceV1().ResourceClaimTemplates("default").DeleteCollection(t.Context(), metav1.DeleteOptions{},
+		metav1.ListOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
 }

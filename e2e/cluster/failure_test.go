@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// explain logs what may have made a step fail: the warnings of all pods, and the ends of the logs of the agent and of the kubelet. The files
-// in bin/e2e-cluster/logs have more, but often only the output of a failed run is left.
+// explain logs what may have made a step fail: the warnings of all pods, and the ends of the logs of the agent and of the kubelet. The
+// files in bin/e2e-cluster/logs have more, but often only the output of a failed run is left.
 func explain(t *testing.T) {
 	t.Helper()
 	const lines, width = 12, 300
@@ -29,7 +29,8 @@ func explain(t *testing.T) {
 		}
 		t.Logf("%s, the last of %d:%s", what, len(all), text.String())
 	}
-	events, err := theCluster.client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "type=" + v1.EventTypeWarning + ",reason!=MissingClusterDNS"})
+	events, err := theCluster.client.CoreV1().Events(metav1.NamespaceAll).List(ctx,
+		metav1.ListOptions{FieldSelector: "type=" + v1.EventTypeWarning + ",reason!=MissingClusterDNS"})
 	if err != nil {
 		t.Log(err)
 	} else {
@@ -39,7 +40,8 @@ func explain(t *testing.T) {
 		slices.SortStableFunc(events.Items, func(a, b v1.Event) int { return at(a).Compare(at(b)) })
 		var all []string
 		for _, e := range events.Items {
-			all = append(all, fmt.Sprintf("%s %s/%s %s: %s", at(e).Format(time.TimeOnly), e.InvolvedObject.Namespace, e.InvolvedObject.Name, e.Reason, e.Message))
+			all = append(all, fmt.Sprintf("%s %s/%s %s: %s", at(e).Format(time.TimeOnly), e.InvolvedObject.Namespace, e.InvolvedObject.Name,
+				e.Reason, e.Message))
 		}
 		show("warnings", all)
 	}
@@ -58,5 +60,6 @@ func explain(t *testing.T) {
 	if err != nil {
 		t.Log(err)
 	}
-	show("errors in the kubelet's log", slices.DeleteFunc(strings.Split(string(text), "\n"), func(line string) bool { return !strings.HasPrefix(line, "E") }))
+	show("errors in the kubelet's log", slices.DeleteFunc(strings.Split(string(text), "\n"),
+		func(line string) bool { return !strings.HasPrefix(line, "E") }))
 }

@@ -97,7 +97,8 @@ func TestCluster(t *testing.T) {
 		awaitAmounts(t, gpu, "7/7")
 		checkSamePod(t, previous)
 		t.Log("a configuration that only the agent refuses changes nothing")
-		upgrade(t, oldTag, `config.plugin.exclude=["7"]`, `config.plugin.sharing.timeSlicing.resources=[{"name":"example.com/other","replicas":2}]`)
+		upgrade(t, oldTag, `config.plugin.exclude=["7"]`,
+			`config.plugin.sharing.timeSlicing.resources=[{"name":"example.com/other","replicas":2}]`)
 		awaitSeries(t, "gpu_node_agent_config_last_reload_successful 0")
 		awaitAmounts(t, gpu, "7/7")
 		checkSamePod(t, previous)

@@ -18,7 +18,10 @@ const deletedStateDir = "/run/gpu-node-agent-state"
 
 // TestDeletedDirectories removes directories of the node that the agent's container mounts, as kubeadm reset and clean-up scripts do.
 func TestDeletedDirectories(t *testing.T) {
-	values := []string{withdrawOnStop, neverFlaps, `stateDir="` + deletedStateDir + `"`, `config.health.recovery="never"`, `config.health.cordon=["5"]`}
+	values := []string{
+		withdrawOnStop, neverFlaps, `stateDir="` + deletedStateDir + `"`, `config.health.recovery="never"`,
+		`config.health.cordon=["5"]`,
+	}
 	step(t, "an agent with a cordoned and an unhealthy GPU", func(t *testing.T) {
 		upgrade(t, oldTag, values...)
 		inject(t, "{gpu: 3, xid: 79}")
@@ -69,7 +72,8 @@ func TestDeletedDirectories(t *testing.T) {
 	step(t, "helm uninstall", uninstall)
 }
 
-// awaitOneRestart removes directories of the node and waits until the agent's container has ended with exit code 1 and a message, and runs again.
+// awaitOneRestart removes directories of the node and waits until the agent's container has ended with exit code 1 and a message, and runs
+// again.
 func awaitOneRestart(t *testing.T, dirs ...string) {
 	t.Helper()
 	pod := mustAgentPod(t)

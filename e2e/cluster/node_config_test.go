@@ -26,7 +26,8 @@ func setNodeLabel(t *testing.T, label, value string) {
 		text = fmt.Sprintf("%q", value)
 	}
 	patch := fmt.Appendf(nil, `{"metadata": {"labels": {%q: %s}}}`, label, text)
-	if _, err := theCluster.client.CoreV1().Nodes().Patch(t.Context(), nodeName, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := theCluster.client.CoreV1().Nodes().Patch(t.Context(), nodeName, types.MergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -122,7 +122,10 @@ func allocatableAtRemoval(t *testing.T, taint string) <-chan int {
 // TestNodeState has the agent write labels and taints of its node.
 func TestNodeState(t *testing.T) {
 	const taints = `{"when": "anyUnhealthy", "key": "gpu-node-agent/unhealthy", "effect": "NoSchedule"}`
-	values := []string{withdrawOnStop, neverFlaps, `config.node.startupTaint="` + notReadyTaint + `"`, `config.node.labels.output="api"`, `config.node.taints=[` + taints + `]`}
+	values := []string{
+		withdrawOnStop, neverFlaps, `config.node.startupTaint="` + notReadyTaint + `"`, `config.node.labels.output="api"`,
+		`config.node.taints=[` + taints + `]`,
+	}
 	addTaint(t, nodeName, asTaint(notReadyTaint))
 	removeForeign := addTaint(t, nodeName, asTaint(foreignTaint))
 	setNodeLabel(t, foreignLabel, "r1")
@@ -146,8 +149,10 @@ func TestNodeState(t *testing.T) {
 	})
 	step(t, "the node has the labels of its GPUs", func(t *testing.T) {
 		awaitLabels(t, map[string]string{
-			"nvidia.com/gpu.count": "8", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.family": "hopper",
-			"nvidia.com/gpu.replicas": "1", "nvidia.com/gpu.sharing-strategy": "none", "nvidia.com/mig.capable": "true", "nvidia.com/gfd.timestamp": "",
+			"nvidia.com/gpu.count": "8", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559",
+			"nvidia.com/gpu.family":   "hopper",
+			"nvidia.com/gpu.replicas": "1", "nvidia.com/gpu.sharing-strategy": "none", "nvidia.com/mig.capable": "true",
+			"nvidia.com/gfd.timestamp":    "",
 			"gpu-node-agent/gpus-healthy": "8", "gpu-node-agent/gpus-degraded": "0", "gpu-node-agent/gpus-unhealthy": "0", foreignLabel: "r1",
 		})
 		eventually(t, "the labels are those that the command prints", func(ctx context.Context) error {
@@ -175,7 +180,8 @@ func TestNodeState(t *testing.T) {
 	})
 	step(t, "the account changes only these labels and taints, of its own node", func(t *testing.T) {
 		checkNodePolicy(t, withToken(t, mustAgentPod(t)), other)
-		if err := refusedByPolicy(patchNode(t.Context(), withToken(t, nil), nodeName, `{"metadata": {"labels": {"nvidia.com/gpu.count": "1"}}}`)); err != nil {
+		if err := refusedByPolicy(patchNode(t.Context(), withToken(t, nil), nodeName,
+			`{"metadata": {"labels": {"nvidia.com/gpu.count": "1"}}}`)); err != nil {
 			t.Errorf("a token without a pod: %v", err)
 		}
 		awaitNodeTaints(t, foreignTaint)
@@ -212,23 +218,30 @@ func checkNodePolicy(t *testing.T, agent *kubernetes.Clientset, other string) {
 		node, patch string
 		admitted    bool
 	}{
-		"a label of the agent":        {nodeName, `{"metadata": {"labels": {"gpu-node-agent/gpus-degraded": "0"}}}`, true},
-		"a label of the GPUs":         {nodeName, `{"metadata": {"labels": {"nvidia.com/gpu.count": "8"}}}`, true},
-		"its taint":                   {nodeName, `{"spec": {"taints": [` + foreign + `, {"key": "gpu-node-agent/unhealthy", "effect": "NoSchedule"}]}}`, true},
-		"another node's label":        {other, `{"metadata": {"labels": {"nvidia.com/gpu.count": "8"}}}`, false},
-		"another node's taint":        {other, `{"spec": {"taints": []}}`, false},
-		"another label":               {nodeName, `{"metadata": {"labels": {"a": "b"}}}`, false},
-		"a label of a role":           {nodeName, `{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}`, false},
-		"a label less":                {nodeName, `{"metadata": {"labels": {"` + foreignLabel + `": null}}}`, false},
-		"another taint":               {nodeName, `{"spec": {"taints": [` + foreign + `, {"key": "example.com/other", "effect": "NoExecute"}]}}`, false},
-		"its taint with NoExecute":    {nodeName, `{"spec": {"taints": [` + foreign + `, {"key": "gpu-node-agent/unhealthy", "effect": "NoExecute"}]}}`, false},
-		"a taint less":                {nodeName, `{"spec": {"taints": []}}`, false},
-		"another taint's effect":      {nodeName, `{"spec": {"taints": [{"key": "example.com/maintenance", "effect": "NoSchedule"}]}}`, false},
-		"unschedulable":               {nodeName, `{"spec": {"unschedulable": true}}`, false},
-		"the provider's ID":           {nodeName, `{"spec": {"providerID": "x"}}`, false},
-		"an annotation":               {nodeName, `{"metadata": {"annotations": {"a": "b"}}}`, false},
-		"a finalizer":                 {nodeName, `{"metadata": {"finalizers": ["example.com/x"]}}`, false},
-		"an owner":                    {nodeName, `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "x"}]}}`, false},
+		"a label of the agent": {nodeName, `{"metadata": {"labels": {"gpu-node-agent/gpus-degraded": "0"}}}`, true},
+		"a label of the GPUs":  {nodeName, `{"metadata": {"labels": {"nvidia.com/gpu.count": "8"}}}`, true},
+		"its taint": {
+			nodeName, `{"spec": {"taints": [` + foreign + `, {"key": "gpu-node-agent/unhealthy", "effect": "NoSchedule"}]}}`,
+			true,
+		},
+		"another node's label": {other, `{"metadata": {"labels": {"nvidia.com/gpu.count": "8"}}}`, false},
+		"another node's taint": {other, `{"spec": {"taints": []}}`, false},
+		"another label":        {nodeName, `{"metadata": {"labels": {"a": "b"}}}`, false},
+		"a label of a role":    {nodeName, `{"metadata": {"labels": {"node-role.kubernetes.io/control-plane": ""}}}`, false},
+		"a label less":         {nodeName, `{"metadata": {"labels": {"` + foreignLabel + `": null}}}`, false},
+		"another taint":        {nodeName, `{"spec": {"taints": [` + foreign + `, {"key": "example.com/other", "effect": "NoExecute"}]}}`, false},
+		"its taint with NoExecute": {nodeName, `{"spec": {"taints": [` + foreign +
+			`, {"key": "gpu-node-agent/unhealthy", "effect": "NoExecute"}]}}`, false},
+		"a taint less":           {nodeName, `{"spec": {"taints": []}}`, false},
+		"another taint's effect": {nodeName, `{"spec": {"taints": [{"key": "example.com/maintenance", "effect": "NoSchedule"}]}}`, false},
+		"unschedulable":          {nodeName, `{"spec": {"unschedulable": true}}`, false},
+		"the provider's ID":      {nodeName, `{"spec": {"providerID": "x"}}`, false},
+		"an annotation":          {nodeName, `{"metadata": {"annotations": {"a": "b"}}}`, false},
+		"a finalizer":            {nodeName, `{"metadata": {"finalizers": ["example.com/x"]}}`, false},
+		"an owner": {
+			nodeName,
+			`{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "x"}]}}`, false,
+		},
 		"its label and another label": {nodeName, `{"metadata": {"labels": {"nvidia.com/gpu.count": "8", "a": "b"}}}`, false},
 	} {
 		err := patchNode(t.Context(), agent, c.node, c.patch)

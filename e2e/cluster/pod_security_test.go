@@ -18,7 +18,8 @@ func setPodSecurity(t *testing.T, label string) {
 	t.Helper()
 	key, value, _ := strings.Cut(label, "=")
 	patch := fmt.Appendf(nil, `{"metadata": {"labels": {%q: %q}}}`, key, value)
-	if _, err := theCluster.client.CoreV1().Namespaces().Patch(t.Context(), namespace, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := theCluster.client.CoreV1().Namespaces().Patch(t.Context(), namespace, types.MergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -35,7 +36,8 @@ func TestPodSecurity(t *testing.T) {
 			t.Errorf("%q is not in:\n%s", refused, notes)
 		}
 		eventually(t, "event", func(ctx context.Context) error {
-			events, err := theCluster.client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + account})
+			events, err := theCluster.client.CoreV1().Events(namespace).List(ctx,
+				metav1.ListOptions{FieldSelector: "involvedObject.name=" + account})
 			if err != nil {
 				return err
 			}

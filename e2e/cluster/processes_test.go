@@ -46,13 +46,14 @@ func TestProcesses(t *testing.T) {
 	awaitAmounts(t, gpu, "8/8")
 	one := v1.ResourceRequirements{Limits: v1.ResourceList{gpu: resource.MustParse("1")}}
 	grace := int64(1)
-	if _, err := theCluster.client.CoreV1().Pods("default").Create(t.Context(), &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod}, Spec: v1.PodSpec{
-		TerminationGracePeriodSeconds: &grace,
-		Containers: []v1.Container{
-			{Name: "first", Image: workloadImage, ImagePullPolicy: v1.PullNever, Resources: one},
-			{Name: "second", Image: workloadImage, ImagePullPolicy: v1.PullNever, Resources: one},
-		},
-	}}, metav1.CreateOptions{}); err != nil {
+	if _, err := theCluster.client.CoreV1().Pods("default").Create(t.Context(),
+		&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: pod}, Spec: v1.PodSpec{
+			TerminationGracePeriodSeconds: &grace,
+			Containers: []v1.Container{
+				{Name: "first", Image: workloadImage, ImagePullPolicy: v1.PullNever, Resources: one},
+				{Name: "second", Image: workloadImage, ImagePullPolicy: v1.PullNever, Resources: one},
+			},
+		}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	pids, gpus := make(map[string]int), make(map[string]string)
@@ -82,7 +83,8 @@ func TestProcesses(t *testing.T) {
 	})
 	await := func(series, value, gpu, pod, container string) {
 		t.Helper()
-		awaitSeries(t, "gpu_node_agent_"+series+"{", fmt.Sprintf(`gpu=%q`, gpu), fmt.Sprintf(`pod=%q`, pod), fmt.Sprintf(`container=%q`, container), "} "+value+"\n")
+		awaitSeries(t, "gpu_node_agent_"+series+"{", fmt.Sprintf(`gpu=%q`, gpu), fmt.Sprintf(`pod=%q`, pod),
+			fmt.Sprintf(`container=%q`, container), "} "+value+"\n")
 	}
 	step(t, "a process has its pod and container", func(t *testing.T) {
 		await("processes", "0", gpus["first"], "", "")

@@ -55,7 +55,8 @@ scrape_configs:
   relabel_configs: %s
 `, file("rules.yaml"), endpoint["honorLabels"], endpoint["path"], file("targets.json"),
 		strings.NewReplacer("sourceLabels", "source_labels", "targetLabel", "target_label").Replace(string(relabel)))
-	if err := errors.Join(os.WriteFile(file("rules.yaml"), text, 0o600), os.WriteFile(file("config.yaml"), []byte(config), 0o600)); err != nil {
+	if err := errors.Join(os.WriteFile(file("rules.yaml"), text, 0o600),
+		os.WriteFile(file("config.yaml"), []byte(config), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	writeTargets(t, file("targets.json"), endpoint["port"].(string))

@@ -78,7 +78,8 @@ func (r reclaimReport) reason(kind, ref string) string {
 // accountKubeconfig returns a kubeconfig of a service account of the release.
 func accountKubeconfig(t *testing.T, account string) string {
 	t.Helper()
-	token, err := theCluster.client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account, &authv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := theCluster.client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), account, &authv1.TokenRequest{},
+		metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +134,10 @@ func runReclaim(t *testing.T, name string) (output string, succeeded bool) {
 		t.Fatal(err)
 	}
 	template := cron.Spec.JobTemplate
-	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: template.Labels, Annotations: map[string]string{"cronjob.kubernetes.io/instantiate": "manual"}}, Spec: template.Spec}
+	job := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{
+		Name: name, Labels: template.Labels,
+		Annotations: map[string]string{"cronjob.kubernetes.io/instantiate": "manual"},
+	}, Spec: template.Spec}
 	if _, err := theCluster.client.BatchV1().Jobs(namespace).Create(t.Context(), job, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +159,8 @@ func runReclaim(t *testing.T, name string) (output string, succeeded bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := theCluster.client.BatchV1().Jobs(namespace).Delete(t.Context(), name, metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}); err != nil {
+	if err := theCluster.client.BatchV1().Jobs(namespace).Delete(t.Context(), name,
+		metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}); err != nil {
 		t.Error(err)
 	}
 	return output, succeeded
@@ -221,7 +226,8 @@ func checkReplicas(t *testing.T, want map[string]int32) {
 func setReplicas(t *testing.T, name string, replicas int32) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"spec": {"replicas": %d}}`, replicas)
-	if _, err := theCluster.client.AppsV1().Deployments(research).Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := theCluster.client.AppsV1().Deployments(research).Patch(t.Context(), name, types.MergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -314,7 +320,10 @@ func TestReclaim(t *testing.T) {
 		}
 		kubeconfig = accountKubeconfig(t, reclaimer)
 	})
-	notices := []string{"notify Deployment research/idle", "notify Deployment research/idle-share", "notify Job research/job", "notify Pod research/bare"}
+	notices := []string{
+		"notify Deployment research/idle", "notify Deployment research/idle-share", "notify Job research/job",
+		"notify Pod research/bare",
+	}
 	step(t, "a dry run changes nothing", func(t *testing.T) {
 		before := reclaimObjects(t)
 		report := awaitPlan(t, kubeconfig, notices...)
@@ -347,7 +356,10 @@ func TestReclaim(t *testing.T) {
 		}
 		checkReplicas(t, map[string]int32{"idle": 2, "idle-share": 1, "busy": 1, "busy-share": 1})
 	})
-	taken := []string{"evict Pod research/bare", "scale Deployment research/idle", "scale Deployment research/idle-share", "suspend Job research/job"}
+	taken := []string{
+		"evict Pod research/bare", "scale Deployment research/idle", "scale Deployment research/idle-share",
+		"suspend Job research/job",
+	}
 	step(t, "the next run after the notice gives the GPUs back", func(t *testing.T) {
 		awaitPlan(t, kubeconfig, taken...)
 		output, ok := runReclaim(t, "act")
@@ -360,7 +372,8 @@ func TestReclaim(t *testing.T) {
 			t.Errorf("the opted-out Deployment: %d replicas, %v", *d.Spec.Replicas, d.Annotations)
 		}
 		var record struct{ Replicas int32 }
-		if err := json.Unmarshal([]byte(getDeployment(t, research, "idle").Annotations[reclaimRecord]), &record); err != nil || record.Replicas != 2 {
+		if err := json.Unmarshal([]byte(getDeployment(t, research, "idle").Annotations[reclaimRecord]), &record); err != nil ||
+			record.Replicas != 2 {
 			t.Errorf("record %+v, want 2 replicas; %v", record, err)
 		}
 		awaitEventIn(t, research, "idle", "GPUReclaimed", "")
@@ -393,7 +406,8 @@ func TestReclaim(t *testing.T) {
 	})
 	step(t, "undo restores what nobody changed", func(t *testing.T) {
 		report, err := reclaim(t.Context(), kubeconfig, "--undo", "--apply")
-		if want := []string{"restore Deployment research/idle-share", "resume Job research/job"}; err != nil || !slices.Equal(report.actions(), want) {
+		if want := []string{"restore Deployment research/idle-share", "resume Job research/job"}; err != nil ||
+			!slices.Equal(report.actions(), want) {
 			t.Errorf("actions %v, want %v; %v", report.actions(), want, err)
 		}
 		if got := report.reason("Deployment", "research/idle"); got != "changed" {
@@ -414,7 +428,8 @@ func TestReclaim(t *testing.T) {
 			t.Helper()
 			eventually(t, "all is skipped: "+reason, func(ctx context.Context) error {
 				report, err := reclaim(ctx, kubeconfig, "--apply")
-				if err == nil && (report.reason("Deployment", "research/idle") != reason || report.reason("Job", "research/job") != reason || len(report.Actions) > 0) {
+				if err == nil && (report.reason("Deployment", "research/idle") != reason || report.reason("Job", "research/job") != reason ||
+					len(report.Actions) > 0) {
 					err = fmt.Errorf("report: %+v", report)
 				}
 				return err
@@ -425,7 +440,8 @@ func TestReclaim(t *testing.T) {
 		skipped("sourceDown")
 		// The agent's pod ends, and none starts.
 		patch := []byte(`{"spec": {"template": {"spec": {"nodeSelector": {"example.com/none": "true"}}}}}`)
-		if _, err := theCluster.client.AppsV1().DaemonSets(namespace).Patch(t.Context(), account, types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		if _, err := theCluster.client.AppsV1().DaemonSets(namespace).Patch(t.Context(), account, types.StrategicMergePatchType, patch,
+			metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "no agent", func(ctx context.Context) error {
@@ -461,14 +477,16 @@ func checkReclaimRights(t *testing.T, kubeconfig string) {
 		_, err := client.AppsV1().Deployments(in).Patch(t.Context(), name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
 		return err
 	}
-	if err := errors.Join(refusedByPolicy(patch(research, "busy", image)), refusedByPolicy(patch(research, "busy", `{"metadata": {"labels": {"a": "b"}}}`))); err != nil {
+	if err := errors.Join(refusedByPolicy(patch(research, "busy", image)),
+		refusedByPolicy(patch(research, "busy", `{"metadata": {"labels": {"a": "b"}}}`))); err != nil {
 		t.Error(err)
 	}
 	_, errSecrets := client.CoreV1().Secrets(research).List(t.Context(), metav1.ListOptions{})
 	_, errNodes := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 	_, errOther := client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
 	for what, err := range map[string]error{
-		"delete a pod": client.CoreV1().Pods(research).Delete(t.Context(), "x", metav1.DeleteOptions{}), "read secrets": errSecrets, "list nodes": errNodes,
+		"delete a pod": client.CoreV1().Pods(research).Delete(t.Context(), "x", metav1.DeleteOptions{}), "read secrets": errSecrets,
+		"list nodes":                     errNodes,
 		"list pods of another namespace": errOther, "patch a DaemonSet of the release": patch(namespace, account, image),
 		"delete a Deployment": client.AppsV1().Deployments(research).Delete(t.Context(), "busy", metav1.DeleteOptions{}),
 	} {

@@ -90,7 +90,8 @@ func (r *recipes) take(t *testing.T, heading string) recipe {
 func (r recipe) apply(t *testing.T) {
 	t.Helper()
 	createNamespace(t, r.namespace, nil)
-	if err := theCluster.createObjects(t.Context(), metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict}, r.Objects...); err != nil {
+	if err := theCluster.createObjects(t.Context(), metav1.CreateOptions{FieldValidation: metav1.FieldValidationStrict},
+		r.Objects...); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -299,7 +300,8 @@ func checkQuota(t *testing.T, all *recipes) {
 	r.checkDenied(t, workloadPod("third", gpu, "1"))
 	for of, used := range map[v1.ResourceName]string{gpuMemory: "20", "nvidia.com/mig-1g.10gb": "4"} {
 		_, err := theCluster.client.CoreV1().Pods(r.namespace).Create(t.Context(), workloadPod("more", of, "1"), metav1.CreateOptions{})
-		if want := fmt.Sprintf("used: requests.%s=%s, limited: requests.%[1]s=%[2]s", of, used); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("used: requests.%s=%s, limited: requests.%[1]s=%[2]s", of, used); !apierrors.IsForbidden(err) ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want a refusal with %q", of, err, want)
 		}
 	}
@@ -364,7 +366,8 @@ func checkCustomResources(t *testing.T, all *recipes) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := theCluster.dynamic.Resource(definitions).Delete(context.Background(), objects[0].GetName(), metav1.DeleteOptions{}); err != nil {
+			if err := theCluster.dynamic.Resource(definitions).Delete(context.Background(), objects[0].GetName(),
+				metav1.DeleteOptions{}); err != nil {
 				t.Error(err)
 			}
 		})
@@ -405,7 +408,8 @@ func checkSpread(t *testing.T, all *recipes) {
 		v1.LabelHostname: "node2", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3",
 		"nvidia.com/gpu.present": "false", // for the chart
 	})
-	if err := patchStatus(t.Context(), theCluster.client, other, `{"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Test"}]}}`); err != nil {
+	if err := patchStatus(t.Context(), theCluster.client, other,
+		`{"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "Test"}]}}`); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "the other node has no taint", func(ctx context.Context) error {
@@ -460,7 +464,8 @@ func checkPreemption(t *testing.T, all *recipes) {
 	for _, o := range r.Objects {
 		if o.GetKind() == "PriorityClass" {
 			t.Cleanup(func() {
-				if err := theCluster.client.SchedulingV1().PriorityClasses().Delete(context.Background(), o.GetName(), metav1.DeleteOptions{}); err != nil {
+				if err := theCluster.client.SchedulingV1().PriorityClasses().Delete(context.Background(), o.GetName(),
+					metav1.DeleteOptions{}); err != nil {
 					t.Error(err)
 				}
 			})
@@ -484,7 +489,8 @@ func checkPreemption(t *testing.T, all *recipes) {
 	awaitEventIn(t, r.namespace, "batch", "Preempted", "")
 	start("next-batch", "gpu-batch", "6")
 	r.awaitDenied(t, "next-batch")
-	eventually(t, "the quota counts the GPU of the high priority", func(ctx context.Context) error { // the API server may have admitted the pod before it saw the quota
+	// the API server may have admitted the pod before it saw the quota
+	eventually(t, "the quota counts the GPU of the high priority", func(ctx context.Context) error {
 		quotas, err := theCluster.client.CoreV1().ResourceQuotas(r.namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
@@ -496,7 +502,8 @@ func checkPreemption(t *testing.T, all *recipes) {
 		}
 		return fmt.Errorf("quotas %v", quotas.Items)
 	})
-	if err := withClass("greedy", "gpu-serving", "4"); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota: gpu-serving") {
+	if err := withClass("greedy", "gpu-serving", "4"); !apierrors.IsForbidden(err) ||
+		!strings.Contains(err.Error(), "exceeded quota: gpu-serving") {
 		t.Errorf("a fifth GPU with the high priority: %v, want a refusal by the quota", err)
 	}
 	deletePods(t, r.pod("serving"), r.pod("next-batch"))

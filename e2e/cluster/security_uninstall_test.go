@@ -116,7 +116,8 @@ func awaitCondition(t *testing.T, want v1.ConditionStatus, reason string) {
 func awaitPodEvent(t *testing.T, pod, reason string) {
 	t.Helper()
 	eventually(t, "pod "+pod+" has the event "+reason, func(ctx context.Context) error {
-		events, err := theCluster.client.CoreV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod + ",reason=" + reason})
+		events, err := theCluster.client.CoreV1().Events("default").List(ctx,
+			metav1.ListOptions{FieldSelector: "involvedObject.name=" + pod + ",reason=" + reason})
 		if err == nil && len(events.Items) == 0 {
 			err = fmt.Errorf("no such event")
 		}
@@ -198,7 +199,10 @@ func survives(dir, name string) bool {
 func agentFiles(t *testing.T) map[string][]string {
 	t.Helper()
 	files := make(map[string][]string)
-	for _, dir := range []string{kubeletPluginDir, "/var/lib/kubelet/plugins_registry", draDir, stateDir, "/run/gpu-node-agent", cdiDir, "/etc/cdi"} {
+	for _, dir := range []string{
+		kubeletPluginDir, "/var/lib/kubelet/plugins_registry", draDir, stateDir, "/run/gpu-node-agent", cdiDir,
+		"/etc/cdi",
+	} {
 		entries, err := os.ReadDir(dir)
 		if err != nil && !os.IsNotExist(err) {
 			t.Fatal(err)

@@ -80,7 +80,8 @@ func (n *node) publish(t *testing.T) {
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), theCluster.file("gpu-node-agent-"+oldTag), "dra", "slices", "--config", file, "-o", "json").Output()
+	out, err := exec.CommandContext(t.Context(), theCluster.file("gpu-node-agent-"+oldTag), "dra", "slices", "--config", file, "-o",
+		"json").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +363,8 @@ func kubeletDevices(ctx context.Context) (all map[string]int, free []sequence.Ho
 func (p *player) check(t *testing.T) {
 	t.Helper()
 	if !p.returned.IsZero() {
-		eventuallyWithin(t, nodePatience-time.Since(p.returned), "the node has what an agent is to set, and nothing else of the agents", p.checkNode)
+		eventuallyWithin(t, nodePatience-time.Since(p.returned), "the node has what an agent is to set, and nothing else of the agents",
+			p.checkNode)
 		p.returned = time.Time{}
 	}
 	var said string
@@ -476,8 +478,8 @@ func (n *node) removeFailed(ctx context.Context) error {
 	return nil
 }
 
-// checkNode returns an error if the node lacks a taint, the labels or the condition of the values, or has one that they do not have. Without the
-// hook such labels and taints may stay if a series of the agent names them; no series names a condition.
+// checkNode returns an error if the node lacks a taint, the labels or the condition of the values, or has one that they do not have.
+// Without the hook such labels and taints may stay if a series of the agent names them; no series names a condition.
 func (p *player) checkNode(ctx context.Context) error {
 	node, err := theCluster.client.CoreV1().Nodes().Get(ctx, nodeName, metav1.GetOptions{})
 	if err != nil {
@@ -524,8 +526,8 @@ func findSeries(ctx context.Context, series string) error {
 	return err
 }
 
-// ofAgents returns what agents have written of the node since the start of the sequence. The others are what nobody should have written, and
-// an annotation of taints that are not there.
+// ofAgents returns what agents have written of the node since the start of the sequence. The others are what nobody should have written,
+// and an annotation of taints that are not there.
 func (n *node) ofAgents(node *v1.Node) (taint, labels, condition bool, others []string) {
 	before := nodeTaints(n.before)
 	for _, t := range nodeTaints(node) {

@@ -43,8 +43,8 @@ const (
 	startPatience = 8 * time.Second
 )
 
-// TestSequence plays a random sequence of what operators, pods and faults do on the cluster, and checks what is true after each step. The model
-// is that of e2e/chaos/holders. cluster/run leaves this test out; make sequences-cluster runs it.
+// TestSequence plays a random sequence of what operators, pods and faults do on the cluster, and checks what is true after each step. The
+// model is that of e2e/chaos/holders. cluster/run leaves this test out; make sequences-cluster runs it.
 func TestSequence(t *testing.T) {
 	plan := sequence.NewPlan(*sequenceSeed, sequence.Options{NoDisk: true, NoAPI: true, Single: true, Chart: true})
 	var replay, played []sequence.Step
@@ -138,7 +138,8 @@ func helmValues(v sequence.Values) []string {
 	case sequence.TimeSlicing:
 		values = append(values, fmt.Sprintf(`config.plugin.sharing.timeSlicing.resources=[{"name": "%s", "replicas": 2}]`, of))
 	case sequence.Memory:
-		values = append(values, `config.plugin.sharing.memory={"resource": "nvidia.com/gpu-memory", "unit": "4Gi", "enforcement": "none", "devices": ["0", "2", "3"]}`) // not the GPU in MIG mode
+		// not the GPU in MIG mode
+		values = append(values, `config.plugin.sharing.memory={"resource": "nvidia.com/gpu-memory", "unit": "4Gi", "enforcement": "none", "devices": ["0", "2", "3"]}`)
 	}
 	if v.Taints {
 		values = append(values, `config.node.taints=[{"when": "anyUnhealthy", "key": "gpu-node-agent/unhealthy", "effect": "NoSchedule"}]`)
@@ -164,8 +165,8 @@ func (p *player) upgradeTo(t *testing.T, v sequence.Values) {
 	p.helmReturned()
 }
 
-// overlaps reports whether the next step can begin before a step has settled. After others it needs to know what pods have. After the kill of a
-// driver, or of an agent while the kubelet was down, an uninstall would leave no agent that removes the sockets.
+// overlaps reports whether the next step can begin before a step has settled. After others it needs to know what pods have. After the kill
+// of a driver, or of an agent while the kubelet was down, an uninstall would leave no agent that removes the sockets.
 func (p *player) overlaps(k sequence.Kind) bool {
 	switch k {
 	case sequence.Kill:
@@ -195,7 +196,8 @@ func (p *player) play(t *testing.T, s sequence.Step) bool {
 		}
 	case sequence.Rollback:
 		last := len(p.revisions) - 1
-		helm(t, "rollback", release, fmt.Sprint(p.revisions[last]), "-n", namespace, "--history-max", "0", "--wait", "--timeout", (2 * patience).String())
+		helm(t, "rollback", release, fmt.Sprint(p.revisions[last]), "-n", namespace, "--history-max", "0", "--wait", "--timeout",
+			(2 * patience).String())
 		p.latest++
 		p.revision, p.revisions = p.latest, p.revisions[:last]
 		p.helmReturned()

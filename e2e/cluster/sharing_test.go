@@ -68,14 +68,16 @@ func TestSharing(t *testing.T) {
 		`extraVolumes=[{"name": "standin", "hostPath": {"path": "` + program + `"}}]`,
 		`extraVolumeMounts=[{"name": "standin", "mountPath": "` + mpsDir + `"}]`,
 		`config.plugin.sharing={"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 10, "devices": ["2", "3"], "rename": "example.com/sliced"}]},` +
-			`"mps": {"control": "` + mpsDir + "/" + mpsControl + `", "renameByDefault": true, "resources": [{"name": "nvidia.com/gpu", "replicas": 4, "devices": ["4", "5"]}]},` +
+			`"mps": {"control": "` + mpsDir + "/" + mpsControl +
+			`", "renameByDefault": true, "resources": [{"name": "nvidia.com/gpu", "replicas": 4, "devices": ["4", "5"]}]},` +
 			`"memory": {"resource": "nvidia.com/gpu-memory", "unit": "1Gi", "reserve": "512Mi", "devices": ["6", "7"]}}`,
 	}
 	requests := map[string]struct {
 		of     v1.ResourceName
 		amount string
 	}{
-		"whole": {gpu, "1"}, "slice": {sliced, "1"}, "mps-0": {shared, "1"}, "mps-1": {shared, "1"}, "mps-2": {shared, "1"}, "mps-3": {shared, "1"}, "mps-4": {shared, "1"},
+		"whole": {gpu, "1"}, "slice": {sliced, "1"}, "mps-0": {shared, "1"}, "mps-1": {shared, "1"}, "mps-2": {shared, "1"},
+		"mps-3": {shared, "1"}, "mps-4": {shared, "1"},
 		"memory-0": {gpuMemory, "10"}, "memory-1": {gpuMemory, "60"}, "memory-2": {gpuMemory, "60"},
 	}
 	pods := slices.Sorted(maps.Keys(requests))
@@ -169,8 +171,8 @@ func TestSharing(t *testing.T) {
 	})
 }
 
-// testMPSDaemonKilled kills mps-daemon with SIGKILL. Its pod has the node's PID namespace, as the chart's has with real GPUs: the kernel ends no
-// process with it.
+// testMPSDaemonKilled kills mps-daemon with SIGKILL. Its pod has the node's PID namespace, as the chart's has with real GPUs: the kernel
+// ends no process with it.
 func testMPSDaemonKilled(t *testing.T) {
 	ctx := t.Context()
 	selector := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=gpu-node-agent-mps"}
@@ -183,7 +185,8 @@ func testMPSDaemonKilled(t *testing.T) {
 		t.Fatalf("no DaemonSet of mps-daemon in %d", len(sets.Items))
 	}
 	patch := []byte(`{"spec": {"template": {"spec": {"hostPID": true}}}}`)
-	if _, err := theCluster.client.AppsV1().DaemonSets(namespace).Patch(ctx, sets.Items[i].Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}); err != nil {
+	if _, err := theCluster.client.AppsV1().DaemonSets(namespace).Patch(ctx, sets.Items[i].Name, types.StrategicMergePatchType, patch,
+		metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := theCluster.client.CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{}, selector); err != nil {
@@ -351,7 +354,8 @@ func killAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	now := int64(0)
-	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
+	if err := theCluster.client.CoreV1().Pods(namespace).Delete(t.Context(), pod.Name,
+		metav1.DeleteOptions{GracePeriodSeconds: &now}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "another pod of the agent", func(ctx context.Context) error {

@@ -53,10 +53,12 @@ func TestMIGMixed(t *testing.T) {
 
 	// GPU 7 has the mix, so each resource loses devices.
 	n.Inject(`{"gpu":7,"lost":true}`)
-	n.Eventually("MIG devices of a lost GPU are unhealthy", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
+	n.Eventually("MIG devices of a lost GPU are unhealthy",
+		n.checkCounts(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
 	n.StopKubelet()
 	n.StartKubelet()
-	n.Eventually("unchanged after a restart of the kubelet", n.checkCounts(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
+	n.Eventually("unchanged after a restart of the kubelet",
+		n.checkCounts(map[v1.ResourceName][2]int{one: {46, 44}, two: {2, 1}, three: {2, 1}}))
 	n.removeSockets()
 	n.Eventually("the agent listens for each resource again", func() error {
 		if sockets := n.pluginSockets(); len(sockets) < 3 {
@@ -70,7 +72,8 @@ func TestMIGMixed(t *testing.T) {
 
 	// A GPU is offered as a whole only after pods release its MIG devices.
 	n.configure("h100-8-mig", "migStrategy: none")
-	n.Eventually("whole GPUs, without those whose MIG devices pods hold", n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {8, 3}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))
+	n.Eventually("whole GPUs, without those whose MIG devices pods hold",
+		n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {8, 3}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))
 	n.UnbindAll()
 	n.Eventually("whole GPUs only", n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {8, 8}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))
 	n.EndAgent()

@@ -96,7 +96,8 @@ func addStringSchemas(t *testing.T, defaults map[string]any, constraints map[str
 		case !list && accepts("8Gi"):
 			constraints[key] = map[string]any{"pattern": size + orEmpty}
 		case !list && accepts("a/b:NoSchedule"):
-			constraints[key] = map[string]any{"pattern": "^" + labelKey + "(=" + labelValue + ")?:(NoSchedule|PreferNoSchedule|NoExecute)$" + orEmpty}
+			constraints[key] = map[string]any{"pattern": "^" + labelKey + "(=" + labelValue + ")?:(NoSchedule|PreferNoSchedule|NoExecute)$" +
+				orEmpty}
 		case !list && accepts("a.b/c"):
 			constraints[key] = map[string]any{"pattern": resourceName + orEmpty}
 		case !accepts("arbitrary"):

@@ -145,7 +145,8 @@ func render(t *testing.T, args ...string) string {
 
 func parse(t *testing.T, text string) objects {
 	t.Helper()
-	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme, json.SerializerOptions{Yaml: true, Strict: true})
+	strict := json.NewSerializerWithOptions(json.DefaultMetaFactory, scheme.Scheme, scheme.Scheme,
+		json.SerializerOptions{Yaml: true, Strict: true})
 	o := objects{kinds: make(map[string]int), unstructured: make(map[string]string)}
 	for document := range strings.SplitSeq(text, "\n---\n") {
 		document = strings.TrimPrefix(document, "---\n")

@@ -39,18 +39,23 @@ func TestCleanupHook(t *testing.T) {
 				return
 			}
 			job, account := o.jobs[0], o.accounts[0]
-			for _, m := range []metav1.ObjectMeta{account.ObjectMeta, o.roles[0].ObjectMeta, o.bindings[0].ObjectMeta, o.localRoles[0].ObjectMeta, o.localBinds[0].ObjectMeta, job.ObjectMeta} {
+			for _, m := range []metav1.ObjectMeta{
+				account.ObjectMeta, o.roles[0].ObjectMeta, o.bindings[0].ObjectMeta, o.localRoles[0].ObjectMeta,
+				o.localBinds[0].ObjectMeta, job.ObjectMeta,
+			} {
 				if m.Annotations["helm.sh/hook"] != "post-upgrade,post-rollback,post-delete" ||
 					m.Annotations["helm.sh/hook-delete-policy"] != "before-hook-creation,hook-succeeded,hook-failed" {
 					t.Errorf("%s has the annotations %v", m.Name, m.Annotations)
 				}
-				if weight := m.Annotations["helm.sh/hook-weight"]; (weight == "-10") != (m.Name != job.Name || m.Annotations["helm.sh/hook-output-log-policy"] == "") {
+				if weight := m.Annotations["helm.sh/hook-weight"]; (weight == "-10") != (m.Name != job.Name ||
+					m.Annotations["helm.sh/hook-output-log-policy"] == "") {
 					t.Errorf("%s has the weight %q; the Job must be last", m.Name, weight)
 				}
 			}
 			var rules []string
 			for _, r := range slices.Concat(o.roles[0].Rules, o.localRoles[0].Rules) {
-				rules = append(rules, strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ",")+strings.Join(append([]string{""}, r.ResourceNames...), " "))
+				rules = append(rules, strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ",")+
+					strings.Join(append([]string{""}, r.ResourceNames...), " "))
 			}
 			if got := strings.Join(rules, "; "); got != "get,list,patch nodes; patch nodes/status; list pods; list daemonsets,controllerrevisions; "+
 				"get jobs "+job.Name+"; get configmaps "+c.configMaps+"; patch pods/status; list,delete nodefeatures" {
@@ -67,7 +72,8 @@ func TestCleanupHook(t *testing.T) {
 				t.Errorf("the pod has the account %s, want %s", pod.ServiceAccountName, account.Name)
 			}
 			for _, ds := range template(t, settings(c.set)...).daemonSets {
-				if ds.Spec.Template.Spec.ServiceAccountName == account.Name || *ds.Spec.Template.Spec.AutomountServiceAccountToken != (name == "more agents" && ds.Name == "gna-gpu-node-agent-a") {
+				if ds.Spec.Template.Spec.ServiceAccountName == account.Name ||
+					*ds.Spec.Template.Spec.AutomountServiceAccountToken != (name == "more agents" && ds.Name == "gna-gpu-node-agent-a") {
 					t.Errorf("%s has the account or a token of the hook", ds.Name)
 				}
 			}
@@ -78,7 +84,8 @@ func TestCleanupHook(t *testing.T) {
 // TestCleanupPod checks that the hook's pod runs on each node, with the agent's image and without its privileges, and ends in time.
 func TestCleanupPod(t *testing.T) {
 	o := hooks(t, settings([]string{
-		"image.repository=r.test/a", "image.tag=v1-sim", "config.source.mode=sim", "imagePullSecrets[0].name=s", "podLabels.team=x", "podAnnotations.a=b",
+		"image.repository=r.test/a", "image.tag=v1-sim", "config.source.mode=sim", "imagePullSecrets[0].name=s", "podLabels.team=x",
+		"podAnnotations.a=b",
 		"tolerations=null",
 	})...)
 	job, pod := o.jobs[0], o.jobs[0].Spec.Template.Spec
@@ -89,18 +96,21 @@ func TestCleanupPod(t *testing.T) {
 	if !slices.Contains(pod.Tolerations, corev1.Toleration{Operator: corev1.TolerationOpExists}) {
 		t.Errorf("tolerations %v, want all", pod.Tolerations)
 	}
-	if labels := job.Spec.Template.Labels; labels["app.kubernetes.io/name"] == selector["app.kubernetes.io/name"] || labels["gpu-node-agent/serves"] != "" || labels["team"] != "x" {
+	if labels := job.Spec.Template.Labels; labels["app.kubernetes.io/name"] == selector["app.kubernetes.io/name"] ||
+		labels["gpu-node-agent/serves"] != "" || labels["team"] != "x" {
 		t.Errorf("the pod has the labels %v, which select agents", labels)
 	}
 	// 4 minutes in all, of which the command waits for 3, and ends half a minute later: see agent/cleanup.
-	if args := strings.Join(container.Args, " "); args != "cleanup --apply --hook="+job.Name+" --wait=3m --namespace=gpu" || *job.Spec.ActiveDeadlineSeconds != 240 || *job.Spec.BackoffLimit < 1 {
+	if args := strings.Join(container.Args, " "); args != "cleanup --apply --hook="+job.Name+" --wait=3m --namespace=gpu" ||
+		*job.Spec.ActiveDeadlineSeconds != 240 || *job.Spec.BackoffLimit < 1 {
 		t.Errorf("%s, with %d s and %d retries", args, *job.Spec.ActiveDeadlineSeconds, *job.Spec.BackoffLimit)
 	}
 	if len(pod.Volumes) > 0 || pod.HostNetwork || pod.HostPID {
 		t.Errorf("the pod sees its node: %v", pod)
 	}
 	s := container.SecurityContext
-	if !*pod.SecurityContext.RunAsNonRoot || *pod.SecurityContext.RunAsUser == 0 || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+	if !*pod.SecurityContext.RunAsNonRoot || *pod.SecurityContext.RunAsUser == 0 || *s.AllowPrivilegeEscalation ||
+		!*s.ReadOnlyRootFilesystem || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
 		t.Errorf("the pod has the rights %v and %v", pod.SecurityContext, s)
 	}
 	if container.Resources.Requests.Cpu().IsZero() || container.Resources.Limits.Memory().IsZero() {
@@ -121,9 +131,11 @@ func TestReplacedWithoutParts(t *testing.T) {
 		return template(t, "--set", set).daemonSets[0].Spec.Template.Annotations["gpu-node-agent/writes"]
 	}
 	for set, want := range map[string]string{
-		token: "", taint + "cordoned": "taints", "config.node.labels.output=api": "labels", "config.node.labels.output=nodeFeature": "nodefeature",
-		"config.health.kubernetes.enabled=true": "condition", "config.node.labels.output=off,config.health.kubernetes.enabled=true": "condition,labels,nodefeature",
-		"config.node.startupTaint=a:NoExecute": "", "nodeConfigs.a.node.labels.output=api": "",
+		token: "", taint + "cordoned": "taints", "config.node.labels.output=api": "labels",
+		"config.node.labels.output=nodeFeature":                               "nodefeature",
+		"config.health.kubernetes.enabled=true":                               "condition",
+		"config.node.labels.output=off,config.health.kubernetes.enabled=true": "condition,labels,nodefeature",
+		"config.node.startupTaint=a:NoExecute":                                "", "nodeConfigs.a.node.labels.output=api": "",
 	} {
 		if got := writes(set); got != want {
 			t.Errorf("%s: the pods write %q, want %q", set, got, want)

@@ -24,15 +24,27 @@ func TestDRANodes(t *testing.T) {
 		apis map[string]string // plugin.api by agent; "" if it is not set
 		have bool              // the mounts and the token
 	}{
-		"nothing set":    {nil, map[string]string{defaultAgent: ""}, false},
-		"null":           {[]string{"dra=null"}, map[string]string{defaultAgent: ""}, false},
-		"off":            {[]string{"dra.enabled=null"}, map[string]string{defaultAgent: ""}, false},
-		"everywhere":     {[]string{withDRA}, map[string]string{defaultAgent: "dra"}, true},
-		"set back":       {[]string{withDRA, "config.plugin.api=devicePlugin"}, map[string]string{defaultAgent: "devicePlugin"}, true},
-		"some nodes":     {[]string{withDRA, "config.plugin.api=devicePlugin", "nodeConfigs.a.plugin.api=dra"}, map[string]string{defaultAgent: "devicePlugin", entry: "dra"}, true},
-		"but not some":   {[]string{withDRA, "nodeConfigs.a.plugin.api=devicePlugin"}, map[string]string{defaultAgent: "dra", entry: "devicePlugin"}, true},
-		"an entry, null": {[]string{withDRA, "config.plugin.api=devicePlugin", "nodeConfigs.a.plugin.api=null"}, map[string]string{defaultAgent: "devicePlugin", entry: "dra"}, true},
-		"no plugin":      {[]string{withDRA, "config.plugin.enabled=false"}, map[string]string{defaultAgent: "dra"}, true},
+		"nothing set": {nil, map[string]string{defaultAgent: ""}, false},
+		"null":        {[]string{"dra=null"}, map[string]string{defaultAgent: ""}, false},
+		"off":         {[]string{"dra.enabled=null"}, map[string]string{defaultAgent: ""}, false},
+		"everywhere":  {[]string{withDRA}, map[string]string{defaultAgent: "dra"}, true},
+		"set back":    {[]string{withDRA, "config.plugin.api=devicePlugin"}, map[string]string{defaultAgent: "devicePlugin"}, true},
+		"some nodes": {
+			[]string{withDRA, "config.plugin.api=devicePlugin", "nodeConfigs.a.plugin.api=dra"},
+			map[string]string{defaultAgent: "devicePlugin", entry: "dra"},
+			true,
+		},
+		"but not some": {
+			[]string{withDRA, "nodeConfigs.a.plugin.api=devicePlugin"},
+			map[string]string{defaultAgent: "dra", entry: "devicePlugin"},
+			true,
+		},
+		"an entry, null": {
+			[]string{withDRA, "config.plugin.api=devicePlugin", "nodeConfigs.a.plugin.api=null"},
+			map[string]string{defaultAgent: "devicePlugin", entry: "dra"},
+			true,
+		},
+		"no plugin": {[]string{withDRA, "config.plugin.enabled=false"}, map[string]string{defaultAgent: "dra"}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := template(t, settings(c.set)...)
@@ -75,8 +87,8 @@ func TestDRANodes(t *testing.T) {
 	}
 }
 
-// TestDRAPaths checks that the pod has the kubelet's directories at their paths on the node, because the agent names its socket to the kubelet,
-// and that only the kubelet's own directories must exist.
+// TestDRAPaths checks that the pod has the kubelet's directories at their paths on the node, because the agent names its socket to the
+// kubelet, and that only the kubelet's own directories must exist.
 func TestDRAPaths(t *testing.T) {
 	o := template(t, settings([]string{withDRA, "kubeletDir=/k/let/,config.plugin.dra.driverName=gpu.example.com"})...)
 	if got := o.configMaps[0].Data["config.yaml"]; !strings.Contains(got, "kubeletDir: /k/let\n") {
@@ -87,7 +99,8 @@ func TestDRAPaths(t *testing.T) {
 		"/k/let/plugins_registry": corev1.HostPathDirectory, "/k/let/plugins/gpu.example.com": corev1.HostPathDirectoryOrCreate,
 	}
 	for dir, m := range mounts(o.agents()[0]) {
-		if strings.Contains(m.path, "/k/") != strings.HasPrefix(dir, "/k/") || strings.HasPrefix(dir, "/k/") && (dir != m.path || types[dir] == "") {
+		if strings.Contains(m.path, "/k/") != strings.HasPrefix(dir, "/k/") ||
+			strings.HasPrefix(dir, "/k/") && (dir != m.path || types[dir] == "") {
 			t.Errorf("%s is %s on the node", dir, m.path)
 		}
 	}
@@ -114,9 +127,15 @@ func TestDeviceClasses(t *testing.T) {
 		"defaults":    {[]string{withDRA}, map[string]string{"gpu.nvidia.com": "nvidia.com/gpu", "mig.nvidia.com": ""}},
 		"null":        {[]string{withDRA, "dra.deviceClasses=null"}, map[string]string{"gpu.nvidia.com": "nvidia.com/gpu", "mig.nvidia.com": ""}},
 		"not created": {[]string{withDRA, "dra.deviceClasses.create=false"}, nil},
-		"renamed": {[]string{withDRA, "config.plugin.resource=example.com/gpu,config.plugin.dra.driverName=gpu.example.com,dra.deviceClasses.mig={1c.3g.40gb+me.all}"}, map[string]string{
-			"gpu.example.com": "example.com/gpu", "mig.example.com": "", "mig-1c.3g.40gb.me.all.example.com": "example.com/mig-1c.3g.40gb.me.all",
-		}},
+		"renamed": {
+			[]string{
+				withDRA,
+				"config.plugin.resource=example.com/gpu,config.plugin.dra.driverName=gpu.example.com,dra.deviceClasses.mig={1c.3g.40gb+me.all}",
+			},
+			map[string]string{
+				"gpu.example.com": "example.com/gpu", "mig.example.com": "", "mig-1c.3g.40gb.me.all.example.com": "example.com/mig-1c.3g.40gb.me.all",
+			},
+		},
 		"another driver": {[]string{withDRA, "config.plugin.dra.driverName=a.b"}, map[string]string{"a.b": "nvidia.com/gpu", "mig.a.b": ""}},
 		"more": {[]string{withDRA, "dra.deviceClasses.extra[0].name=x,dra.deviceClasses.extra[1].name=y.z,dra.deviceClasses.extra[1].extendedResourceName=a.b/c"}, map[string]string{
 			"gpu.nvidia.com": "nvidia.com/gpu", "mig.nvidia.com": "", "x": "", "y.z": "a.b/c",
@@ -139,7 +158,8 @@ func TestDeviceClasses(t *testing.T) {
 		})
 	}
 	classes := template(t, "-f", filepath.Join(chart, "ci", "dra-values.yaml")).deviceClasses
-	if i := slices.IndexFunc(classes, func(c *resourcev1.DeviceClass) bool { return c.Name == "shared.nvidia.com" }); i < 0 || len(classes[i].Spec.Config) != 1 {
+	if i := slices.IndexFunc(classes, func(c *resourcev1.DeviceClass) bool { return c.Name == "shared.nvidia.com" }); i < 0 ||
+		len(classes[i].Spec.Config) != 1 {
 		t.Error("the configuration of a class is lost")
 	}
 }
@@ -190,7 +210,10 @@ data: {notes: {{ include "notes" . | toJson }}}
 	if err := os.WriteFile(filepath.Join(dir, "templates", "notes.yaml"), []byte(object), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, err := helm(t, append([]string{"template", "gna", dir, "-n", "gpu-node-agent", "--kube-version", version, "-s", "templates/notes.yaml"}, args...)...)
+	out, err := helm(t, append([]string{
+		"template", "gna", dir, "-n", "gpu-node-agent", "--kube-version", version, "-s",
+		"templates/notes.yaml",
+	}, args...)...)
 	if err != nil {
 		return "", err
 	}
@@ -208,7 +231,8 @@ func TestDRASharing(t *testing.T) {
 	for _, lists := range []string{"envvar", "volume-mounts"} {
 		checkConfined(t, template(t, settings([]string{withDRA, memory, "config.plugin.deviceList={" + lists + "}"})...).agents()[0], nil)
 	}
-	checkConfined(t, template(t, settings([]string{withDRA, memory, "config.plugin.api=devicePlugin"})...).agents()[0], []corev1.Capability{"SYS_ADMIN"})
+	checkConfined(t, template(t, settings([]string{withDRA, memory, "config.plugin.api=devicePlugin"})...).agents()[0],
+		[]corev1.Capability{"SYS_ADMIN"})
 }
 
 // TestDRADocument checks the configurations in docs/dra.md with the chart and the agent. e2e/apiserver checks the manifests.

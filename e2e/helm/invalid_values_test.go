@@ -73,11 +73,13 @@ func TestRefused(t *testing.T) {
 		sharing + "name=nvidia.com/gpu," + sharing + "replicas=0": "minimum: got 0, want 2",
 
 		// Sharing by MPS.
-		mps + "name=nvidia.com/gpu," + mps + "replicas=4":                                                                              "config.plugin.sharing.mps.resources: ",
+		mps + "name=nvidia.com/gpu," + mps +
+			"replicas=4": "config.plugin.sharing.mps.resources: ",
 		"nodeConfigs.a.plugin.sharing.memory.resource=a.b/c,nodeConfigs.a.plugin.sharing.memory.enforcement=mps":                       "nodeConfigs.a.plugin.sharing.memory.enforcement: ",
 		`config.plugin.nvidiaConfig=/etc/gpu-node-agent/n,files.n=sharing: {mps: {resources: [{name: nvidia.com/gpu\, replicas: 2}]}}`: "config.plugin.nvidiaConfig: ",
 		"mps.enabled=true": "mps.enabled: ",
-		"mps.enabled=true,config.plugin.sharing.memory.resource=a.b/c":                                      "mps.enabled: ", // limited by the driver
+		// limited by the driver
+		"mps.enabled=true,config.plugin.sharing.memory.resource=a.b/c":                                      "mps.enabled: ",
 		"mps.enabled=true,config.plugin.sharing.mps.root=/run/," + mps + "name=a.b/c," + mps + "replicas=2": "config.plugin.sharing.mps.root: ",
 		"config.plugin.sharing.memory.resource=gpu-memory":                                                  "/config/plugin/sharing/memory/resource",
 		"config.plugin.sharing.memory.unit=1GB":                                                             "/config/plugin/sharing/memory/unit",
@@ -108,14 +110,16 @@ func TestRefused(t *testing.T) {
 		"dra.enable=true":                                                                                                   "enable",
 
 		// Labels and taints.
-		"config.node.labels.output=file,config.node.labels.file=/etc/kubernetes/x":                                           "config.node.labels.file: ",
-		"nodeConfigs.a.node.labels.output=nfd":                                                                               "/nodeConfigs/a/node/labels/output",
-		"config.node.startupTaint=gpu-node-agent/not-ready":                                                                  "/config/node/startupTaint",
-		"config.node.startupTaint=a=b:NoExecute," + taint + "key=a," + taint + "when=cordoned," + taint + "effect=NoExecute": "config.node.taints[0]: node.startupTaint ",
-		"config.node.startupTaint=node.cloudprovider.kubernetes.io/uninitialized:NoSchedule":                                 "config.node.startupTaint: ",
-		taint + "key=node.kubernetes.io/a," + taint + "when=cordoned," + taint + "effect=NoExecute":                          "config.node.taints[0]: ",
-		taint + "key=a," + taint + "when=cordoned," + taint + "effect=None":                                                  "/config/node/taints/0/effect",
-		strings.ReplaceAll(taint+"key=a,"+taint+"when=cordoned,"+taint+"effect=NoExecute", "[0]", "[1]") + "," + taint + "key=a," + taint + "when=allUnhealthy," + taint + "effect=NoExecute": "config.node.taints[1]: node.taints[0] ",
+		"config.node.labels.output=file,config.node.labels.file=/etc/kubernetes/x": "config.node.labels.file: ",
+		"nodeConfigs.a.node.labels.output=nfd":                                     "/nodeConfigs/a/node/labels/output",
+		"config.node.startupTaint=gpu-node-agent/not-ready":                        "/config/node/startupTaint",
+		"config.node.startupTaint=a=b:NoExecute," + taint + "key=a," + taint + "when=cordoned," + taint +
+			"effect=NoExecute": "config.node.taints[0]: node.startupTaint ",
+		"config.node.startupTaint=node.cloudprovider.kubernetes.io/uninitialized:NoSchedule":        "config.node.startupTaint: ",
+		taint + "key=node.kubernetes.io/a," + taint + "when=cordoned," + taint + "effect=NoExecute": "config.node.taints[0]: ",
+		taint + "key=a," + taint + "when=cordoned," + taint + "effect=None":                         "/config/node/taints/0/effect",
+		strings.ReplaceAll(taint+"key=a,"+taint+"when=cordoned,"+taint+"effect=NoExecute", "[0]", "[1]") + "," + taint + "key=a," + taint +
+			"when=allUnhealthy," + taint + "effect=NoExecute": "config.node.taints[1]: node.taints[0] ",
 		"serviceAccount.create=false,config.node.labels.output=api": "serviceAccount.name",
 
 		// Reclaim.

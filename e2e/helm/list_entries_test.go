@@ -139,10 +139,12 @@ func TestEntries(t *testing.T) {
 		scenario = "source.sim.scenario"
 	)
 	references := []string{
-		"0", "7", `"7"`, "3:0", `"3:0"`, "12:10", "1b:00.0", "00:1e.0", "0000:10:00.0", "0000:1b:00.0", "00000000:1B:00.0", "GPU-5a", "gpu-5A", "MIG-09", "999999999", "010", "08",
+		"0", "7", `"7"`, "3:0", `"3:0"`, "12:10", "1b:00.0", "00:1e.0", "0000:10:00.0", "0000:1b:00.0", "00000000:1B:00.0", "GPU-5a", "gpu-5A",
+		"MIG-09", "999999999", "010", "08",
 	}
 	noReferences := []string{
-		"-1", `"-1"`, "3.5", `"3.0"`, `"0x1b"`, "0-3", `"3,4"`, `""`, `" "`, `" 3"`, "~", "[0]", "{a: b}", "1000000000", "1:2:3", "a:b", "zz:00.0",
+		"-1", `"-1"`, "3.5", `"3.0"`, `"0x1b"`, "0-3", `"3,4"`, `""`, `" "`, `" 3"`, "~", "[0]", "{a: b}", "1000000000", "1:2:3", "a:b",
+		"zz:00.0",
 	}
 	selectors := append(slices.Clone(references), `"*H100*"`, `"*"`, "NVIDIA L4", "mig-1g.*", "mig-1g.10gb", `"3*"`, "A100", "all", "ALL")
 	noSelectors := append(slices.Clone(noReferences), `"*,*"`, `"*H100* "`)
@@ -177,33 +179,47 @@ func TestEntries(t *testing.T) {
 		"plugin.resources": {{
 			[]string{`{pattern: "*H100*", resource: nvidia.com/h100}`, "{pattern: mig-1g.*, resource: a.b/c}"},
 			[]string{
-				"{}", "7", "a.b/c", "~", "[]", `{pattern: "*"}`, "{resource: a.b/c}", `{pattern: "", resource: a.b/c}`, `{pattern: "*", resource: gpu}`, `{pattern: "*", resource: a.b/}`,
-				`{pattern: "*", resource: a/b/c}`, `{pattern: "*", resource: A.b/c}`, `{pattern: "*", resource: a.b/c, x: y}`, `{pattern: ~, resource: a.b/c}`, `{pattern: [a], resource: a.b/c}`,
+				"{}", "7", "a.b/c", "~", "[]", `{pattern: "*"}`, "{resource: a.b/c}", `{pattern: "", resource: a.b/c}`, `{pattern: "*", resource: gpu}`,
+				`{pattern: "*", resource: a.b/}`,
+				`{pattern: "*", resource: a/b/c}`, `{pattern: "*", resource: A.b/c}`, `{pattern: "*", resource: a.b/c, x: y}`,
+				`{pattern: ~, resource: a.b/c}`, `{pattern: [a], resource: a.b/c}`,
 			},
 		}},
 		shared: {
 			{
 				[]string{
-					"{name: nvidia.com/gpu, replicas: 2}", `{name: nvidia.com/gpu, replicas: "4"}`, "{name: nvidia.com/gpu, replicas: 1000}", "{name: nvidia.com/mig-1g.10gb, replicas: 4}",
-					"{name: nvidia.com/gpu, replicas: 4, devices: ~, rename: ~}", `{name: nvidia.com/gpu, replicas: 4, devices: [], rename: ""}`, "{name: nvidia.com/gpu, replicas: 4, rename: a.b/c}",
+					"{name: nvidia.com/gpu, replicas: 2}", `{name: nvidia.com/gpu, replicas: "4"}`, "{name: nvidia.com/gpu, replicas: 1000}",
+					"{name: nvidia.com/mig-1g.10gb, replicas: 4}",
+					"{name: nvidia.com/gpu, replicas: 4, devices: ~, rename: ~}", `{name: nvidia.com/gpu, replicas: 4, devices: [], rename: ""}`,
+					"{name: nvidia.com/gpu, replicas: 4, rename: a.b/c}",
 				},
 				[]string{
-					"{}", "7", "nvidia.com/gpu", "~", "[]", "{replicas: 4}", "{name: nvidia.com/gpu}", "{name: nvidia.com/gpu, replica: 4}", "{name: nvidia.com/gpu, replicas: 4, x: y}",
-					"{name: gpu, replicas: 4}", "{name: ~, replicas: 4}", "{name: [nvidia.com/gpu], replicas: 4}", "{name: nvidia.com/gpu, replicas: 4, rename: gpu}",
-					"{name: nvidia.com/gpu, replicas: 4, devices: all}", "{name: nvidia.com/gpu, replicas: 4, devices: 0}", "{name: nvidia.com/gpu, replicas: 4, devices: {a: b}}",
+					"{}", "7", "nvidia.com/gpu", "~", "[]", "{replicas: 4}", "{name: nvidia.com/gpu}", "{name: nvidia.com/gpu, replica: 4}",
+					"{name: nvidia.com/gpu, replicas: 4, x: y}",
+					"{name: gpu, replicas: 4}", "{name: ~, replicas: 4}", "{name: [nvidia.com/gpu], replicas: 4}",
+					"{name: nvidia.com/gpu, replicas: 4, rename: gpu}",
+					"{name: nvidia.com/gpu, replicas: 4, devices: all}", "{name: nvidia.com/gpu, replicas: 4, devices: 0}",
+					"{name: nvidia.com/gpu, replicas: 4, devices: {a: b}}",
 				},
 			},
 			{nil, in("{name: nvidia.com/gpu, replicas: ", []string{"0", "1", "-4", "1001", "2.5", "four", `""`, "~", "true", "[4]", "{a: b}"}, "}")},
-			{in("{name: nvidia.com/gpu, replicas: 4, devices: [", selectors, "]}"), in("{name: nvidia.com/gpu, replicas: 4, devices: [", noSelectors, "]}")},
+			{
+				in("{name: nvidia.com/gpu, replicas: 4, devices: [", selectors, "]}"),
+				in("{name: nvidia.com/gpu, replicas: 4, devices: [", noSelectors, "]}"),
+			},
 		},
 		mps: {
 			{
 				[]string{
 					"{name: nvidia.com/gpu, replicas: 2}", `{name: nvidia.com/gpu, replicas: "48"}`, "{name: nvidia.com/mig-1g.10gb, replicas: 4}",
 					"{name: nvidia.com/gpu, replicas: 4, devices: [0], rename: a.b/c, activeThreadPercentage: 30, pinnedMemory: 16Gi}",
-					`{name: nvidia.com/gpu, replicas: 4, devices: ~, rename: ~, activeThreadPercentage: ~, pinnedMemory: ~}`, `{name: nvidia.com/gpu, replicas: 4, pinnedMemory: ""}`,
+					`{name: nvidia.com/gpu, replicas: 4, devices: ~, rename: ~, activeThreadPercentage: ~, pinnedMemory: ~}`,
+					`{name: nvidia.com/gpu, replicas: 4, pinnedMemory: ""}`,
 				},
-				[]string{"{}", "7", "nvidia.com/gpu", "~", "[]", "{replicas: 4}", "{name: nvidia.com/gpu}", "{name: gpu, replicas: 4}", "{name: nvidia.com/gpu, replicas: 4, x: y}"},
+				[]string{
+					"{}", "7", "nvidia.com/gpu", "~", "[]", "{replicas: 4}", "{name: nvidia.com/gpu}", "{name: gpu, replicas: 4}",
+					"{name: nvidia.com/gpu, replicas: 4, x: y}",
+				},
 			},
 			{nil, in("{name: nvidia.com/gpu, replicas: ", []string{"1", "49", "2.5", "four", "~"}, "}")},
 			{
@@ -218,8 +234,15 @@ func TestEntries(t *testing.T) {
 		},
 		"plugin.sharing.memory.devices": {{selectors, noSelectors}},
 		"metrics.fields": {{
-			[]string{"default", "DCGM_FI_DEV_GPU_TEMP", "default, dcgm_fi_newer", "{name: DCGM_FI_DEV_GPU_TEMP}", "{name: DCGM_FI_DEV_GPU_TEMP, type: gauge, help: warm}", "{name: default, type: ~, help: ~}"},
-			[]string{`""`, "150", `"150"`, "~", "[default]", "{}", `{name: ""}`, "{name: 150}", `{name: "150"}`, "{name: ~}", "{help: x}", "{name: default, typ: gauge}", "{name: default, help: [x]}", "defaults", "Default", "{name: optionl}", "{name: DCGM_FI_DEV_GPU_TEMP, type: gaugee}"},
+			[]string{
+				"default", "DCGM_FI_DEV_GPU_TEMP", "default, dcgm_fi_newer", "{name: DCGM_FI_DEV_GPU_TEMP}",
+				"{name: DCGM_FI_DEV_GPU_TEMP, type: gauge, help: warm}", "{name: default, type: ~, help: ~}",
+			},
+			[]string{
+				`""`, "150", `"150"`, "~", "[default]", "{}", `{name: ""}`, "{name: 150}", `{name: "150"}`, "{name: ~}", "{help: x}",
+				"{name: default, typ: gauge}", "{name: default, help: [x]}", "defaults", "Default", "{name: optionl}",
+				"{name: DCGM_FI_DEV_GPU_TEMP, type: gaugee}",
+			},
 		}},
 		"plugin.dra.evictOn": {{
 			[]string{"xid=79", "lost", "dcgm-nvlink-down"},
@@ -232,50 +255,90 @@ func TestEntries(t *testing.T) {
 		"node.taints": {
 			{
 				[]string{
-					"{when: anyUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule}", "{when: cordoned, key: a, effect: PreferNoSchedule, value: ~}",
+					"{when: anyUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule}",
+					"{when: cordoned, key: a, effect: PreferNoSchedule, value: ~}",
 					`{when: allUnhealthy, key: a.b/c_d, effect: NoExecute, value: ""}`, "{when: cordoned, key: 7, effect: NoExecute}",
 				},
 				[]string{
-					"{}", "7", "a:NoExecute", "~", "[]", "{when: cordoned, key: a}", "{when: cordoned, effect: NoExecute}", "{key: a, effect: NoExecute}", "{when: cordoned, key: a, effect: NoExecute, x: y}",
-					"{when: Cordoned, key: a, effect: NoExecute}", "{when: ~, key: a, effect: NoExecute}", "{when: [cordoned], key: a, effect: NoExecute}", "{when: cordoned, key: a, effect: ~}",
+					"{}", "7", "a:NoExecute", "~", "[]", "{when: cordoned, key: a}", "{when: cordoned, effect: NoExecute}", "{key: a, effect: NoExecute}",
+					"{when: cordoned, key: a, effect: NoExecute, x: y}",
+					"{when: Cordoned, key: a, effect: NoExecute}", "{when: ~, key: a, effect: NoExecute}", "{when: [cordoned], key: a, effect: NoExecute}",
+					"{when: cordoned, key: a, effect: ~}",
 				},
 			},
-			{nil, in("{when: cordoned, effect: NoExecute, key: ", []string{`""`, "~", "-1", "a/b/c", "A/b", "/b", "a/", "a b", "_a", "[a]", "{a: b}"}, "}")},
+			{nil, in("{when: cordoned, effect: NoExecute, key: ", []string{
+				`""`, "~", "-1", "a/b/c", "A/b", "/b", "a/", "a b", "_a", "[a]",
+				"{a: b}",
+			}, "}")},
 			{nil, in("{when: cordoned, key: a, effect: ", []string{`""`, "noExecute", "None", "7", "[NoExecute]"}, "}")},
-			{in("{when: cordoned, key: a, effect: NoExecute, value: ", []string{"true", "7", "a.b_c-D"}, "}"), in("{when: cordoned, key: a, effect: NoExecute, value: ", []string{"-1", "a/b", "a b", "_a", "[a]", "{a: b}"}, "}")},
+			{
+				in("{when: cordoned, key: a, effect: NoExecute, value: ", []string{"true", "7", "a.b_c-D"}, "}"),
+				in("{when: cordoned, key: a, effect: NoExecute, value: ", []string{"-1", "a/b", "a b", "_a", "[a]", "{a: b}"}, "}"),
+			},
 		},
 		"source.sim.past": {
 			{
 				[]string{"{ago: 10s, gpu: 5, xid: 95}", `{ago: 10s, gpu: "5", xid: "95"}`},
-				[]string{"{}", "7", "~", "[]", "{gpu: 5, xid: 95}", "{ago: 10s, xid: 95}", "{ago: 10s, gpu: 5}", "{ago: 10s, gpu: 5, xid: 95, x: y}", "{ago: ~, gpu: 5, xid: 95}"},
+				[]string{
+					"{}", "7", "~", "[]", "{gpu: 5, xid: 95}", "{ago: 10s, xid: 95}", "{ago: 10s, gpu: 5}", "{ago: 10s, gpu: 5, xid: 95, x: y}",
+					"{ago: ~, gpu: 5, xid: 95}",
+				},
 			},
 			{in("{gpu: 5, xid: 95, ago: ", durations, "}"), in("{gpu: 5, xid: 95, ago: ", noDurations, "}")},
 			{in("{ago: 10s, gpu: 5, xid: ", codes, "}"), in("{ago: 10s, gpu: 5, xid: ", append(noCodes, "1000"), "}")},
-			{in("{ago: 10s, xid: 95, gpu: ", []string{"0", "7", `"7"`}, "}"), in("{ago: 10s, xid: 95, gpu: ", []string{"-1", "3.5", "GPU-5a", "~", "true", "[0]"}, "}")},
+			{
+				in("{ago: 10s, xid: 95, gpu: ", []string{"0", "7", `"7"`}, "}"),
+				in("{ago: 10s, xid: 95, gpu: ", []string{"-1", "3.5", "GPU-5a", "~", "true", "[0]"}, "}"),
+			},
 		},
 		scenario: {
 			{
 				[]string{
-					"{at: 5s, gpu: 3, xid: 79, times: 2, lost: true, stale: false, rowRemapPending: true, rowRemapFailed: true, clocksSlowed: true, doubleBitErrors: 0}",
-					"{gpu: 3, incident: DCGM_FR_NVLINK_DOWN, severity: warn}", "{source: stalled}", "{gpu: 3, lost: true, xid: ~, at: ~}", "{gpu: 3, mig: sevenths}",
+					"{at: 5s, gpu: 3, xid: 79, times: 2, lost: true, stale: false, rowRemapPending: true, rowRemapFailed: true, clocksSlowed: true, " +
+						"doubleBitErrors: 0}",
+					"{gpu: 3, incident: DCGM_FR_NVLINK_DOWN, severity: warn}", "{source: stalled}", "{gpu: 3, lost: true, xid: ~, at: ~}",
+					"{gpu: 3, mig: sevenths}",
 				},
 				[]string{"7", "~", "[]", "lost", "{gpu: 3, lost: true, x: y}", "{gpu: 3, los: true}"},
 			},
 			{in("{gpu: 3, xid: 79, at: ", durations, "}"), in("{gpu: 3, xid: 79, at: ", noDurations, "}")},
 			{in("{gpu: 3, xid: ", codes, "}"), in("{gpu: 3, lost: true, xid: ", append(noCodes[:4:4], "1000", "true", "[79]"), "}")},
-			{in("{lost: true, gpu: ", []string{"0", "7", `"7"`}, "}"), in("{lost: true, gpu: ", []string{"-1", "3.5", "GPU-5a", "true", "[0]"}, "}")},
-			{in("{gpu: 3, incident: ", incidents, "}"), in("{gpu: 3, lost: true, incident: ", slices.DeleteFunc(slices.Clone(noIncidents), func(s string) bool { return s == "~" }), "}")},
-			{in("{gpu: 3, recoveryAction: ", []string{"reset", "7", `"7"`, "512"}, "}"), in("{gpu: 3, recoveryAction: ", []string{"explode", "-1", "1.5", "2147483648", "[reset]"}, "}")},
+			{
+				in("{lost: true, gpu: ", []string{"0", "7", `"7"`}, "}"),
+				in("{lost: true, gpu: ", []string{"-1", "3.5", "GPU-5a", "true", "[0]"}, "}"),
+			},
+			{in("{gpu: 3, incident: ", incidents, "}"), in("{gpu: 3, lost: true, incident: ",
+				slices.DeleteFunc(slices.Clone(noIncidents), func(s string) bool { return s == "~" }), "}")},
+			{
+				in("{gpu: 3, recoveryAction: ", []string{"reset", "7", `"7"`, "512"}, "}"),
+				in("{gpu: 3, recoveryAction: ", []string{"explode", "-1", "1.5", "2147483648", "[reset]"}, "}"),
+			},
 			{in("{gpu: 3, retiredPages: ", nil, "}"), in("{gpu: 3, retiredPages: ", []string{"-1", "65", "6.3", "many"}, "}")},
 			{in("{gpu: 3, doubleBitErrors: ", []string{"1000000"}, "}"), in("{gpu: 3, doubleBitErrors: ", []string{"-1", "1000001", "some"}, "}")},
 			{in("{gpu: 3, xid: 79, times: ", []string{"1", "1000000"}, "}"), in("{gpu: 3, xid: 79, times: ", []string{"0", "1000001", "1.5"}, "}")},
-			{in("{gpu: 3, temperature: ", []string{"0", "36.6", "200"}, "}"), in("{gpu: 3, temperature: ", []string{"-1", "201", "hot", "true"}, "}")},
-			{nil, in("{gpu: 3, ", []string{"lost: 1", "lost: maybe", "stale: 1", "rowRemapPending: x", "rowRemapFailed: x", "clocksSlowed: hw", "mig: halves", "incident: NVLINK_DOWN, severity: bad"}, "}")},
 			{
-				in("{gpu: 3, processes: ", []string{"[]", "[{pid: 4242, memory: 1073741824, sm: 0.5, kind: mps, mig: 6}]", `[{pid: "7", sm: ~}, {pid: 8}]`}, "}"),
-				in("{gpu: 3, lost: true, processes: ", []string{"7", "{pid: 7}", "[7]", "[{}]", "[{memory: 7}]", "[{pid: 0}]", "[{pid: 4194305}]", "[{pid: 7, mem: 1}]", "[{pid: 7, memory: -1}]", "[{pid: 7, sm: 2}]", "[{pid: 7, kind: cuda}]", "[{pid: 7, mig: 7}]", "[{pid: ~}]"}, "}"),
+				in("{gpu: 3, temperature: ", []string{"0", "36.6", "200"}, "}"),
+				in("{gpu: 3, temperature: ", []string{"-1", "201", "hot", "true"}, "}"),
 			},
-			{[]string{"{source: up}", "{source: down}", "{source: blind}", "{source: empty}"}, []string{"{source: sideways}", "{source: 7}", "{source: [up]}"}},
+			{nil, in("{gpu: 3, ", []string{
+				"lost: 1", "lost: maybe", "stale: 1", "rowRemapPending: x", "rowRemapFailed: x", "clocksSlowed: hw",
+				"mig: halves", "incident: NVLINK_DOWN, severity: bad",
+			}, "}")},
+			{
+				in("{gpu: 3, processes: ", []string{
+					"[]", "[{pid: 4242, memory: 1073741824, sm: 0.5, kind: mps, mig: 6}]",
+					`[{pid: "7", sm: ~}, {pid: 8}]`,
+				}, "}"),
+				in("{gpu: 3, lost: true, processes: ", []string{
+					"7", "{pid: 7}", "[7]", "[{}]", "[{memory: 7}]", "[{pid: 0}]", "[{pid: 4194305}]",
+					"[{pid: 7, mem: 1}]", "[{pid: 7, memory: -1}]", "[{pid: 7, sm: 2}]", "[{pid: 7, kind: cuda}]", "[{pid: 7, mig: 7}]", "[{pid: ~}]",
+				},
+					"}"),
+			},
+			{
+				[]string{"{source: up}", "{source: down}", "{source: blind}", "{source: empty}"},
+				[]string{"{source: sideways}", "{source: 7}", "{source: [up]}"},
+			},
 		},
 	}
 	schema, err := os.ReadFile(filepath.Join(chart, "values.schema.json"))

@@ -72,7 +72,8 @@ func TestMPSNodes(t *testing.T) {
 	o := template(t, settings(values)...)
 	agent, mps := o.agents()[1].Spec.Template.Spec, o.mps()[0].Spec.Template.Spec
 	if terms(agent.Affinity.NodeAffinity) != terms(mps.Affinity.NodeAffinity) || mps.Affinity.PodAntiAffinity != nil ||
-		!maps.Equal(agent.NodeSelector, mps.NodeSelector) || len(mps.NodeSelector) != 2 || !slices.Equal(agent.Tolerations, mps.Tolerations) || mps.Tolerations[0].Operator != corev1.TolerationOpExists ||
+		!maps.Equal(agent.NodeSelector, mps.NodeSelector) || len(mps.NodeSelector) != 2 || !slices.Equal(agent.Tolerations, mps.Tolerations) ||
+		mps.Tolerations[0].Operator != corev1.TolerationOpExists ||
 		*mps.RuntimeClassName != "nvidia" || mps.PriorityClassName != agent.PriorityClassName || len(mps.InitContainers) != 1 {
 		t.Errorf("daemons run on\n%v, agents on\n%v", mps, agent)
 	}
@@ -97,10 +98,15 @@ func TestMPSPod(t *testing.T) {
 			true,
 			"--log.format=console --log.level=debug --mount-shm", "NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility",
 		},
-		"simulated GPUs": {[]string{"config.source.mode=sim"}, false, "--source.mode=sim", "NVIDIA_VISIBLE_DEVICES=void NVIDIA_DRIVER_CAPABILITIES=compute,utility"},
+		"simulated GPUs": {
+			[]string{"config.source.mode=sim"},
+			false, "--source.mode=sim",
+			"NVIDIA_VISIBLE_DEVICES=void NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			o := template(t, settings(append(c.set, withMPS, "config.plugin.sharing.mps.root=/run/x/", "config.plugin.sharing.mps.control=/x/control", "config.health.kubernetes.enabled=true"))...)
+			o := template(t, settings(append(c.set, withMPS, "config.plugin.sharing.mps.root=/run/x/",
+				"config.plugin.sharing.mps.control=/x/control", "config.health.kubernetes.enabled=true"))...)
 			ds, agent := o.mps()[0], o.agents()[0]
 			pod := ds.Spec.Template.Spec
 			if *pod.AutomountServiceAccountToken || pod.HostNetwork || pod.HostIPC || pod.HostPID != c.privileged {
@@ -119,7 +125,8 @@ func TestMPSPod(t *testing.T) {
 			if *container.SecurityContext.Privileged != c.privileged || !*container.SecurityContext.ReadOnlyRootFilesystem {
 				t.Errorf("the container has the rights %v", container.SecurityContext)
 			}
-			if got, want := strings.Join(container.Args, " "), "mps-daemon --plugin.sharing.mps.root=/run/x --plugin.sharing.mps.control=/x/control "+c.args; got != want {
+			if got, want := strings.Join(container.Args, " "),
+				"mps-daemon --plugin.sharing.mps.root=/run/x --plugin.sharing.mps.control=/x/control "+c.args; got != want {
 				t.Errorf("arguments %s, want %s", got, want)
 			}
 			var env []string
@@ -153,7 +160,10 @@ func TestMPSPod(t *testing.T) {
 			}
 		})
 	}
-	imported := template(t, settings([]string{withMPS, "config.plugin.nvidiaConfig=/etc/gpu-node-agent/n,files.n=flags: {mpsRoot: /run/y}"})...).mps()[0]
+	imported := template(t, settings([]string{
+		withMPS,
+		"config.plugin.nvidiaConfig=/etc/gpu-node-agent/n,files.n=flags: {mpsRoot: /run/y}",
+	})...).mps()[0]
 	if args := imported.Spec.Template.Spec.Containers[0].Args; !slices.Contains(args, "--plugin.sharing.mps.root=/run/y") {
 		t.Errorf("arguments %v with the root of NVIDIA's file", args)
 	}

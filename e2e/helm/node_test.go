@@ -23,7 +23,8 @@ func TestNoTaints(t *testing.T) {
 func TestTolerations(t *testing.T) {
 	const taint, mps = "nodeConfigs.a.node.taints[0].", "config.plugin.sharing.mps.resources[0]."
 	o := template(t, settings([]string{
-		"tolerations=null", "config.node.startupTaint=a/b=c:NoSchedule", taint + "key=7000000", taint + "when=cordoned", taint + "effect=NoExecute",
+		"tolerations=null", "config.node.startupTaint=a/b=c:NoSchedule", taint + "key=7000000", taint + "when=cordoned",
+		taint + "effect=NoExecute",
 		"mps.enabled=true", mps + "name=nvidia.com/gpu", mps + "replicas=4",
 	})...)
 	if len(o.agents()) != 2 || len(o.mps()) != 2 {
@@ -45,14 +46,23 @@ func TestLabelsFile(t *testing.T) {
 		set  []string
 		want map[string]string // by DaemonSet; "" for none
 	}{
-		"nothing set":  {nil, map[string]string{"gna-gpu-node-agent": ""}},
-		"a file":       {[]string{"config.node.labels.output=file"}, map[string]string{"gna-gpu-node-agent": dir}},
-		"off":          {[]string{"config.node.labels.output=off"}, map[string]string{"gna-gpu-node-agent": dir}},
-		"another file": {[]string{"config.node.labels.output=file", "config.node.labels.file=/nfd//features.d/x"}, map[string]string{"gna-gpu-node-agent": "/nfd/features.d"}},
-		"the API":      {[]string{"config.node.labels.output=api", "config.node.labels.file=/etc/x"}, map[string]string{"gna-gpu-node-agent": ""}},
-		"some nodes":   {[]string{"nodeConfigs.a.node.labels.output=file"}, map[string]string{"gna-gpu-node-agent": "", "gna-gpu-node-agent-a": dir}},
+		"nothing set": {nil, map[string]string{"gna-gpu-node-agent": ""}},
+		"a file":      {[]string{"config.node.labels.output=file"}, map[string]string{"gna-gpu-node-agent": dir}},
+		"off":         {[]string{"config.node.labels.output=off"}, map[string]string{"gna-gpu-node-agent": dir}},
+		"another file": {
+			[]string{"config.node.labels.output=file", "config.node.labels.file=/nfd//features.d/x"},
+			map[string]string{"gna-gpu-node-agent": "/nfd/features.d"},
+		},
+		"the API": {[]string{"config.node.labels.output=api", "config.node.labels.file=/etc/x"}, map[string]string{"gna-gpu-node-agent": ""}},
+		"some nodes": {
+			[]string{"nodeConfigs.a.node.labels.output=file"},
+			map[string]string{"gna-gpu-node-agent": "", "gna-gpu-node-agent-a": dir},
+		},
 		"a user's mount": {
-			[]string{"config.node.labels.output=file", "extraVolumes[0].name=x,extraVolumes[0].emptyDir.medium=,extraVolumeMounts[0].name=x,extraVolumeMounts[0].mountPath=" + dir + "/"},
+			[]string{
+				"config.node.labels.output=file",
+				"extraVolumes[0].name=x,extraVolumes[0].emptyDir.medium=,extraVolumeMounts[0].name=x,extraVolumeMounts[0].mountPath=" + dir + "/",
+			},
 			map[string]string{"gna-gpu-node-agent": ""},
 		},
 	} {

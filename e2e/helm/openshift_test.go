@@ -11,7 +11,8 @@ import (
 
 // TestOpenShift checks the rights and SELinux types that agents need on OpenShift, and that they have none elsewhere.
 func TestOpenShift(t *testing.T) {
-	const openShift, openShiftByKind = "--api-versions=security.openshift.io/v1", "--api-versions=security.openshift.io/v1/SecurityContextConstraints"
+	const openShift, openShiftByKind = "--api-versions=security.openshift.io/v1",
+		"--api-versions=security.openshift.io/v1/SecurityContextConstraints"
 	for name, c := range map[string]struct {
 		args    []string
 		account string // that may use the constraint; "" for none
@@ -39,7 +40,10 @@ func TestOpenShift(t *testing.T) {
 				t.Fatalf("%d roles and %d bindings, want %d", len(o.localRoles), len(o.localBinds), want)
 			}
 			for i, role := range o.localRoles {
-				rules := []rbacv1.PolicyRule{{APIGroups: []string{"security.openshift.io"}, Resources: []string{"securitycontextconstraints"}, ResourceNames: []string{"privileged"}, Verbs: []string{"use"}}}
+				rules := []rbacv1.PolicyRule{{
+					APIGroups: []string{"security.openshift.io"}, Resources: []string{"securitycontextconstraints"},
+					ResourceNames: []string{"privileged"}, Verbs: []string{"use"},
+				}}
 				if !reflect.DeepEqual(role.Rules, rules) {
 					t.Errorf("the role has %v, want %v", role.Rules, rules)
 				}
@@ -67,7 +71,8 @@ func TestOpenShift(t *testing.T) {
 			}
 		})
 	}
-	if _, err := helm(t, "template", "gna", chart, openShift, "--set", "serviceAccount.create=false"); err == nil || !strings.Contains(err.Error(), "serviceAccount.name") {
+	if _, err := helm(t, "template", "gna", chart, openShift, "--set", "serviceAccount.create=false"); err == nil ||
+		!strings.Contains(err.Error(), "serviceAccount.name") {
 		t.Errorf("error without an account: %v", err)
 	}
 }

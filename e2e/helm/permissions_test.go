@@ -24,33 +24,43 @@ func TestPermissions(t *testing.T) {
 		rules string // of the cluster role, and of the role in the namespace; "" for none, and no token
 		caps  []corev1.Capability
 	}{
-		"nothing set":       {},
-		"conditions":        {[]string{"config.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
-		"pod labels":        {[]string{"config.metrics.podLabels={team}"}, "get,list,watch pods", nil},
-		"pod UIDs":          {[]string{"config.metrics.podUID=true"}, "get,list,watch pods", nil},
-		"no pod UIDs":       {[]string{"config.metrics.podUID=false", "nodeConfigs.a.metrics.podUID=null"}, "", nil},
-		"some pod UIDs":     {[]string{"nodeConfigs.a.metrics.podUID=true"}, "get,list,watch pods", nil},
-		"both":              {[]string{"config.health.kubernetes.enabled=true", "config.metrics.podLabels={team}"}, conditions + "get,list,watch pods", nil},
-		"some nodes":        {[]string{"nodeConfigs.a.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
-		"DRA":               {[]string{withDRA}, "get nodes; " + slices, nil},
-		"DRA, set back":     {[]string{withDRA, "config.plugin.api=devicePlugin"}, "get nodes; " + slices, nil},
-		"DRA and labels":    {[]string{withDRA, "config.metrics.podLabels={team}"}, "get nodes; get,list,watch pods; " + slices, nil},
-		"DRA and all":       {[]string{withDRA, "config.health.kubernetes.enabled=true", "config.metrics.podUID=true"}, conditions + "get,list,watch pods; " + slices, nil},
-		"DRA and MIG":       {[]string{withDRA, "config.plugin.migStrategy=mixed"}, "get nodes; " + slices, []corev1.Capability{"SYS_ADMIN"}},
-		"labels":            {[]string{"config.node.labels.output=api"}, "get,patch nodes", nil},
-		"labels to a file":  {[]string{"config.node.labels.output=file"}, "", nil},
-		"labels to NFD":     {[]string{"config.node.labels.output=nodeFeature"}, "get nodes; local: get,create,update,delete nodefeatures", nil},
-		"labels set off":    {[]string{"config.node.labels.output=off"}, "get,patch nodes; local: get,create,update,delete nodefeatures", nil},
-		"off of Helm":       {[]string{"config.node.labels.output=false"}, "get,patch nodes; local: get,create,update,delete nodefeatures", nil},
-		"labels, null":      {[]string{"config.node.labels.output=null", "config.node.idle.after=0s"}, "", nil},
-		"some labels":       {[]string{"nodeConfigs.a.node.labels.output=api"}, "get,patch nodes", nil},
-		"taints":            {[]string{taint + "key=a," + taint + "when=cordoned," + taint + "effect=NoExecute"}, "get,patch nodes", nil},
-		"taints, null":      {[]string{"config.node.taints=null"}, "", nil},
-		"startup taint":     {[]string{"config.node.startupTaint=a:NoExecute"}, "get,patch nodes", nil},
-		"no startup taint":  {[]string{"config.node.startupTaint="}, "", nil},
-		"idle pods":         {[]string{"config.node.idle.after=30m"}, "create,patch events; get pods", nil},
-		"idle, conditions":  {[]string{"config.node.idle.after=30m", "config.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
-		"idle, labels":      {[]string{"config.node.idle.after=30m", "config.metrics.podUID=true"}, "create,patch events; get,list,watch pods", nil},
+		"nothing set":   {},
+		"conditions":    {[]string{"config.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
+		"pod labels":    {[]string{"config.metrics.podLabels={team}"}, "get,list,watch pods", nil},
+		"pod UIDs":      {[]string{"config.metrics.podUID=true"}, "get,list,watch pods", nil},
+		"no pod UIDs":   {[]string{"config.metrics.podUID=false", "nodeConfigs.a.metrics.podUID=null"}, "", nil},
+		"some pod UIDs": {[]string{"nodeConfigs.a.metrics.podUID=true"}, "get,list,watch pods", nil},
+		"both": {
+			[]string{"config.health.kubernetes.enabled=true", "config.metrics.podLabels={team}"},
+			conditions + "get,list,watch pods", nil,
+		},
+		"some nodes":     {[]string{"nodeConfigs.a.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
+		"DRA":            {[]string{withDRA}, "get nodes; " + slices, nil},
+		"DRA, set back":  {[]string{withDRA, "config.plugin.api=devicePlugin"}, "get nodes; " + slices, nil},
+		"DRA and labels": {[]string{withDRA, "config.metrics.podLabels={team}"}, "get nodes; get,list,watch pods; " + slices, nil},
+		"DRA and all": {
+			[]string{withDRA, "config.health.kubernetes.enabled=true", "config.metrics.podUID=true"},
+			conditions + "get,list,watch pods; " + slices, nil,
+		},
+		"DRA and MIG":      {[]string{withDRA, "config.plugin.migStrategy=mixed"}, "get nodes; " + slices, []corev1.Capability{"SYS_ADMIN"}},
+		"labels":           {[]string{"config.node.labels.output=api"}, "get,patch nodes", nil},
+		"labels to a file": {[]string{"config.node.labels.output=file"}, "", nil},
+		"labels to NFD":    {[]string{"config.node.labels.output=nodeFeature"}, "get nodes; local: get,create,update,delete nodefeatures", nil},
+		"labels set off":   {[]string{"config.node.labels.output=off"}, "get,patch nodes; local: get,create,update,delete nodefeatures", nil},
+		"off of Helm":      {[]string{"config.node.labels.output=false"}, "get,patch nodes; local: get,create,update,delete nodefeatures", nil},
+		"labels, null":     {[]string{"config.node.labels.output=null", "config.node.idle.after=0s"}, "", nil},
+		"some labels":      {[]string{"nodeConfigs.a.node.labels.output=api"}, "get,patch nodes", nil},
+		"taints":           {[]string{taint + "key=a," + taint + "when=cordoned," + taint + "effect=NoExecute"}, "get,patch nodes", nil},
+		"taints, null":     {[]string{"config.node.taints=null"}, "", nil},
+		"startup taint":    {[]string{"config.node.startupTaint=a:NoExecute"}, "get,patch nodes", nil},
+		"no startup taint": {[]string{"config.node.startupTaint="}, "", nil},
+		"idle pods":        {[]string{"config.node.idle.after=30m"}, "create,patch events; get pods", nil},
+		"idle, conditions": {[]string{"config.node.idle.after=30m", "config.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
+		"idle, labels": {
+			[]string{"config.node.idle.after=30m", "config.metrics.podUID=true"},
+			"create,patch events; get,list,watch pods",
+			nil,
+		},
 		"profiling":         {[]string{"config.metrics.fields={default,profiling}"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"a PROF field":      {[]string{"config.metrics.fields={DCGM_FI_PROF_SM_ACTIVE}"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"MIG":               {[]string{"config.plugin.migStrategy=mixed"}, "", []corev1.Capability{"SYS_ADMIN"}},
@@ -60,18 +70,28 @@ func TestPermissions(t *testing.T) {
 		"never":             {[]string{"config.plugin.migStrategy=mixed", "sysAdmin=never"}, "", nil},
 		"null":              {[]string{"config.plugin.migStrategy=mixed", "sysAdmin=null"}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"always":            {[]string{"sysAdmin=always"}, "", []corev1.Capability{"SYS_ADMIN"}},
-		"a CSV":             {[]string{"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv", "files.a\\.csv= DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x"}, "", []corev1.Capability{"SYS_ADMIN"}},
-		"a comment":         {[]string{"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv", "files.a\\.csv=# DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x"}, "", nil},
+		"a CSV": {[]string{
+			"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv",
+			"files.a\\.csv= DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x",
+		}, "", []corev1.Capability{"SYS_ADMIN"}},
+		"a comment": {[]string{
+			"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv",
+			"files.a\\.csv=# DCGM_FI_PROF_SM_ACTIVE\\, gauge\\, x",
+		}, "", nil},
 		"memory limits":     {[]string{memory}, "", []corev1.Capability{"SYS_ADMIN"}},
 		"limits of a hook":  {[]string{memory, "config.plugin.deviceList={cdi-cri}"}, "get nodes", nil},
 		"CDI alone":         {[]string{"config.plugin.deviceList={cdi-cri,cdi-annotations}"}, "get nodes", nil},
 		"some CDI alone":    {[]string{"nodeConfigs.a.plugin.deviceList={cdi-annotations}"}, "get nodes", nil},
 		"CDI beside others": {[]string{"config.plugin.deviceList={cdi-cri,envvar}"}, "", nil},
 		"CDI alone, off":    {[]string{"config.plugin.deviceList={cdi-cri}", "config.plugin.enabled=false"}, "", nil},
-		"CDI and events":    {[]string{"config.plugin.deviceList={cdi-cri}", "config.health.kubernetes.enabled=true"}, conditions + "get pods", nil},
-		"advice on memory":  {[]string{memory, "config.plugin.sharing.memory.enforcement=none"}, "", nil},
-		"simulated memory":  {[]string{memory, "config.source.mode=sim"}, "", nil},
-		"simulated MIG":     {[]string{"config.plugin.migStrategy=mixed", "config.source.mode=sim", "sysAdmin=always"}, "", nil},
+		"CDI and events": {
+			[]string{"config.plugin.deviceList={cdi-cri}", "config.health.kubernetes.enabled=true"},
+			conditions + "get pods",
+			nil,
+		},
+		"advice on memory": {[]string{memory, "config.plugin.sharing.memory.enforcement=none"}, "", nil},
+		"simulated memory": {[]string{memory, "config.source.mode=sim"}, "", nil},
+		"simulated MIG":    {[]string{"config.plugin.migStrategy=mixed", "config.source.mode=sim", "sysAdmin=always"}, "", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := template(t, settings(c.set)...)
@@ -152,7 +172,8 @@ func TestAdmissionPolicy(t *testing.T) {
 					t.Errorf("%s has the failure policy %s", p.Name, *p.Spec.FailurePolicy)
 				}
 				b := o.policyBinds[i].Spec
-				if b.PolicyName != p.Name || !slices.Equal(b.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) || b.MatchResources != nil {
+				if b.PolicyName != p.Name || !slices.Equal(b.ValidationActions, []admissionv1.ValidationAction{admissionv1.Deny}) ||
+					b.MatchResources != nil {
 					t.Errorf("%s has the binding %v", p.Name, b)
 				}
 				for _, r := range p.Spec.MatchConstraints.ResourceRules {
@@ -174,18 +195,24 @@ func TestKernelLog(t *testing.T) {
 		path string // of the kernel log in the container; "" for none
 		warn bool   // the notes say that it cannot be read
 	}{
-		"nothing set":             {},
-		"null":                    {[]string{"kernelLog=null"}, "", false},
-		"enabled":                 {[]string{enabled}, "/dev/kmsg", false},
-		"at another path":         {[]string{enabled, "config.source.kernelLogPath=/host/kmsg/"}, "/host/kmsg", false},
-		"with SYS_ADMIN":          {[]string{enabled, "sysAdmin=always"}, "/dev/kmsg", false},
-		"no capabilities in all":  {[]string{enabled, "securityContext.capabilities=null"}, "/dev/kmsg", false},
-		"off in the config":       {[]string{enabled, "config.source.kernelLog=false"}, "", false},
-		"simulated":               {[]string{enabled, "config.source.mode=sim"}, "", false},
-		"in the config only":      {[]string{"config.source.kernelLog=true"}, "", true},
-		"in the config, sim":      {[]string{"config.source.kernelLog=true,config.source.mode=sim"}, "", false}, // kernelLog.enabled has no effect
-		"from another file":       {[]string{"config.source.kernelLog=true,config.source.kernelLogPath=/log/kmsg", "extraVolumeMounts[0].name=log,extraVolumeMounts[0].mountPath=/log"}, "", false},
-		"from a file, simulated":  {[]string{"config.source.mode=sim,config.source.kernelLog=true,config.source.kernelLogPath=/log/kmsg", "extraVolumeMounts[0].name=log,extraVolumeMounts[0].mountPath=/log"}, "", false},
+		"nothing set":            {},
+		"null":                   {[]string{"kernelLog=null"}, "", false},
+		"enabled":                {[]string{enabled}, "/dev/kmsg", false},
+		"at another path":        {[]string{enabled, "config.source.kernelLogPath=/host/kmsg/"}, "/host/kmsg", false},
+		"with SYS_ADMIN":         {[]string{enabled, "sysAdmin=always"}, "/dev/kmsg", false},
+		"no capabilities in all": {[]string{enabled, "securityContext.capabilities=null"}, "/dev/kmsg", false},
+		"off in the config":      {[]string{enabled, "config.source.kernelLog=false"}, "", false},
+		"simulated":              {[]string{enabled, "config.source.mode=sim"}, "", false},
+		"in the config only":     {[]string{"config.source.kernelLog=true"}, "", true},
+		"in the config, sim":     {[]string{"config.source.kernelLog=true,config.source.mode=sim"}, "", false}, // kernelLog.enabled has no effect
+		"from another file": {[]string{
+			"config.source.kernelLog=true,config.source.kernelLogPath=/log/kmsg",
+			"extraVolumeMounts[0].name=log,extraVolumeMounts[0].mountPath=/log",
+		}, "", false},
+		"from a file, simulated": {[]string{
+			"config.source.mode=sim,config.source.kernelLog=true,config.source.kernelLogPath=/log/kmsg",
+			"extraVolumeMounts[0].name=log,extraVolumeMounts[0].mountPath=/log",
+		}, "", false},
 		"off on some nodes":       {[]string{enabled, "nodeConfigs.a.source.kernelLog=false"}, "/dev/kmsg", false},
 		"off on some nodes, null": {[]string{enabled, "nodeConfigs.a.source.kernelLog=null"}, "/dev/kmsg", false},
 	} {
@@ -257,7 +284,8 @@ func checkConfined(t *testing.T, ds *appsv1.DaemonSet, caps []corev1.Capability)
 		t.Error("pod has no seccomp profile")
 	}
 	s := pod.Containers[0].SecurityContext
-	if *s.Privileged || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !reflect.DeepEqual(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+	if *s.Privileged || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem ||
+		!reflect.DeepEqual(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
 		t.Errorf("container has too many rights: %v", s)
 	}
 	if !slices.Equal(s.Capabilities.Add, caps) {
@@ -272,17 +300,23 @@ func checkConfined(t *testing.T, ds *appsv1.DaemonSet, caps []corev1.Capability)
 
 // TestNodeAffinity checks on which nodes the agents run.
 func TestNodeAffinity(t *testing.T) {
-	const gpus = "feature.node.kubernetes.io/pci-10de.present In [true] | feature.node.kubernetes.io/cpu-model.vendor_id In [NVIDIA] | nvidia.com/gpu.present In [true]"
+	const gpus = "feature.node.kubernetes.io/pci-10de.present In [true] | feature.node.kubernetes.io/cpu-model.vendor_id In [NVIDIA] | " +
+		"nvidia.com/gpu.present In [true]"
 	for name, c := range map[string]struct {
 		set  []string
 		want map[string]string // by DaemonSet
 	}{
-		"nothing set":    {nil, map[string]string{"gna-gpu-node-agent": gpus}},
-		"other affinity": {[]string{"affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution=null", "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null"}, map[string]string{"gna-gpu-node-agent": gpus}},
-		"custom terms":   {[]string{"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].key=a,affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].operator=Exists"}, map[string]string{"gna-gpu-node-agent": "a Exists []"}},
-		"null":           {[]string{"affinity=null"}, map[string]string{"gna-gpu-node-agent": ""}},
-		"an empty text":  {[]string{"affinity="}, map[string]string{"gna-gpu-node-agent": ""}},
-		"empty parts":    {[]string{"affinity.nodeAffinity=null,affinity.podAntiAffinity=null"}, map[string]string{"gna-gpu-node-agent": gpus}},
+		"nothing set": {nil, map[string]string{"gna-gpu-node-agent": gpus}},
+		"other affinity": {[]string{
+			"affinity.podAffinity.preferredDuringSchedulingIgnoredDuringExecution=null",
+			"affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null",
+		}, map[string]string{"gna-gpu-node-agent": gpus}},
+		"custom terms": {[]string{
+			"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].key=a,affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].operator=Exists",
+		}, map[string]string{"gna-gpu-node-agent": "a Exists []"}},
+		"null":          {[]string{"affinity=null"}, map[string]string{"gna-gpu-node-agent": ""}},
+		"an empty text": {[]string{"affinity="}, map[string]string{"gna-gpu-node-agent": ""}},
+		"empty parts":   {[]string{"affinity.nodeAffinity=null,affinity.podAntiAffinity=null"}, map[string]string{"gna-gpu-node-agent": gpus}},
 		"null by label": {[]string{"affinity=null", "nodeConfigs.a.log.level=debug"}, map[string]string{
 			"gna-gpu-node-agent":   "gpu-node-agent/config NotIn [a]",
 			"gna-gpu-node-agent-a": "gpu-node-agent/config In [a]",

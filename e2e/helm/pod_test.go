@@ -15,7 +15,8 @@ import (
 func TestMountedOnce(t *testing.T) {
 	for _, dir := range []string{"/var/run/cdi", "/etc/cdi", "/etc/cdi/"} {
 		seen := make(map[string]bool)
-		for _, m := range template(t, "--set", "config.plugin.cdi.generate=true,config.plugin.cdi.dir="+dir).daemonSets[0].Spec.Template.Spec.Containers[0].VolumeMounts {
+		for _, m := range template(t, "--set", "config.plugin.cdi.generate=true,config.plugin.cdi.dir="+
+			dir).daemonSets[0].Spec.Template.Spec.Containers[0].VolumeMounts {
 			if seen[m.MountPath] {
 				t.Errorf("dir %s: %s is mounted twice", dir, m.MountPath)
 			}
@@ -34,10 +35,22 @@ func TestJobs(t *testing.T) {
 		set  []string
 		want string // the volume at /run/jobs
 	}{
-		"node's directory":         {[]string{dir}, "hpc-jobs"},
-		"another":                  {[]string{dir, "extraVolumes[0].name=j,extraVolumes[0].configMap.name=jobs,extraVolumeMounts[0].name=j,extraVolumeMounts[0].mountPath=/run/jobs/"}, "j"},
-		"another volume elsewhere": {[]string{dir, "extraVolumes[0].name=j,extraVolumes[0].configMap.name=jobs,extraVolumeMounts[0].name=j,extraVolumeMounts[0].mountPath=/run/other"}, "hpc-jobs"},
-		"key not set":              {nil, ""},
+		"node's directory": {[]string{dir}, "hpc-jobs"},
+		"another": {
+			[]string{
+				dir,
+				"extraVolumes[0].name=j,extraVolumes[0].configMap.name=jobs,extraVolumeMounts[0].name=j,extraVolumeMounts[0].mountPath=/run/jobs/",
+			},
+			"j",
+		},
+		"another volume elsewhere": {
+			[]string{
+				dir,
+				"extraVolumes[0].name=j,extraVolumes[0].configMap.name=jobs,extraVolumeMounts[0].name=j,extraVolumeMounts[0].mountPath=/run/other",
+			},
+			"hpc-jobs",
+		},
+		"key not set": {nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := template(t, settings(c.set)...).daemonSets[0].Spec.Template.Spec
@@ -69,16 +82,32 @@ func TestProcesses(t *testing.T) {
 		proc    string   // metrics.processes.proc
 		hostPID bool
 	}{
-		"off":                 {nil, nil, "", false},
-		"on":                  {[]string{on}, []string{proc, logs, links}, "/host/proc", false},
-		"PID namespace":       {[]string{on, "hostPID=true"}, []string{logs, links}, "", true},
-		"both":                {[]string{on, "hostPID=true,config.metrics.processes.proc=/host/proc"}, []string{proc, logs, links}, "/host/proc", true},
+		"off":           {nil, nil, "", false},
+		"on":            {[]string{on}, []string{proc, logs, links}, "/host/proc", false},
+		"PID namespace": {[]string{on, "hostPID=true"}, []string{logs, links}, "", true},
+		"both": {
+			[]string{on, "hostPID=true,config.metrics.processes.proc=/host/proc"},
+			[]string{proc, logs, links},
+			"/host/proc",
+			true,
+		},
 		"PID namespace, proc": {[]string{on, "hostPID=true,config.metrics.processes.proc=/proc/"}, []string{logs, links}, "/proc/", true},
 		"no names":            {[]string{on, "config.metrics.processes.podLogs="}, []string{proc}, "/host/proc", false},
-		"other directories":   {[]string{on, "config.metrics.processes.proc=/p,config.metrics.processes.podLogs=/data/pods/"}, []string{"/p=/proc", "/data/pods=/data/pods", "/data/containers=/var/log/containers"}, "/p", false},
-		"simulation":          {[]string{on, "config.source.mode=sim"}, []string{proc, logs, links}, "/host/proc", false},
-		"a volume of its own": {[]string{on, "extraVolumes[0].name=p,extraVolumes[0].emptyDir.medium=,extraVolumeMounts[0].name=p,extraVolumeMounts[0].mountPath=/host/proc"}, []string{logs, links}, "/host/proc", false},
-		"nodeConfigs only":    {[]string{"nodeConfigs.a.metrics.processes.enabled=true"}, nil, "", false},
+		"other directories": {
+			[]string{on, "config.metrics.processes.proc=/p,config.metrics.processes.podLogs=/data/pods/"},
+			[]string{"/p=/proc", "/data/pods=/data/pods", "/data/containers=/var/log/containers"},
+			"/p", false,
+		},
+		"simulation": {[]string{on, "config.source.mode=sim"}, []string{proc, logs, links}, "/host/proc", false},
+		"a volume of its own": {
+			[]string{
+				on,
+				"extraVolumes[0].name=p,extraVolumes[0].emptyDir.medium=,extraVolumeMounts[0].name=p,extraVolumeMounts[0].mountPath=/host/proc",
+			},
+			[]string{logs, links},
+			"/host/proc", false,
+		},
+		"nodeConfigs only": {[]string{"nodeConfigs.a.metrics.processes.enabled=true"}, nil, "", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := template(t, settings(c.set)...)
@@ -178,9 +207,15 @@ func TestEndpoint(t *testing.T) {
 		"nothing set": {"", map[string]string{"honorLabels": "true", "interval": `"15s"`, "port": `"metrics"`, "scheme": ""}},
 		"false":       {"endpoint.honorLabels=false", map[string]string{"honorLabels": "false"}},
 		"null":        {"endpoint.honorLabels=null,MONITOR.interval=null", map[string]string{"honorLabels": "true", "interval": ""}},
-		"another":     {"interval=15s,MONITOR.endpoint.interval=1m,MONITOR.endpoint.path=/m", map[string]string{"interval": `"1m"`, "path": `"/m"`}},
-		"one added":   {"relabelings[0].action=keep", map[string]string{"relabelings": `[{"sourceLabels":["__meta_kubernetes_pod_node_name"],"targetLabel":"instance"},{"action":"labeldrop","regex":"namespace|pod|container"},{"action":"keep"}]`}},
-		"replaced":    {"endpoint.relabelings[0].action=keep", map[string]string{"relabelings": `[{"action":"keep"}]`}},
+		"another": {
+			"interval=15s,MONITOR.endpoint.interval=1m,MONITOR.endpoint.path=/m",
+			map[string]string{"interval": `"1m"`, "path": `"/m"`},
+		},
+		"one added": {
+			"relabelings[0].action=keep",
+			map[string]string{"relabelings": `[{"sourceLabels":["__meta_kubernetes_pod_node_name"],"targetLabel":"instance"},{"action":"labeldrop","regex":"namespace|pod|container"},{"action":"keep"}]`},
+		},
+		"replaced": {"endpoint.relabelings[0].action=keep", map[string]string{"relabelings": `[{"action":"keep"}]`}},
 	} {
 		for kind, key := range map[string]string{"ServiceMonitor": "serviceMonitor", "PodMonitor": "podMonitor"} {
 			set := key + ".enabled=true"

@@ -61,7 +61,8 @@ func TestPrices(t *testing.T) {
 	if got := rendered("-f", file); len(got) == 0 || !maps.Equal(got, want.prices()) {
 		t.Errorf("prices of the chart: %v, want %v", got, want.prices())
 	}
-	if got := rendered("-f", file, "--set", "prometheusRule.prices.NVIDIA L4=null", "--set", "prometheusRule.prices.A100=1250000"); !maps.Equal(got, map[string]string{
+	if got := rendered("-f", file, "--set", "prometheusRule.prices.NVIDIA L4=null", "--set",
+		"prometheusRule.prices.A100=1250000"); !maps.Equal(got, map[string]string{
 		"NVIDIA H100 80GB HBM3": "vector(2.5)", "A100": "vector(1250000)",
 	}) {
 		t.Errorf("prices of the chart without the L4: %v", got)

@@ -30,18 +30,29 @@ func TestReclaimRights(t *testing.T) {
 		account string
 		policy  bool
 	}{
-		"nothing set":          {nil, "", "", false},
-		"only a policy":        {[]string{"reclaim.policy.namespaces={a}"}, "", "", false},
-		"dry run":              {[]string{withReclaim}, read, "gna-gpu-node-agent-reclaim", false},
-		"dry run, null":        {[]string{withReclaim, "reclaim.dryRun=null"}, read, "gna-gpu-node-agent-reclaim", false},
-		"changes":              {[]string{withReclaim, "reclaim.dryRun=false"}, write, "gna-gpu-node-agent-reclaim", true},
-		"suspended":            {[]string{withReclaim, "reclaim.dryRun=false,reclaim.suspend=true"}, write, "gna-gpu-node-agent-reclaim", true},
-		"no admission policy":  {[]string{withReclaim, "reclaim.dryRun=false,rbac.admissionPolicy=false"}, write, "gna-gpu-node-agent-reclaim", false},
+		"nothing set":   {nil, "", "", false},
+		"only a policy": {[]string{"reclaim.policy.namespaces={a}"}, "", "", false},
+		"dry run":       {[]string{withReclaim}, read, "gna-gpu-node-agent-reclaim", false},
+		"dry run, null": {[]string{withReclaim, "reclaim.dryRun=null"}, read, "gna-gpu-node-agent-reclaim", false},
+		"changes":       {[]string{withReclaim, "reclaim.dryRun=false"}, write, "gna-gpu-node-agent-reclaim", true},
+		"suspended":     {[]string{withReclaim, "reclaim.dryRun=false,reclaim.suspend=true"}, write, "gna-gpu-node-agent-reclaim", true},
+		"no admission policy": {
+			[]string{withReclaim, "reclaim.dryRun=false,rbac.admissionPolicy=false"},
+			write, "gna-gpu-node-agent-reclaim",
+			false,
+		},
 		"another account name": {[]string{withReclaim, "reclaim.dryRun=false,reclaim.serviceAccount.name=x"}, write, "x", true},
-		"a shared account":     {[]string{withReclaim, "reclaim.dryRun=false,reclaim.serviceAccount.name=x,reclaim.serviceAccount.create=false"}, write, "x", false},
-		"agents' own account":  {[]string{withReclaim, "reclaim.dryRun=false,serviceAccount.create=false,serviceAccount.name=x"}, write, "gna-gpu-node-agent-reclaim", true},
-		"no rights created":    {[]string{withReclaim, "reclaim.dryRun=false,rbac.create=false,reclaim.serviceAccount.name=x"}, "", "x", false},
-		"a twice":              {[]string{withReclaim + ",reclaim.policy.namespaces={a,b,a}"}, read, "gna-gpu-node-agent-reclaim", false},
+		"a shared account": {
+			[]string{withReclaim, "reclaim.dryRun=false,reclaim.serviceAccount.name=x,reclaim.serviceAccount.create=false"},
+			write, "x", false,
+		},
+		"agents' own account": {
+			[]string{withReclaim, "reclaim.dryRun=false,serviceAccount.create=false,serviceAccount.name=x"},
+			write,
+			"gna-gpu-node-agent-reclaim", true,
+		},
+		"no rights created": {[]string{withReclaim, "reclaim.dryRun=false,rbac.create=false,reclaim.serviceAccount.name=x"}, "", "x", false},
+		"a twice":           {[]string{withReclaim + ",reclaim.policy.namespaces={a,b,a}"}, read, "gna-gpu-node-agent-reclaim", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := template(t, settings(c.args)...)
@@ -67,7 +78,8 @@ func TestReclaimRights(t *testing.T) {
 					t.Errorf("%s: the role has %q, want %q", role.Namespace, got, want[role.Namespace])
 				}
 				b := o.localBinds[i]
-				if b.Namespace != role.Namespace || b.RoleRef.Name != role.Name || len(b.Subjects) != 1 || b.Subjects[0] != (rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: c.account, Namespace: "gpu"}) {
+				if b.Namespace != role.Namespace || b.RoleRef.Name != role.Name || len(b.Subjects) != 1 ||
+					b.Subjects[0] != (rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: c.account, Namespace: "gpu"}) {
 					t.Errorf("%s: the role %s has the binding %v, want the account %s", role.Namespace, role.Name, b, c.account)
 				}
 			}
@@ -93,14 +105,17 @@ func TestReclaimRights(t *testing.T) {
 func checkReclaim(t *testing.T, j *batchv1.CronJob, account string, apply bool) {
 	t.Helper()
 	job := j.Spec.JobTemplate.Spec
-	if j.Spec.ConcurrencyPolicy != batchv1.ForbidConcurrent || *job.BackoffLimit != 0 || job.TTLSecondsAfterFinished == nil || job.ActiveDeadlineSeconds == nil {
+	if j.Spec.ConcurrencyPolicy != batchv1.ForbidConcurrent || *job.BackoffLimit != 0 || job.TTLSecondsAfterFinished == nil ||
+		job.ActiveDeadlineSeconds == nil {
 		t.Errorf("CronJob %+v", j.Spec)
 	}
 	pod := job.Template.Spec
-	if pod.ServiceAccountName != account || !*pod.AutomountServiceAccountToken || pod.RestartPolicy != corev1.RestartPolicyNever || *pod.TerminationGracePeriodSeconds < 30 {
+	if pod.ServiceAccountName != account || !*pod.AutomountServiceAccountToken || pod.RestartPolicy != corev1.RestartPolicyNever ||
+		*pod.TerminationGracePeriodSeconds < 30 {
 		t.Errorf("pod %+v", pod)
 	}
-	if pod.HostNetwork || pod.HostPID || pod.HostIPC || !*pod.SecurityContext.RunAsNonRoot || pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+	if pod.HostNetwork || pod.HostPID || pod.HostIPC || !*pod.SecurityContext.RunAsNonRoot ||
+		pod.SecurityContext.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
 		t.Errorf("the pod has privileges: %+v", pod)
 	}
 	for _, v := range pod.Volumes {
@@ -109,7 +124,8 @@ func checkReclaim(t *testing.T, j *batchv1.CronJob, account string, apply bool) 
 		}
 	}
 	c := pod.Containers[0]
-	if s := c.SecurityContext; s.Privileged != nil || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || s.Capabilities.Add != nil {
+	if s := c.SecurityContext; s.Privileged != nil || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem ||
+		!slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) || s.Capabilities.Add != nil {
 		t.Errorf("the container has privileges: %v", s)
 	}
 	if c.Args[0] != "reclaim" || slices.Contains(c.Args, "--apply") != apply {
@@ -172,19 +188,26 @@ func TestReclaimWeb(t *testing.T) {
 		password bool
 		files    bool
 	}{
-		"nothing set":     {nil, "", false, false},
-		"TLS":             {[]string{"web.secretName=w"}, "--agent-scheme=https", false, false},
-		"passwords only":  {[]string{"web.secretName=w,web.probes=HTTP", "reclaim.web.secretName=s,reclaim.web.user=u"}, "--user=u", true, false},
-		"an authority":    {[]string{"web.secretName=w", "reclaim.web.secretName=s,reclaim.web.caFile=ca.crt,reclaim.web.serverName=x"}, "--agent-scheme=https --ca-file=/etc/gpu-node-agent-web/ca.crt --server-name=x", false, true},
+		"nothing set":    {nil, "", false, false},
+		"TLS":            {[]string{"web.secretName=w"}, "--agent-scheme=https", false, false},
+		"passwords only": {[]string{"web.secretName=w,web.probes=HTTP", "reclaim.web.secretName=s,reclaim.web.user=u"}, "--user=u", true, false},
+		"an authority": {
+			[]string{"web.secretName=w", "reclaim.web.secretName=s,reclaim.web.caFile=ca.crt,reclaim.web.serverName=x"},
+			"--agent-scheme=https --ca-file=/etc/gpu-node-agent-web/ca.crt --server-name=x", false, true,
+		},
 		"any certificate": {[]string{"web.secretName=w", "reclaim.web.insecure=true"}, "--agent-scheme=https --insecure", false, false},
-		"a certificate":   {[]string{"web.secretName=w", "reclaim.web.secretName=s,reclaim.web.certFile=a,reclaim.web.keyFile=b"}, "--agent-scheme=https --cert-file=/etc/gpu-node-agent-web/a --key-file=/etc/gpu-node-agent-web/b", false, true},
-		"null":            {[]string{"reclaim.web=null"}, "", false, false},
+		"a certificate": {
+			[]string{"web.secretName=w", "reclaim.web.secretName=s,reclaim.web.certFile=a,reclaim.web.keyFile=b"},
+			"--agent-scheme=https --cert-file=/etc/gpu-node-agent-web/a --key-file=/etc/gpu-node-agent-web/b", false, true,
+		},
+		"null": {[]string{"reclaim.web=null"}, "", false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pod := template(t, settings(append(c.set, withReclaim))...).cronJobs[0].Spec.JobTemplate.Spec.Template.Spec
 			container := pod.Containers[0]
 			args := slices.DeleteFunc(slices.Clone(container.Args[1:]), func(arg string) bool {
-				return strings.HasPrefix(arg, "--policy=") || strings.HasPrefix(arg, "--agent-namespace=") || strings.HasPrefix(arg, "--agent-selector=")
+				return strings.HasPrefix(arg, "--policy=") || strings.HasPrefix(arg, "--agent-namespace=") ||
+					strings.HasPrefix(arg, "--agent-selector=")
 			})
 			if got := strings.Join(args, " "); got != c.want {
 				t.Errorf("arguments %q, want %q", got, c.want)
@@ -193,7 +216,8 @@ func TestReclaimWeb(t *testing.T) {
 				return e.Name == "GPU_NODE_AGENT_PASSWORD" && e.ValueFrom.SecretKeyRef.Name == "s" && e.ValueFrom.SecretKeyRef.Key == "password"
 			})
 			files := slices.ContainsFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Secret != nil && v.Secret.SecretName == "s" }) &&
-				slices.ContainsFunc(container.VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == "/etc/gpu-node-agent-web" && m.ReadOnly })
+				slices.ContainsFunc(container.VolumeMounts,
+					func(m corev1.VolumeMount) bool { return m.MountPath == "/etc/gpu-node-agent-web" && m.ReadOnly })
 			if password != c.password || files != c.files {
 				t.Errorf("password %v, files %v, want %v, %v", password, files, c.password, c.files)
 			}
@@ -210,16 +234,23 @@ func TestReclaimPolicies(t *testing.T) {
 	const required = "namespaces: [research], idle: {after: 2h}"
 	of := func(text string) string { return "{" + required + ", " + text + "}" }
 	accepted := []string{
-		"{" + required + "}", "{namespaces: [research, a-b, a1], idle: {after: 1h30m, evidence: noWork}}", of("minimumAge: 0s, notice: 1.5h, leaveFor: 168h, maxPerRun: 1"),
-		of(`hours: {from: "00:00", to: "24:00"}`), of("hours: {from: 22:00, to: 06:00, timeZone: Europe/Berlin, days: [Mon, Sun]}"), of("optOutAnnotation: example.com/keep"),
+		"{" + required + "}", "{namespaces: [research, a-b, a1], idle: {after: 1h30m, evidence: noWork}}",
+		of("minimumAge: 0s, notice: 1.5h, leaveFor: 168h, maxPerRun: 1"),
+		of(`hours: {from: "00:00", to: "24:00"}`), of("hours: {from: 22:00, to: 06:00, timeZone: Europe/Berlin, days: [Mon, Sun]}"),
+		of("optOutAnnotation: example.com/keep"),
 		of("podSelector: {matchLabels: {a: b}, matchExpressions: [{key: tier, operator: In, values: [x]}, {key: a/b, operator: Exists}]}"),
 	}
 	refused := []string{
-		of("x: y"), of("namespace: a"), "{namespaces: [A], idle: {after: 2h}}", "{namespaces: [team-*], idle: {after: 2h}}", "{namespaces: research, idle: {after: 2h}}",
-		"{namespaces: [a], idle: {after: 2}}", "{namespaces: [a], idle: {after: 2d}}", "{namespaces: [a], idle: {after: -2h}}", "{namespaces: [a], idle: {after: 2h, evidence: idle}}", "{namespaces: [a], idle: 2h}",
-		of("minimumAge: 1"), of("minimumAge: -1h"), of("notice: soon"), of("leaveFor: 7d"), of("maxPerRun: 0"), of("maxPerRun: 1.5"), of("maxPerRun: all"),
-		of(`hours: {from: "25:00", to: "06:00"}`), of(`hours: {from: "8:00", to: "06:00"}`), of("hours: {from: 22, to: 6}"), of(`hours: {from: "22:00", to: "06:00", days: [Monday]}`), of(`hours: {from: "22:00", to: "06:00", days: []}`),
-		of(`hours: {from: "22:00", to: "06:00", zone: UTC}`), of("optOutAnnotation: a b"), of("podSelector: {matchLabel: {a: b}}"), of("podSelector: {matchExpressions: [{key: a, operator: Has}]}"), of("podSelector: tier=x"),
+		of("x: y"), of("namespace: a"), "{namespaces: [A], idle: {after: 2h}}", "{namespaces: [team-*], idle: {after: 2h}}",
+		"{namespaces: research, idle: {after: 2h}}",
+		"{namespaces: [a], idle: {after: 2}}", "{namespaces: [a], idle: {after: 2d}}", "{namespaces: [a], idle: {after: -2h}}",
+		"{namespaces: [a], idle: {after: 2h, evidence: idle}}", "{namespaces: [a], idle: 2h}",
+		of("minimumAge: 1"), of("minimumAge: -1h"), of("notice: soon"), of("leaveFor: 7d"), of("maxPerRun: 0"), of("maxPerRun: 1.5"),
+		of("maxPerRun: all"),
+		of(`hours: {from: "25:00", to: "06:00"}`), of(`hours: {from: "8:00", to: "06:00"}`), of("hours: {from: 22, to: 6}"),
+		of(`hours: {from: "22:00", to: "06:00", days: [Monday]}`), of(`hours: {from: "22:00", to: "06:00", days: []}`),
+		of(`hours: {from: "22:00", to: "06:00", zone: UTC}`), of("optOutAnnotation: a b"), of("podSelector: {matchLabel: {a: b}}"),
+		of("podSelector: {matchExpressions: [{key: a, operator: Has}]}"), of("podSelector: tier=x"),
 	}
 	objects := filepath.Join(t.TempDir(), "objects.yaml")
 	if err := os.WriteFile(objects, []byte("{apiVersion: v1, kind: Namespace, metadata: {name: research}}\n"), 0o600); err != nil {
@@ -235,7 +266,8 @@ func TestReclaimPolicies(t *testing.T) {
 			t.Fatal(err)
 		}
 		fromHelm := util.ValidateAgainstSingleSchema(common.Values{"reclaim": map[string]any{"policy": policy}}, schema)
-		out, fromCommand := exec.CommandContext(t.Context(), agentBinary, "reclaim", "--policy", file, "--objects", objects, "--undo").CombinedOutput()
+		out, fromCommand := exec.CommandContext(t.Context(), agentBinary, "reclaim", "--policy", file, "--objects", objects,
+			"--undo").CombinedOutput()
 		if want := i < len(accepted); want != (fromHelm == nil) || want != (fromCommand == nil) {
 			t.Errorf("%s: accepted must be %v; Helm: %v; the command: %v %s", text, want, fromHelm, fromCommand, out)
 		}

@@ -17,8 +17,10 @@ import (
 // untestedAlerts lists the alerts that the test below does not cause: they need hours, other programs, or faults that the
 // simulation lacks. Their unit tests are in rules.
 var untestedAlerts = []string{
-	"GPUMemoryNearlyFull", "GPUAllocatedButIdle", "GPUAllocatedWithoutProcess", "GPUAgentMissing", "GPUKubeletDisagrees", "GPUAllocationErrors",
-	"GPUPodLabelsUnknown", "GPUAgentRestarting", "GPUWaitsForReset", "GPUAgentStateNotKept", "GPUAgentIndexAmbiguous", "GPUAgentAPIErrors", "GPUNodeLeftovers",
+	"GPUMemoryNearlyFull", "GPUAllocatedButIdle", "GPUAllocatedWithoutProcess", "GPUAgentMissing", "GPUKubeletDisagrees",
+	"GPUAllocationErrors",
+	"GPUPodLabelsUnknown", "GPUAgentRestarting", "GPUWaitsForReset", "GPUAgentStateNotKept", "GPUAgentIndexAmbiguous", "GPUAgentAPIErrors",
+	"GPUNodeLeftovers",
 	"GPUAgentServesNothing", "GPUSourceDetached", "GPUMeasurementsStuck", "GPUMPSRestarted", "GPUMemoryOverUse",
 	"GPUDRANotPublished", "GPURuntimeIgnoresCDI", "GPUDRAPrepareErrors", "GPUDRAHandover", "GPUNotSeen", "GPUAgentWaits", "GPUServedTwice",
 }

@@ -85,7 +85,8 @@ func seriesFaults(p panel) (faults []string) {
 		}
 	}
 	if len(legend.Calcs) > 0 && (!slices.Contains(sorts, legend.SortBy) || legend.SortDesc != (legend.SortBy != "Name")) {
-		faults = append(faults, fmt.Sprintf("legend sorted by %q, descending %v; expected one of %q, values descending", legend.SortBy, legend.SortDesc, sorts))
+		faults = append(faults, fmt.Sprintf("legend sorted by %q, descending %v; expected one of %q, values descending", legend.SortBy,
+			legend.SortDesc, sorts))
 	}
 	bars := f.Custom.DrawStyle == "bars"
 	if bars && p.Interval == "" {
@@ -216,7 +217,8 @@ func TestDrawingFaults(t *testing.T) {
 		"advice cut off":          `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "string", TABLE}}, "transformations": [{"options": {"indexByName": {"What to do": 0}}}]}`,
 		"sorted by nothing":       `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "string", TABLE}}, "options": {"sortBy": [{"displayName": "GPU"}]}}`,
 	} {
-		text = strings.NewReplacer("NULL", `{"type": "special", "options": {"match": "null+nan", "result": {"text": "No data", "color": "#808080"}}}`,
+		text = strings.NewReplacer("NULL",
+			`{"type": "special", "options": {"match": "null+nan", "result": {"text": "No data", "color": "#808080"}}}`,
 			"TABLE", `"custom": {"minWidth": 60, "filterable": false}`).Replace(text)
 		var p panel
 		if err := json.Unmarshal([]byte(text), &p); err != nil {

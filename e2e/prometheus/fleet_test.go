@@ -178,7 +178,8 @@ func TestFleetPanels(t *testing.T) {
 	for _, title := range []string{"Unhealthy", "Degraded", "Allocated", "Allocated and idle", "Hottest GPU", "Utilization", "Total power"} {
 		f.await(all(notMeasured), "fleet.json", title, 0, "")
 	}
-	f.await(map[string]float64{"gpus not measured": 1, "mig not measured": 1, "old not measured": 1}, "fleet.json", "Findings", 0, "", "instance", "severity")
+	f.await(map[string]float64{"gpus not measured": 1, "mig not measured": 1, "old not measured": 1}, "fleet.json", "Findings", 0, "",
+		"instance", "severity")
 	f.await(map[string]float64{"31": 200, "48": 1, "62": 1, "not measured": -1}, "fleet.json", "XIDs in the time range", 0, "", "xid")
 }
 
@@ -274,7 +275,8 @@ func (f fleet) checkAnnotations() {
 					return err
 				}
 				for _, s := range result {
-					titles = append(titles, legendLabel.ReplaceAllStringFunc(a.Title, func(ref string) string { return s.Labels[strings.Trim(ref, "{}")] }))
+					titles = append(titles, legendLabel.ReplaceAllStringFunc(a.Title,
+						func(ref string) string { return s.Labels[strings.Trim(ref, "{}")] }))
 				}
 			}
 			if slices.Sort(titles); !slices.Equal(titles, want) {

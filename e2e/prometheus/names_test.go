@@ -126,8 +126,9 @@ func TestPanelsWhenNamesChange(t *testing.T) {
 		}
 		// A busy machine fails scrapes, which take at most a second: the times around these do not count.
 		window := time.Since(start).Truncate(time.Second)
-		result, err := n.prom.Query(t.Context(), fmt.Sprintf(`min_over_time(((count(%s{instance="all"}) or vector(0)) and on () min_over_time(up{instance="all"}[5s]) == 1)[%ds:1s])`,
-			r.Record, int(window.Seconds())))
+		result, err := n.prom.Query(t.Context(),
+			fmt.Sprintf(`min_over_time(((count(%s{instance="all"}) or vector(0)) and on () min_over_time(up{instance="all"}[5s]) == 1)[%ds:1s])`,
+				r.Record, int(window.Seconds())))
 		if err != nil || len(result) != 1 || result[0].Value != gpus {
 			t.Errorf("%s: number of GPUs in each of the %v: %v, want %d: %v", r.Record, window, result, gpus, err)
 		}

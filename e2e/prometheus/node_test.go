@@ -87,7 +87,8 @@ func (n machine) prometheusConfig(scrapes string) string {
 		n.writeRules(file)
 		files = append(files, n.File(file))
 	}
-	return fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%s]\nscrape_configs:\n%s", strings.Join(files, ", "), scrapes)
+	return fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%s]\nscrape_configs:\n%s",
+		strings.Join(files, ", "), scrapes)
 }
 
 // everySecond has what changes in a file of rules so that Prometheus evaluates them each second instead of each 15.

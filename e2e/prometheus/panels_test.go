@@ -16,7 +16,10 @@ import (
 // Grafana, because the tests scrape every second and have no history.
 func (n machine) variableValues(d dashboard, all bool) map[string]string {
 	n.T.Helper()
-	values := map[string]string{"datasource": "prometheus", "__rate_interval": "1m", "__range": "1h", "__interval": "5s", "__interval_ms": "5000"}
+	values := map[string]string{
+		"datasource": "prometheus", "__rate_interval": "1m", "__range": "1h", "__interval": "5s",
+		"__interval_ms": "5000",
+	}
 	for _, v := range d.Templating.List {
 		if v.Type == "textbox" {
 			values[v.Name] = v.text(n.T)
@@ -63,11 +66,12 @@ func (n machine) evaluate(q target, values map[string]string) ([]promapi.Series,
 // unsimulated lists the metrics in panels that the simulation lacks.
 var unsimulated = []string{
 	"DCGM_FI_PROF_NVLINK_TX_BYTES", "DCGM_FI_PROF_NVLINK_RX_BYTES", "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL",
-	"gpu_node_agent_container_memory_used_bytes", "by (gpu, GPU_I_PROFILE, GPU_I_ID, namespace, pod, container) (gpu_node_agent_process_memory_bytes",
+	"gpu_node_agent_container_memory_used_bytes",
+	"by (gpu, GPU_I_PROFILE, GPU_I_ID, namespace, pod, container) (gpu_node_agent_process_memory_bytes",
 }
 
-// mayBeEmpty reports whether a query may have no data: it reads MIG devices, GPU-hours of one use, nodes that have gone, or metrics that the
-// simulation lacks.
+// mayBeEmpty reports whether a query may have no data: it reads MIG devices, GPU-hours of one use, nodes that have gone, or metrics that
+// the simulation lacks.
 func mayBeEmpty(q target) bool {
 	return strings.Contains(q.Expr, `GPU_I_ID!=""`) && !strings.Contains(q.Expr, `GPU_I_ID=""`) ||
 		strings.Contains(q.Expr, `use="`) && !strings.Contains(q.Expr, "or 0 *") ||

@@ -121,11 +121,13 @@ var measured = []shown{
 		"Worst nodes#E":    {eu + `instance="n1"`: 0, n2: 0},
 		"GPUs by state":    {`state="healthy"`: 2, `state="degraded"`: 1, `state="unhealthy"`: 0, `state="not measured"`: 0},
 		"Capacity and use": value(3), "Capacity and use#B": value(2), "Capacity and use#E": value(0),
-		"Agents by state#B": value(2), "Agents by state#F": value(0), "Nodes not measured": {`instance="none", state="none"`: 0}, "Nodes not measured#B": {},
+		"Agents by state#B": value(2), "Agents by state#F": value(0), "Nodes not measured": {`instance="none", state="none"`: 0},
+		"Nodes not measured#B": {},
 	}},
 	{"node.json", "n2", "9m", map[string]map[string]float64{
-		"Unhealthy": value(0), "Degraded": value(1), "Not measured": value(0), "Findings": {`severity="none"`: 1}, "XIDs of each GPU": {`xid="none"`: 0},
-		"Health": {`A_order="00", gpu="0"`: 1, `A_order="01", gpu="1"`: 2}, "Memory errors#C": {},
+		"Unhealthy": value(0), "Degraded": value(1), "Not measured": value(0), "Findings": {`severity="none"`: 1},
+		"XIDs of each GPU": {`xid="none"`: 0},
+		"Health":           {`A_order="00", gpu="0"`: 1, `A_order="01", gpu="1"`: 2}, "Memory errors#C": {},
 	}},
 }
 
@@ -168,7 +170,10 @@ func gone(at string, since float64) []shown {
 	return []shown{
 		{"fleet.json", ".*", at, map[string]map[string]float64{
 			"Agents": value(1), "Agents#B": value(0), "GPUs": value(1), "Unhealthy": value(0), "Not measured": value(0), "Healthy": value(1),
-			"Findings": {`severity="none"`: 1}, "GPUs by state": {`state="healthy"`: 1, `state="degraded"`: 0, `state="unhealthy"`: 0, `state="not measured"`: 0},
+			"Findings": {`severity="none"`: 1}, "GPUs by state": {
+				`state="healthy"`: 1, `state="degraded"`: 0, `state="unhealthy"`: 0,
+				`state="not measured"`: 0,
+			},
 			"Nodes not measured": {n2 + `, state="gone"`: 2}, "Nodes not measured#B": {n2 + `, state="gone"`: since * 1000},
 		}},
 		{"node.json", "n2", at, map[string]map[string]float64{"Unhealthy": {}, "Not measured": {}, "Health": {}, "Measuring": {}}},
@@ -182,13 +187,20 @@ var stateCases = []stateCase{
 	{"the source is down from minute 10", measured, []shown{fleetNotMeasured("11m"), onlyNotMeasured("n2", "11m", 2), nodeNotMeasured("11m")}},
 	{"the source is stalled from minute 10", measured, []shown{fleetNotMeasured("11m"), nodeNotMeasured("11m")}},
 	{"the source is stalled from minute 10, and up", measured, []shown{fleetNotMeasured("11m"), nodeNotMeasured("11m")}},
-	{"the agent is dead from minute 10", measured, []shown{fleetNotMeasured("11m"), onlyNotMeasured("n2", "30m", 2), nodeNotMeasured("30m"), noAgent}},
-	{"the agent's pod is deleted in minute 10, the node is there", measured, []shown{fleetNotMeasured("11m"), fleetNotMeasured("30m"), nodeNotMeasured("30m"), noAgent}},
+	{"the agent is dead from minute 10", measured, []shown{
+		fleetNotMeasured("11m"), onlyNotMeasured("n2", "30m", 2), nodeNotMeasured("30m"),
+		noAgent,
+	}},
+	{
+		"the agent's pod is deleted in minute 10, the node is there", measured,
+		[]shown{fleetNotMeasured("11m"), fleetNotMeasured("30m"), nodeNotMeasured("30m"), noAgent},
+	},
 	{
 		"the agent's pod is deleted in minute 10, without kube-state-metrics", measured,
 		slices.Concat([]shown{fleetNotMeasured("11m"), nodeNotMeasured("11m")}, gone("16m", 14*60), gone("2h", 14*60)),
 	},
-	{"the node is removed in minute 10", measured, slices.Concat([]shown{fleetNotMeasured("11m"), nodeNotMeasured("11m")}, gone("16m", 14*60))},
+	{"the node is removed in minute 10", measured, slices.Concat([]shown{fleetNotMeasured("11m"), nodeNotMeasured("11m")},
+		gone("16m", 14*60))},
 	{"the only agent is dead from minute 10", nil, []shown{onlyNotMeasured(".*", "11m", 1)}},
 	{"a GPU is unhealthy from minute 5, the source is down from minute 10", nil, []shown{
 		{"fleet.json", ".*", "11m", map[string]map[string]float64{
@@ -199,9 +211,12 @@ var stateCases = []stateCase{
 			"Health": {`A_order="00", gpu="0"`: 3, `A_order="01", gpu="1"`: 0},
 		}},
 	}},
-	{"two GPUs are missing from minute 5, and others have their indexes", nil, []shown{{"node.json", "n2", "11m", map[string]map[string]float64{
-		"Unhealthy": value(2), "Health": {`gpu="GPU-20"`: 3, `gpu="GPU-21"`: 3, `A_order="00", gpu="0"`: 1},
-	}}}},
+	{
+		"two GPUs are missing from minute 5, and others have their indexes", nil,
+		[]shown{{"node.json", "n2", "11m", map[string]map[string]float64{
+			"Unhealthy": value(2), "Health": {`gpu="GPU-20"`: 3, `gpu="GPU-21"`: 3, `A_order="00", gpu="0"`: 1},
+		}}},
+	},
 }
 
 // TestStatesAreDefinedOnce checks that panels take the states of GPUs from the rules of health.yaml. The source's own metrics are for

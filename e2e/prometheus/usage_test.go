@@ -102,7 +102,10 @@ func TestUsage(t *testing.T) {
 	})
 
 	held, free := u.gpuOf("serve"), u.freeGPU()
-	u.play("unhealthy", gpusByUse{"team-a idle": 2.25, "team-b idle": 0.5, "team-b unhealthy": 1, "team-c neverUsed": 1, " unallocated": 2.25, " unhealthy": 1}, func() {
+	u.play("unhealthy", gpusByUse{
+		"team-a idle": 2.25, "team-b idle": 0.5, "team-b unhealthy": 1, "team-c neverUsed": 1, " unallocated": 2.25,
+		" unhealthy": 1,
+	}, func() {
 		u.Inject(`{gpu: %s, lost: true}`, held)
 		u.Inject(`{gpu: %s, lost: true}`, free)
 	}, func(m node.Metrics) error { return countGauges(m, "gpu_unhealthy", 2, isOne) })
@@ -143,8 +146,8 @@ plugin:
 `, idleBelow))
 }
 
-// play starts a phase with start, and waits until the agent exports it and Prometheus has recorded it, and until it has lasted a while. The phase
-// before lasts as long as the agent exports it.
+// play starts a phase with start, and waits until the agent exports it and Prometheus has recorded it, and until it has lasted a while. The
+// phase before lasts as long as the agent exports it.
 func (u *usageTest) play(name string, gpus gpusByUse, start func(), seen func(node.Metrics) error) {
 	u.T.Helper()
 	before := new(phase)
@@ -202,7 +205,8 @@ func (u *usageTest) check() {
 	})
 	begin := u.phases[0].from
 	over := func(expr string) gpusByUse {
-		result, err := u.prom.Query(u.T.Context(), fmt.Sprintf("sum by (namespace, use) (sum_over_time(%s[%dms] @ %.3f)) * 3600", expr, end.Sub(begin).Milliseconds(), float64(end.UnixMilli())/1000))
+		result, err := u.prom.Query(u.T.Context(), fmt.Sprintf("sum by (namespace, use) (sum_over_time(%s[%dms] @ %.3f)) * 3600", expr,
+			end.Sub(begin).Milliseconds(), float64(end.UnixMilli())/1000))
 		if err != nil {
 			u.T.Fatal(err)
 		}
@@ -306,7 +310,8 @@ func (u *usageTest) checkCost() {
 		u.Eventually(title, func() error { return u.checkSeries(fmt.Sprintf("abs(%s / (%s) - 1) < 1e-9", expr(title, 0), want), 1) })
 	}
 	u.Eventually("Cost by namespace", func() error {
-		return u.checkSeries(fmt.Sprintf("abs(%s / on (namespace) (2.5 * sum by (namespace) (%s)) - 1) < 1e-9", expr("Cost by namespace", 0), fmt.Sprintf(hours, `namespace!=""`)), 3)
+		return u.checkSeries(fmt.Sprintf("abs(%s / on (namespace) (2.5 * sum by (namespace) (%s)) - 1) < 1e-9", expr("Cost by namespace", 0),
+			fmt.Sprintf(hours, `namespace!=""`)), 3)
 	})
 	u.Eventually("every model has a price", func() error { return u.checkSeries(expr("GPU-hours without a price", 0)+" == 0", 1) })
 	u.Write("prices.yaml", strings.ReplaceAll(documentedPrices(u.T), "NVIDIA H100 80GB HBM3", "another model"))

@@ -69,11 +69,15 @@ func TestDifference(t *testing.T) {
 	if got, want := difference("a\nb\nc", "a\nc\nd"), "- b\n+ d\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	modules := []*Module{{Path: "a.b/c", Version: "v1", IDs: []string{"ISC", "MIT"}, files: []file{{"LICENSE", " text\n"}, {"NOTICE", "more"}}}}
+	modules := []*Module{{
+		Path: "a.b/c", Version: "v1", IDs: []string{"ISC", "MIT"},
+		files: []file{{"LICENSE", " text\n"}, {"NOTICE", "more"}},
+	}}
 	if got, want := licenseList(modules), "module,version,licences,files\na.b/c,v1,ISC AND MIT,LICENSE NOTICE\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
-	if got := licenseTexts(modules); !strings.HasPrefix(got, "a.b/c v1 LICENSE\n================\n\ntext\n") || !strings.Contains(got, "more") {
+	if got := licenseTexts(modules); !strings.HasPrefix(got, "a.b/c v1 LICENSE\n================\n\ntext\n") ||
+		!strings.Contains(got, "more") {
 		t.Errorf("got %q", got)
 	}
 }

@@ -55,7 +55,10 @@ func TestHangingCallsLeakNothing(t *testing.T) {
 	c := startMonitor(b, 2, cfg, time.Millisecond, 5*time.Millisecond)
 	t.Cleanup(c.stop)
 	c.await(health.SourceUp)
-	functions := []string{"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2", "dcgmGetGpuStatus", "dcgmHealthCheck", "dcgmGetEntityGroupEntities"}
+	functions := []string{
+		"dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2", "dcgmGetGpuStatus", "dcgmHealthCheck",
+		"dcgmGetEntityGroupEntities",
+	}
 	rounds := 0
 	expectNoLeak(t, 50, func() {
 		function := functions[rounds%len(functions)]

@@ -193,7 +193,10 @@ const errVersion, errNotSupported, errModule = -12, -6, -33
 // the inventory and in a new session.
 func TestHealthChecksDown(t *testing.T) {
 	for function, reason := range map[string]string{"dcgmHealthSet": "setting", "dcgmHealthCheck": "reading"} {
-		for name, code := range map[string]int{"version mismatch": errVersion, "no module": errModule, "not supported": errNotSupported, "timeout": errTimeout} {
+		for name, code := range map[string]int{
+			"version mismatch": errVersion, "no module": errModule, "not supported": errNotSupported,
+			"timeout": errTimeout,
+		} {
 			t.Run(function+", "+name, func(t *testing.T) {
 				b := newFixture(t, 2)
 				b.lib.Incident(script.GPU, 1, 0x10, 20, 80, "Row remap failed")
@@ -202,11 +205,13 @@ func TestHealthChecksDown(t *testing.T) {
 				wantDown := func(when string, r *health.Reading) {
 					t.Helper()
 					c := r.Checks
-					if c.Status != health.ChecksDown || !strings.Contains(c.Err, reason) || !strings.Contains(c.Err, "4.6.0") || !strings.Contains(c.Err, "4.5.2") {
+					if c.Status != health.ChecksDown || !strings.Contains(c.Err, reason) || !strings.Contains(c.Err, "4.6.0") ||
+						!strings.Contains(c.Err, "4.5.2") {
 						t.Errorf("%s: checks %+v, want %s", when, c, reason)
 					}
 					for _, s := range r.Samples {
-						if s.Checked || len(s.Incidents) > 0 || s.Presence != health.Present || s.Values[health.FieldRecoveryAction] != 0 || s.Values[health.FieldGPUTemp] == 0 {
+						if s.Checked || len(s.Incidents) > 0 || s.Presence != health.Present || s.Values[health.FieldRecoveryAction] != 0 ||
+							s.Values[health.FieldGPUTemp] == 0 {
 							t.Errorf("%s: %+v", when, s)
 						}
 					}

@@ -32,7 +32,8 @@ func TestInventory(t *testing.T) {
 	_, r := b.open(testConfig()).poll()
 	want := health.Device{
 		ID: gpuID(0), Kind: health.KindGPU, Index: 0, Minor: 3, NUMA: []int{0}, Model: "NVIDIA H100 80GB HBM3",
-		PCI: "00000000:10:00.0", Memory: 81559 << 20, Reserved: 551 << 20, ComputeCapability: health.ComputeCapability{Major: 9}, GI: -1, CI: -1, MIGIndex: -1,
+		PCI: "00000000:10:00.0", Memory: 81559 << 20, Reserved: 551 << 20, ComputeCapability: health.ComputeCapability{Major: 9}, GI: -1, CI: -1,
+		MIGIndex: -1,
 		Links: []health.Link{
 			{Peer: gpuID(1), NVLinks: 18}, {Peer: gpuID(2), Path: health.PathSingleSwitch}, {Peer: gpuID(3), Path: health.PathSystem},
 		},
@@ -49,7 +50,8 @@ func TestInventory(t *testing.T) {
 	if got, want := r.Devices[2].ComputeCapability, (health.ComputeCapability{Major: 8, Minor: 9}); got != want {
 		t.Errorf("compute capability %v, want %v", got, want)
 	}
-	if d := r.Devices[3]; d.NUMA != nil || d.Minor != -1 || d.Memory != 0 || d.Reserved != 0 || d.ComputeCapability != (health.ComputeCapability{}) {
+	if d := r.Devices[3]; d.NUMA != nil || d.Minor != -1 || d.Memory != 0 || d.Reserved != 0 ||
+		d.ComputeCapability != (health.ComputeCapability{}) {
 		t.Errorf("blank fields: %+v", d)
 	}
 	b.expectWatch(script.GPU, 0, 53, script.Watch{}) // the serial number is not requested

@@ -44,7 +44,8 @@ func expectNoLeak(t *testing.T, rounds int, round func()) {
 	var now footprint
 	// The runtime counts a goroutine for a moment after its end, also after synctest.Wait has seen the end.
 	for range 1000 {
-		if now = measureFootprint(t); now.threads <= before.threads+10 && now.descriptors <= before.descriptors && now.goroutines <= before.goroutines {
+		if now = measureFootprint(t); now.threads <= before.threads+10 && now.descriptors <= before.descriptors &&
+			now.goroutines <= before.goroutines {
 			t.Logf("before %+v, after %d rounds %+v", before, rounds, now)
 			return
 		}

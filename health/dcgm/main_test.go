@@ -107,7 +107,8 @@ func compile(dir string, flags ...string) (string, error) {
 	args := append([]string{
 		"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
 		"-Wl,-soname," + soname, "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
-		"-o", path, "testdata/libdcgm.c", "testdata/groups.c", "testdata/checks.c", "testdata/entities.c", "testdata/messages.c", "testdata/script.c", "-lpthread",
+		"-o", path, "testdata/libdcgm.c", "testdata/groups.c", "testdata/checks.c", "testdata/entities.c", "testdata/messages.c",
+		"testdata/script.c", "-lpthread",
 	}, flags...)
 	if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("compile: %w\n%s", err, out)

@@ -76,7 +76,8 @@ func TestMeasureOnceRunsHealthChecks(t *testing.T) {
 func TestMeasureOnceFails(t *testing.T) {
 	b := newFixture(t, 1)
 	b.lib.Fail("dcgmStartEmbedded", errInit, 1)
-	if _, _, err := MeasureOnce(context.Background(), Config{}, zap.NewNop()); err == nil || !strings.Contains(err.Error(), "DCGM initialization error") {
+	if _, _, err := MeasureOnce(context.Background(), Config{}, zap.NewNop()); err == nil ||
+		!strings.Contains(err.Error(), "DCGM initialization error") {
 		t.Errorf("%v", err)
 	}
 	b.lib.Fail("dcgmEntitiesGetLatestValues", errTimeout, -1)

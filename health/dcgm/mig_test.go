@@ -50,7 +50,8 @@ func TestMIGDevices(t *testing.T) {
 	}
 	want := health.Device{
 		ID: migID(9), Parent: gpuID(0), Kind: health.KindMIG, Index: 0, Minor: 1, NUMA: []int{0}, Model: "NVIDIA H100 80GB HBM3",
-		PCI: "00000000:10:00.0", Memory: 9984 << 20, ComputeCapability: health.ComputeCapability{Major: 9}, Profile: "1c.2g.10gb", GI: 7, CI: 1, MIGIndex: 2,
+		PCI: "00000000:10:00.0", Memory: 9984 << 20, ComputeCapability: health.ComputeCapability{Major: 9}, Profile: "1c.2g.10gb", GI: 7, CI: 1,
+		MIGIndex: 2,
 	}
 	if !reflect.DeepEqual(r.Devices[3], want) {
 		t.Errorf("MIG device:\n%+v, want\n%+v", r.Devices[3], want)

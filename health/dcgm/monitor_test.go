@@ -163,7 +163,8 @@ func TestMonitorDeadEngine(t *testing.T) {
 			t.Errorf("source %+v", s.Source)
 		}
 		c.expect("end", health.Unhealthy, health.Unhealthy, health.Healthy)
-		if first, second := c.device(0).XIDCounts, c.device(1).XIDCounts; first[79] != 1 || len(first) != 1 || second[48] != 1 || len(second) != 1 {
+		if first, second := c.device(0).XIDCounts, c.device(1).XIDCounts; first[79] != 1 || len(first) != 1 || second[48] != 1 ||
+			len(second) != 1 {
 			t.Errorf("XIDs of GPU 0 %v and GPU 1 %v, want one 79 and one 48", first, second)
 		}
 		c.xid(script.GPU, 2, 95, time.Now())

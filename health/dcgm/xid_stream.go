@@ -29,7 +29,8 @@ const (
 // are older than before.
 func (s *session) latestMayHideXIDs(now time.Time) bool {
 	age := s.allGPUs.health
-	return !age.measured || elapsed(age.changedAt, now, maxSampleAge) || s.history.newestSample < s.history.maxSample-maxSampleSkew.Microseconds()
+	return !age.measured || elapsed(age.changedAt, now, maxSampleAge) ||
+		s.history.newestSample < s.history.maxSample-maxSampleSkew.Microseconds()
 }
 
 // parseXID returns the XID in a value of field 230; ok is false for a blank, a row without data, and 0, which means none.

@@ -51,9 +51,9 @@ type Written struct {
 // Replace replaces the content of a file: a later reader finds the old or the new text, also if the process or the node ends at any moment.
 // After an error it has one of them. Spaces follow the text, which must not end with any.
 //
-// Replace writes into a spare file, beside the file, and exchanges the two (renameat2(2), RENAME_EXCHANGE), so that it needs no free space: the old
-// file is the next spare file. While there is space, both are twice as large as the largest text so far, at least reserve bytes. Where
-// the file system cannot exchange files, Replace renames the spare file and makes another one.
+// Replace writes into a spare file, beside the file, and exchanges the two (renameat2(2), RENAME_EXCHANGE), so that it needs no free space:
+// the old file is the next spare file. While there is space, both are twice as large as the largest text so far, at least reserve bytes.
+// Where the file system cannot exchange files, Replace renames the spare file and makes another one.
 //
 // Only one process may replace a file at a time.
 func Replace(path string, text []byte, reserve int) (Written, error) {

@@ -71,7 +71,8 @@ func TestAcquireErrors(t *testing.T) {
 		"interrupted":   {syscall.EINTR, false, false, false},
 	} {
 		h, err := acquire(dir, syscall.O_DIRECTORY, func(int, int) error { return c.flock })
-		if (err == nil) != c.acquired || errors.Is(err, ErrLocked) != c.lock || h != nil && errors.Is(h.Unsupported(), ErrUnsupported) != c.unsupported {
+		if (err == nil) != c.acquired || errors.Is(err, ErrLocked) != c.lock ||
+			h != nil && errors.Is(h.Unsupported(), ErrUnsupported) != c.unsupported {
 			t.Errorf("%s: %+v, %v", name, h, err)
 		}
 		h.Release()

@@ -43,7 +43,8 @@ func (r *reader) open() (f *os.File, err error) {
 	switch mode := info.Mode(); {
 	case isDevice(info):
 		if id := info.Sys().(*syscall.Stat_t).Rdev; id != kmsgDevice {
-			return nil, fmt.Errorf("source.kernelLogPath: expected the kernel log, character device 1:11, at %s, got %d:%d", r.path, id>>8&0xfff, id&0xff)
+			return nil, fmt.Errorf("source.kernelLogPath: expected the kernel log, character device 1:11, at %s, got %d:%d", r.path, id>>8&0xfff,
+				id&0xff)
 		}
 	case mode&fs.ModeNamedPipe != 0:
 		flag = os.O_RDWR | syscall.O_NONBLOCK // so that it does not end with its last writer

@@ -185,7 +185,8 @@ func (r *reader) take(line []byte) {
 // skip logs that a record was skipped.
 func (r *reader) skip(why string, line []byte) {
 	r.skipped.add(1, func(total uint64) {
-		r.log.Warn("skipped a record", zap.String("reason", why), zap.ByteString("record", line[:min(len(line), maxText)]), zap.Uint64("skipped", total))
+		r.log.Warn("skipped a record", zap.String("reason", why), zap.ByteString("record", line[:min(len(line), maxText)]),
+			zap.Uint64("skipped", total))
 	})
 }
 

@@ -59,7 +59,8 @@ func (d *device) Read(p []byte) (int, error) {
 }
 
 func TestReadRecords(t *testing.T) {
-	overwritten, large := &os.PathError{Op: "read", Path: "/dev/kmsg", Err: syscall.EPIPE}, &os.PathError{Op: "read", Path: "/dev/kmsg", Err: syscall.EINVAL}
+	overwritten, large := &os.PathError{Op: "read", Path: "/dev/kmsg", Err: syscall.EPIPE},
+		&os.PathError{Op: "read", Path: "/dev/kmsg", Err: syscall.EINVAL}
 	storm := make(device, 10000)
 	for i := range storm {
 		storm[i] = xidRecord(i+1, 31)
@@ -73,16 +74,27 @@ func TestReadRecords(t *testing.T) {
 		codes         []int
 		skipped, lost uint64
 	}{
-		"two in one microsecond":           {device{xidRecord(1, 13), xidRecord(2, 13)}, []int{13, 13}, 0, 0},
-		"other records":                    {device{"6,1,2,-;usb 1-1: new device\n SUBSYSTEM=usb\n DEVICE=c189:1\n", xidRecord(2, 13)}, []int{13}, 0, 0},
-		"the kernel overwrote some":        {device{xidRecord(7, 13), overwritten, xidRecord(10, 31), overwritten, overwritten, xidRecord(12, 79)}, []int{13, 31, 79}, 0, 3},
-		"one exceeds the buffer":           {device{xidRecord(7, 13), large, xidRecord(9, 31)}, []int{13, 31}, 1, 1},
-		"malformed records":                {device{"text\n", "\n", "4,x,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 3, 0},
-		"an XID in another form":           {device{"4,1,2,-;NVRM: Xid (GPU 3): 79, text\n", xidRecord(2, 13)}, []int{13}, 1, 0},
-		"a process wrote it":               {device{"12,1,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 0, 0},
-		"a property that looks like one":   {device{"6,1,2,-;text\n 4,9,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 0, 0},
-		"records that were read before":    {device{xidRecord(3, 13), xidRecord(2, 31), xidRecord(3, 13), xidRecord(4, 79)}, []int{13, 79}, 0, 0},
-		"an endless line":                  {device{strings.Repeat("x", maxRecord), strings.Repeat("x", maxRecord), "x\n", xidRecord(2, 13)}, []int{13}, 1, 0},
+		"two in one microsecond": {device{xidRecord(1, 13), xidRecord(2, 13)}, []int{13, 13}, 0, 0},
+		"other records":          {device{"6,1,2,-;usb 1-1: new device\n SUBSYSTEM=usb\n DEVICE=c189:1\n", xidRecord(2, 13)}, []int{13}, 0, 0},
+		"the kernel overwrote some": {device{
+			xidRecord(7, 13), overwritten, xidRecord(10, 31), overwritten, overwritten,
+			xidRecord(12, 79),
+		}, []int{13, 31, 79}, 0, 3},
+		"one exceeds the buffer": {device{xidRecord(7, 13), large, xidRecord(9, 31)}, []int{13, 31}, 1, 1},
+		"malformed records":      {device{"text\n", "\n", "4,x,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 3, 0},
+		"an XID in another form": {device{"4,1,2,-;NVRM: Xid (GPU 3): 79, text\n", xidRecord(2, 13)}, []int{13}, 1, 0},
+		"a process wrote it":     {device{"12,1,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)}, []int{13}, 0, 0},
+		"a property that looks like one": {
+			device{"6,1,2,-;text\n 4,9,2,-;NVRM: Xid (PCI:0000:1b:00): 79, text\n", xidRecord(2, 13)},
+			[]int{13},
+			0, 0,
+		},
+		"records that were read before": {device{xidRecord(3, 13), xidRecord(2, 31), xidRecord(3, 13), xidRecord(4, 79)}, []int{13, 79}, 0, 0},
+		"an endless line": {
+			device{strings.Repeat("x", maxRecord), strings.Repeat("x", maxRecord), "x\n", xidRecord(2, 13)},
+			[]int{13},
+			1, 0,
+		},
 		"an endless line that ends as one": {device{strings.Repeat("x", maxRecord), xidRecord(1, 79), xidRecord(2, 13)}, []int{13}, 1, 0},
 		"every other read fails":           {failing, slices.Repeat([]int{31}, 2*maxFailures), 0, 0},
 		"a storm of equal lines":           {storm, slices.Repeat([]int{31}, len(storm)), 0, 0},

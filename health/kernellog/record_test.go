@@ -37,29 +37,65 @@ func TestParseXID(t *testing.T) {
 		message string
 		want    health.Event
 	}{
-		"of a process":                {"NVRM: Xid (PCI:0000:1b:00): 31, pid=7194, name=python3, Ch 00000008, intr 0", event(gpu, -1, -1, 31, detail("python3", 7194, "Ch 00000008, intr 0"))},
-		"of none":                     {"NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.", event(gpu, -1, -1, 79, detail("", 0, "GPU has fallen off the bus."))},
-		"of a compute instance":       {"NVRM: Xid (PCI:0000:1b:00 GPU-I:05 GPU-CI:00): 13, pid=7194, name=python3, Graphics Exception", event(gpu, 5, 0, 13, detail("python3", 7194, "Graphics Exception"))},
-		"of a GPU instance":           {"NVRM: Xid (PCI:0000:1b:00 GPU-I:12): 94, Contained", event(gpu, 12, -1, 94, detail("", 0, "Contained"))},
-		"with another attribute":      {"NVRM: Xid (PCI:0000:1b:00 GPU-I:05 NEW:1): 13, text", event(gpu, 5, -1, 13, detail("", 0, "text"))},
-		"of an older driver":          {"NVRM: Xid (0000:1b:00): 48, text", event(gpu, -1, -1, 48, detail("", 0, "text"))},
-		"of an unknown process":       {"NVRM: Xid (PCI:0000:1b:00): 13, pid='<unknown>', name=<unknown>, Graphics Exception", event(gpu, -1, -1, 13, detail("", 0, "Graphics Exception"))},
-		"domain above ffff":           {"NVRM: Xid (PCI:10000:01:1f): 63, text", event("00010000:01:1F.0", -1, -1, 63, detail("", 0, "text"))},
-		"name with a bracket":         {"NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=a): 79, b, text", event(gpu, -1, -1, 31, detail("a): 79", 1, "b, text"))},
-		"name with commas":            {"NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=a,b,c, text", event(gpu, -1, -1, 31, detail("a,b,c", 1, "text"))},
-		"name with quotes":            {`NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name='a"b', text`, event(gpu, -1, -1, 31, detail(`'a"b'`, 1, "text"))},
-		"name with an escape code":    {`NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=a\x1b[2Jb\x5c\x0ac, text`, event(gpu, -1, -1, 31, detail(`a?[2Jb\?c`, 1, "text"))},
-		"name in UTF-8":               {`NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=\xe8\xae\xad\xe7\xbb\x83\xe8, text`, event(gpu, -1, -1, 31, detail("训练?", 1, "text"))},
-		"name that is an XID":         {"NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=NVRM: Xid (PCI:0000:17:00): 79, text", event(gpu, -1, -1, 31, detail("NVRM: Xid (PCI:", 1, "text"))},
-		"no message":                  {"NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=a,", event(gpu, -1, -1, 31, detail("a", 1, ""))},
-		"cut in the name":             {"NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=pyth", event(gpu, -1, -1, 31, detail("pyth", 1, ""))},
-		"cut after the pid":           {"NVRM: Xid (PCI:0000:1b:00): 31, pid=1", event(gpu, -1, -1, 31, detail("", 0, "pid=1"))},
-		"cut after the number":        {"NVRM: Xid (PCI:0000:1b:00): 31", event(gpu, -1, -1, 31, detail("", 0, ""))},
-		"a cause":                     {"NVRM: Xid (PCI:0000:1b:00): 45, pid=1, name=a, Ch 00000001 caused by previous Xid 13", event(gpu, -1, -1, 45, detail("a", 1, "Ch 00000001 caused by previous Xid 13"))},
-		"recovery action":             {"NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)", event(gpu, -1, -1, 154, detail("", 0, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"))},
-		"injected":                    {"NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i1 Link 08 (0x004505c6 0x00000000)", event("00000018:01:00.0", -1, -1, 149, detail("", 0, "NETIR_LINK_EVT Fatal XC0 i1 Link 08 (0x004505c6 0x00000000)"))},
-		"a long message":              {"NVRM: Xid (PCI:0000:1b:00): 31, " + long, event(gpu, -1, -1, 31, detail("", 0, long[:maxText]))},
-		"message with a wrong escape": {`NVRM: Xid (PCI:0000:1b:00): 31, \xzz\x4 100% \`, event(gpu, -1, -1, 31, detail("", 0, `\xzz\x4 100% \`))},
+		"of a process": {
+			"NVRM: Xid (PCI:0000:1b:00): 31, pid=7194, name=python3, Ch 00000008, intr 0",
+			event(gpu, -1, -1, 31, detail("python3", 7194, "Ch 00000008, intr 0")),
+		},
+		"of none": {
+			"NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.",
+			event(gpu, -1, -1, 79, detail("", 0, "GPU has fallen off the bus.")),
+		},
+		"of a compute instance": {
+			"NVRM: Xid (PCI:0000:1b:00 GPU-I:05 GPU-CI:00): 13, pid=7194, name=python3, Graphics Exception",
+			event(gpu, 5, 0, 13, detail("python3", 7194, "Graphics Exception")),
+		},
+		"of a GPU instance":      {"NVRM: Xid (PCI:0000:1b:00 GPU-I:12): 94, Contained", event(gpu, 12, -1, 94, detail("", 0, "Contained"))},
+		"with another attribute": {"NVRM: Xid (PCI:0000:1b:00 GPU-I:05 NEW:1): 13, text", event(gpu, 5, -1, 13, detail("", 0, "text"))},
+		"of an older driver":     {"NVRM: Xid (0000:1b:00): 48, text", event(gpu, -1, -1, 48, detail("", 0, "text"))},
+		"of an unknown process": {
+			"NVRM: Xid (PCI:0000:1b:00): 13, pid='<unknown>', name=<unknown>, Graphics Exception",
+			event(gpu, -1, -1, 13, detail("", 0, "Graphics Exception")),
+		},
+		"domain above ffff": {"NVRM: Xid (PCI:10000:01:1f): 63, text", event("00010000:01:1F.0", -1, -1, 63, detail("", 0, "text"))},
+		"name with a bracket": {
+			"NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=a): 79, b, text",
+			event(gpu, -1, -1, 31, detail("a): 79", 1, "b, text")),
+		},
+		"name with commas": {"NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=a,b,c, text", event(gpu, -1, -1, 31, detail("a,b,c", 1, "text"))},
+		"name with quotes": {`NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name='a"b', text`, event(gpu, -1, -1, 31, detail(`'a"b'`, 1, "text"))},
+		"name with an escape code": {
+			`NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=a\x1b[2Jb\x5c\x0ac, text`,
+			event(gpu, -1, -1, 31, detail(`a?[2Jb\?c`, 1, "text")),
+		},
+		"name in UTF-8": {
+			`NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=\xe8\xae\xad\xe7\xbb\x83\xe8, text`,
+			event(gpu, -1, -1, 31, detail("训练?", 1, "text")),
+		},
+		"name that is an XID": {
+			"NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=NVRM: Xid (PCI:0000:17:00): 79, text",
+			event(gpu, -1, -1, 31, detail("NVRM: Xid (PCI:", 1, "text")),
+		},
+		"no message":           {"NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=a,", event(gpu, -1, -1, 31, detail("a", 1, ""))},
+		"cut in the name":      {"NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=pyth", event(gpu, -1, -1, 31, detail("pyth", 1, ""))},
+		"cut after the pid":    {"NVRM: Xid (PCI:0000:1b:00): 31, pid=1", event(gpu, -1, -1, 31, detail("", 0, "pid=1"))},
+		"cut after the number": {"NVRM: Xid (PCI:0000:1b:00): 31", event(gpu, -1, -1, 31, detail("", 0, ""))},
+		"a cause": {
+			"NVRM: Xid (PCI:0000:1b:00): 45, pid=1, name=a, Ch 00000001 caused by previous Xid 13",
+			event(gpu, -1, -1, 45, detail("a", 1, "Ch 00000001 caused by previous Xid 13")),
+		},
+		"recovery action": {
+			"NVRM: Xid (PCI:0000:1b:00): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)",
+			event(gpu, -1, -1, 154, detail("", 0, "GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")),
+		},
+		"injected": {
+			"NVRM: Xid (PCI:0018:01:00): 149, NETIR_LINK_EVT Fatal XC0 i1 Link 08 (0x004505c6 0x00000000)",
+			event("00000018:01:00.0", -1, -1, 149, detail("", 0, "NETIR_LINK_EVT Fatal XC0 i1 Link 08 (0x004505c6 0x00000000)")),
+		},
+		"a long message": {"NVRM: Xid (PCI:0000:1b:00): 31, " + long, event(gpu, -1, -1, 31, detail("", 0, long[:maxText]))},
+		"message with a wrong escape": {
+			`NVRM: Xid (PCI:0000:1b:00): 31, \xzz\x4 100% \`,
+			event(gpu, -1, -1, 31, detail("", 0, `\xzz\x4 100% \`)),
+		},
 	} {
 		if got, ok := received(c.message); !ok || got != c.want {
 			t.Errorf("%s: %+v, %v; want %+v", name, got, ok, c.want)
@@ -153,14 +189,16 @@ func FuzzRecord(f *testing.F) {
 			switch {
 			case !address || len(e.GPU) != len("00000000:1B:00.0"):
 				t.Errorf("%+v: not a bus ID", e)
-			case e.Kind != health.EventXID || e.XID.Witness != health.WitnessKernelLog || e.XID.Code < 1 || e.XID.Code > health.MaxXID || e.GI < -1 || e.CI < -1:
+			case e.Kind != health.EventXID || e.XID.Witness != health.WitnessKernelLog || e.XID.Code < 1 || e.XID.Code > health.MaxXID ||
+				e.GI < -1 || e.CI < -1:
 				t.Errorf("%+v: outside of its limits", e)
 			case len(d.Process) > maxProcess || len(d.Text) > maxText || d.PID < 0 || !utf8.ValidString(d.Process+d.Text):
 				t.Errorf("%+v: the detail is outside of its limits", d)
 			case strings.ContainsFunc(d.Process+d.Text, func(r rune) bool { return r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 }):
 				t.Errorf("%+v: the detail controls a terminal", d)
 			}
-			if strings.Contains(d.Process, ", ") || strings.HasSuffix(d.Process, ",") || d.Process == "<unknown>" || strings.HasPrefix(d.Text, "pid=") {
+			if strings.Contains(d.Process, ", ") || strings.HasSuffix(d.Process, ",") || d.Process == "<unknown>" ||
+				strings.HasPrefix(d.Text, "pid=") {
 				continue // cannot be written again
 			}
 			e.XID.At = time.Time{}

@@ -133,7 +133,8 @@ func (m *Monitor) logBindings(before health.Bindings) {
 				continue
 			}
 			m.logLater(func() {
-				m.log.Warn("an entry by index may mean another GPU", append(fields, zap.String("cause", b.Warning.Reason), zap.String("reason", b.Warning.Text))...)
+				m.log.Warn("an entry by index may mean another GPU", append(fields, zap.String("cause", b.Warning.Reason),
+					zap.String("reason", b.Warning.Text))...)
 			})
 		case b.GPU != old.GPU:
 			m.logLater(func() {
@@ -176,7 +177,8 @@ func (m *Monitor) Rebind(entry string) (health.Bindings, error) {
 	defer m.unlock()
 	switch {
 	case !m.bindings.read:
-		return nil, errors.New("the bindings from before the start are unknown: health.stateFile is not read yet; retry later, or name a UUID instead")
+		return nil, errors.New("the bindings from before the start are unknown: health.stateFile is not read yet; retry later, or name a UUID " +
+			"instead")
 	case m.now.Source.Status != health.SourceUp:
 		return nil, fmt.Errorf("the source is %v, so which GPU has an index is unknown; see gpu-node-agent status", m.now.Source.Status)
 	}

@@ -159,7 +159,11 @@ func (b *bindingNode) withheld(t *testing.T, when string) []health.DeviceID {
 		if d.Verdict.Has(health.CauseCordoned) {
 			cordoned = append(cordoned, d.Device.ID)
 		}
-		if slices.ContainsFunc(b.config.Load().Cordon, func(entry string) bool { match, _ := s.Bindings.Match(excludeKey, entry, &d.Device); return match }) {
+		if slices.ContainsFunc(b.config.Load().Cordon, func(entry string) bool {
+			match,
+				_ := s.Bindings.Match(excludeKey, entry, &d.Device)
+			return match
+		}) {
 			excluded = append(excluded, d.Device.ID)
 		}
 	}
@@ -201,7 +205,8 @@ func TestCordonStaysAtGPUWhenIndexesChange(t *testing.T) {
 		b.restartEngine()
 		b.measure()
 		b.want(t, "engine restarted", health.BindingRenumbered, "GPU-d")
-		if d := b.out.Load().Devices; d[len(d)-1].Device.ID != "GPU-d" || d[len(d)-1].Device.Index != -1 || d[3].Device.ID != "GPU-e" || d[3].Device.Index != 3 {
+		if d := b.out.Load().Devices; d[len(d)-1].Device.ID != "GPU-d" || d[len(d)-1].Device.Index != -1 || d[3].Device.ID != "GPU-e" ||
+			d[3].Device.Index != 3 {
 			t.Errorf("indexes: %+v", d)
 		}
 		b.stopAgent()
@@ -350,7 +355,10 @@ func TestMIGBindingMeansParentAndNumber(t *testing.T) {
 // Bindings of simulated GPUs are none of the real ones.
 func TestBindingsOfAnotherSource(t *testing.T) {
 	runBindings(t, 3, func(t *testing.T, b *bindingNode) {
-		for _, id := range []health.SourceID{{Kind: "sim", Inventory: "sim 1", Simulated: true}, {Kind: "dcgm", Inventory: "dcgm localhost:5555"}} {
+		for _, id := range []health.SourceID{
+			{Kind: "sim", Inventory: "sim 1", Simulated: true},
+			{Kind: "dcgm", Inventory: "dcgm localhost:5555"},
+		} {
 			b.unbound[0] = id.Simulated
 			b.restartEngine()
 			src := b.fakeSource.source(id)

@@ -27,7 +27,8 @@ func TestMonitorHealthChecksDown(t *testing.T) {
 			t.Helper()
 			h.wantCauses(t, when, health.SourceUp, causes)
 			s := h.status()
-			if s.Checks.Status != checks || !s.Checks.Since.Equal(since) || (s.Checks.Err != "") != (checks == health.ChecksDown) || len(s.Incidents) != incidents {
+			if s.Checks.Status != checks || !s.Checks.Since.Equal(since) || (s.Checks.Err != "") != (checks == health.ChecksDown) ||
+				len(s.Incidents) != incidents {
 				t.Errorf("%s: %+v, %+v; want %v since %v", when, s.Checks, s.Incidents, checks, since)
 			}
 		}

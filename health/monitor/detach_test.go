@@ -41,7 +41,8 @@ func TestDetachAndAttach(t *testing.T) {
 		if again := h.detach(t, 2*time.Hour); !again.Already || !again.Since.Equal(first.Since) || !again.Until.Equal(until) {
 			t.Errorf("second detach: %+v", again)
 		}
-		if s := h.status(); !s.Until.Equal(until) || s.Detachment.For != 2*time.Hour || !strings.Contains(s.Err, until.UTC().Format(time.RFC3339)) {
+		if s := h.status(); !s.Until.Equal(until) || s.Detachment.For != 2*time.Hour ||
+			!strings.Contains(s.Err, until.UTC().Format(time.RFC3339)) {
 			t.Errorf("source %+v", s)
 		}
 		h.m.attachAtLimit()       // the first timer, which fired before it was stopped
@@ -124,7 +125,8 @@ func TestReloadWhileDetached(t *testing.T) {
 		src.Attach = next.Attach
 		h.source.Store(src)
 		advance(time.Minute)
-		if s := h.status(); s.Status != health.SourceDetached || s.Kind != "other" || !s.Since.Equal(first.Since) || next.count(&next.opens) != 0 {
+		if s := h.status(); s.Status != health.SourceDetached || s.Kind != "other" || !s.Since.Equal(first.Since) ||
+			next.count(&next.opens) != 0 {
 			t.Errorf("source %+v, %d opens", s, next.opens)
 		}
 		if f := h.verdict().Findings[0]; !f.Since.Equal(since) {

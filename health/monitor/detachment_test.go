@@ -34,15 +34,20 @@ func TestDetachmentTransitions(t *testing.T) {
 		"withheld":         {withholding, map[string]driverState{"endWithholding": attached, "detach": detaching}},
 		"withheld, unread": {unreadWithholding, map[string]driverState{"endWithholding": attaching, "detach": detaching}},
 		"detaching": {withholding.detach(now, time.Minute, false), map[string]driverState{
-			"sessionClosed": detached, "refuse": attached, "attach, session": attached, "attach, host engine": attached, "attach, no session": attaching,
+			"sessionClosed": detached, "refuse": attached, "attach, session": attached, "attach, host engine": attached,
+			"attach, no session": attaching,
 		}},
 		"detaching, unread": {unreadWithholding.detach(now, time.Minute, false), map[string]driverState{
-			"sessionClosed": detached, "refuse": attaching, "attach, session": attaching, "attach, host engine": attaching, "attach, no session": attaching,
+			"sessionClosed": detached, "refuse": attaching, "attach, session": attaching, "attach, host engine": attaching,
+			"attach, no session": attaching,
 		}},
 		"detached": {withholding.detach(now, time.Minute, false).sessionClosed(), map[string]driverState{
 			"attach, session": attaching, "attach, host engine": attaching, "attach, no session": attaching,
 		}},
-		"attaching": {detachment{state: attaching}, map[string]driverState{"withhold": withheld, "detach": detaching, "all devices read": attached}},
+		"attaching": {detachment{state: attaching}, map[string]driverState{
+			"withhold": withheld, "detach": detaching,
+			"all devices read": attached,
+		}},
 	} {
 		for event, apply := range all {
 			t.Run(name+"/"+event, func(t *testing.T) {
@@ -66,7 +71,8 @@ func TestDetachmentTransitions(t *testing.T) {
 				if errors.Is(got.refusal, refused) != (event == "refuse" && c.from.state == detaching) {
 					t.Errorf("refusal %v", got.refusal)
 				}
-				if saved := got.saved(); saved.InForce() != (got.state == withheld || got.detachRequested()) || saved.Undecided != (got.state == withheld) ||
+				if saved := got.saved(); saved.InForce() != (got.state == withheld || got.detachRequested()) ||
+					saved.Undecided != (got.state == withheld) ||
 					saved.Over != (got.state == attaching || got.state == attached && got.engineAttach) {
 					t.Errorf("saved as %+v", saved)
 				}

@@ -44,7 +44,14 @@ func TestEventQueueMerges(t *testing.T) {
 // XIDs of a short queue keep their order and the detail of each.
 func TestEventQueueKeepsDetails(t *testing.T) {
 	var q []queuedEvent
-	for _, x := range []health.XID{{Code: 31}, {Code: 31}, {Code: 31, Detail: health.XIDDetail{PID: 1}}, {Code: 31, Detail: health.XIDDetail{PID: 2}}, {Code: 43}, {Code: 31}} {
+	for _, x := range []health.XID{
+		{Code: 31},
+		{Code: 31},
+		{Code: 31, Detail: health.XIDDetail{PID: 1}},
+		{Code: 31, Detail: health.XIDDetail{PID: 2}},
+		{Code: 43},
+		{Code: 31},
+	} {
 		q = appendEvent(q, queuedEvent{Event: health.Event{XID: x}, times: 1})
 	}
 	if len(q) != 5 || q[0].times != 2 || q[2].XID.Detail.PID != 2 || q[4].XID.Code != 31 {

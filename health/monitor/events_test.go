@@ -455,7 +455,11 @@ func TestEventsOfInstances(t *testing.T) {
 		"unknown instance, source stalls": {"GPU-0", 9, -1, nil, true, instanceDelay, "GPU-0"},
 		"unknown compute instance":        {"GPU-0", 1, 7, nil, false, 2 * time.Second, "MIG-0 MIG-0b"},
 		"unknown first compute instance":  {"GPU-0", 3, 0, nil, false, 2 * time.Second, "MIG-3"},
-		"new GPU instance":                {"GPU-0", 9, -1, []health.Device{{ID: "MIG-9", Kind: health.KindMIG, Parent: "GPU-0", GI: 9, CI: 3}}, false, eventPollDelay, "MIG-9"},
+		"new GPU instance": {
+			"GPU-0", 9, -1,
+			[]health.Device{{ID: "MIG-9", Kind: health.KindMIG, Parent: "GPU-0", GI: 9, CI: 3}},
+			false, eventPollDelay, "MIG-9",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
@@ -506,8 +510,8 @@ func TestEventsOfInstances(t *testing.T) {
 	}
 }
 
-// An XID of a MIG instance that the source does not list is its GPU's as soon as a poll that began after the event lacks the instance. A poll
-// that had begun before proves nothing.
+// An XID of a MIG instance that the source does not list is its GPU's as soon as a poll that began after the event lacks the instance. A
+// poll that had begun before proves nothing.
 func TestEventOfNewInstanceAwaitsOnePoll(t *testing.T) {
 	for name, c := range map[string]struct {
 		listed []health.Device // by the poll after the event

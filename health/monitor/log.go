@@ -27,7 +27,8 @@ func logChanges(log *zap.Logger, before, after []health.DeviceState) {
 			}
 			log.Info("device found", append(fields, zap.String("model", c.Device.Model), zap.String("pci", c.Device.PCI))...)
 		case health.ChangeXID:
-			fields = append(fields, zap.Int("xid", c.XID), zap.String("meaning", c.Description()), zap.Uint64("count", c.Count), zap.Uint64("new", c.New))
+			fields = append(fields, zap.Int("xid", c.XID), zap.String("meaning", c.Description()), zap.Uint64("count", c.Count),
+				zap.Uint64("new", c.New))
 			if c.Detail.Text != "" {
 				fields = append(fields, zap.String("message", c.Detail.Text))
 			}
@@ -46,7 +47,8 @@ func logChanges(log *zap.Logger, before, after []health.DeviceState) {
 			}
 			f := c.Now.Findings[0]
 			log.Warn("device state", append(fields, zap.String("cause", f.Cause), zap.String("reason", f.Reason),
-				zap.String("action", string(f.Action)), zap.String("advice", f.Advice()), zap.Time("since", f.Since), zap.Stringer("clears", f.Clears))...)
+				zap.String("action", string(f.Action)), zap.String("advice", f.Advice()), zap.Time("since", f.Since),
+				zap.Stringer("clears", f.Clears))...)
 		case health.ChangeRemoved:
 			log.Info("device removed", fields...)
 		}

@@ -136,7 +136,8 @@ func TestLogChanges(t *testing.T) {
 	for _, e := range logs.All() {
 		f := e.ContextMap()
 		got = append(got, fmt.Sprintf("%s %v %v: %v", e.Message, f["device"], f["migDevices"], map[string]any{
-			"device found": f["profiles"], "XID": f["message"], "device state": []any{f["state"], f["cause"], f["also"], f["cleared"]}, "device removed": nil,
+			"device found": f["profiles"], "XID": f["message"], "device state": []any{f["state"], f["cause"], f["also"], f["cleared"]},
+			"device removed": nil,
 		}[e.Message]))
 	}
 	want := []string{

@@ -17,10 +17,11 @@ import (
 type Source struct {
 	health.SourceID
 	Open       health.Opener
-	Attach     health.Opener   // asks the host engine to attach the driver, then opens; nil if no other process uses the driver
-	StallAfter time.Duration   // a call that takes longer makes the source stalled
-	DriverLoad func() string   // identifies the loaded driver, "" if none is loaded; nil if the source has no driver
-	OnBus      func() []string // bus IDs of the GPUs on the PCI bus that the source should list, nil if they are unknown; nil if the bus cannot be read
+	Attach     health.Opener // asks the host engine to attach the driver, then opens; nil if no other process uses the driver
+	StallAfter time.Duration // a call that takes longer makes the source stalled
+	DriverLoad func() string // identifies the loaded driver, "" if none is loaded; nil if the source has no driver
+	// bus IDs of the GPUs on the PCI bus that the source should list, nil if they are unknown; nil if the bus cannot be read
+	OnBus func() []string
 
 	Events []health.EventSource // run beside the session, whether or not one is open, except while the driver is detached
 	// Beside are other functions that use the driver and run with the event sources. Each runs until its context ends, and
@@ -76,7 +77,9 @@ type Monitor struct {
 
 // New returns a monitor that stores its snapshots in out. The monitor follows changes of the configuration; a new Source
 // closes the session and opens one of the new source.
-func New(config *health.Latest[health.Config], source *health.Latest[Source], out *health.Latest[health.Snapshot], log *zap.Logger) *Monitor {
+func New(config *health.Latest[health.Config], source *health.Latest[Source], out *health.Latest[health.Snapshot],
+	log *zap.Logger,
+) *Monitor {
 	m := &Monitor{
 		config: config, source: source, out: out, log: log,
 		bindings: bindings{all: make(map[string]savedBindings)},

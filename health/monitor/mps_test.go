@@ -13,7 +13,10 @@ import (
 )
 
 func (h *harness) setMPS(cause string) {
-	h.mps.Store(&health.MPSState{Daemons: map[health.DeviceID]*health.MPSDaemon{"GPU-0": {Ready: cause == "", Cause: cause, Reason: "it exited"}}})
+	h.mps.Store(&health.MPSState{Daemons: map[health.DeviceID]*health.MPSDaemon{"GPU-0": {
+		Ready: cause == "", Cause: cause,
+		Reason: "it exited",
+	}}})
 }
 
 // The state of an MPS daemon counts at once, whatever the source does, but no device is published before the first poll.

@@ -52,7 +52,11 @@ func TestMonitorDelaysOutage(t *testing.T) {
 	both := func(gpu0, gpu1 health.Presence) []health.Presence { return []health.Presence{gpu0, gpu1} }
 	present, oneLost := both(health.Present, health.Present), both(health.Present, health.Lost)
 	for name, steps := range map[string][]step{
-		"empty inventory": {{nil, time.Second, down, "xid-95", ""}, {nil, 7 * time.Second, down, "xid-95", ""}, {present, 2 * time.Second, up, "xid-95", ""}},
+		"empty inventory": {
+			{nil, time.Second, down, "xid-95", ""},
+			{nil, 7 * time.Second, down, "xid-95", ""},
+			{present, 2 * time.Second, up, "xid-95", ""},
+		},
 		"empty inventory after one GPU was lost": slices.Concat([]step{{oneLost, 3 * time.Second, up, "xid-95", "lost"}}, slices.Repeat([]step{
 			{nil, 5 * time.Second, down, "xid-95", "lost"}, {oneLost, 2 * time.Second, up, "xid-95", "lost"},
 		}, 3), []step{
@@ -68,7 +72,8 @@ func TestMonitorDelaysOutage(t *testing.T) {
 			{nil, accepted, up, "missing,xid-95", "missing"}, {present, 2 * time.Second, up, "xid-95", ""},
 		}, 4),
 		"common loss changes its cause": slices.Concat([]step{{nil, accepted, up, "missing,xid-95", "missing"}}, slices.Repeat([]step{
-			{both(health.Detached, health.Detached), 3 * time.Second, up, "xid-95,detached", "detached"}, {nil, 3 * time.Second, up, "missing,xid-95", "missing"},
+			{both(health.Detached, health.Detached), 3 * time.Second, up, "xid-95,detached", "detached"},
+			{nil, 3 * time.Second, up, "missing,xid-95", "missing"},
 		}, 4), []step{{present, 2 * time.Second, up, "xid-95", ""}}),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -430,7 +430,10 @@ func TestCheckBeforePollOfEvent(t *testing.T) {
 
 // A poll that comes early, as after a change of the configuration, does not put off the next one.
 func TestPollAfterEarlyPoll(t *testing.T) {
-	for _, interval := range []time.Duration{300 * time.Millisecond, 700 * time.Millisecond, time.Second, 1500 * time.Millisecond, 10 * time.Second} {
+	for _, interval := range []time.Duration{
+		300 * time.Millisecond, 700 * time.Millisecond, time.Second, 1500 * time.Millisecond,
+		10 * time.Second,
+	} {
 		t.Run(fmt.Sprint(interval), func(t *testing.T) {
 			runTestWithEngine(t, 1, interval, func(t *testing.T, h *harness, e *engine) {
 				advance(learning + interval)

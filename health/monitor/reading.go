@@ -29,7 +29,10 @@ func (m *Monitor) applyReading(r *health.Reading) {
 			return
 		}
 	}
-	basis := health.ReadingContext{XIDHistory: m.history, FirstReading: m.now.Source.Polls == 0, DriverReloaded: m.driverReloaded(r.Versions.Driver)}
+	basis := health.ReadingContext{
+		XIDHistory: m.history, FirstReading: m.now.Source.Polls == 0,
+		DriverReloaded: m.driverReloaded(r.Versions.Driver),
+	}
 	devices := m.judge(before, r, basis, now)
 	m.detach = m.detach.devicesRead(len(withheldDevices(devices)) > 0)
 	if m.now.Source.Status != health.SourceUp {

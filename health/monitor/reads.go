@@ -87,8 +87,8 @@ func (r *reads) polled(now time.Time, interval time.Duration) {
 	r.polledAt, r.nominal, r.interval = now, from.Add(interval), interval
 }
 
-// pollDue returns when the next poll is due: after the measurement, or the record of an XID, that is closest to the interval's end, or rather a
-// bit later.
+// pollDue returns when the next poll is due: after the measurement, or the record of an XID, that is closest to the interval's end, or
+// rather a bit later.
 func (r *reads) pollDue() time.Time {
 	at := r.nominal
 	if !r.phase.known() {
@@ -124,8 +124,8 @@ func (r *reads) checkDue(poll time.Time) time.Time {
 	return latest(at, allowed)
 }
 
-// awaitedDelay returns how long after a measurement polls come: xidDelay while XIDs are expected at the phase of the latest one. Checks keep the
-// time between two polls: the next XID may have another phase.
+// awaitedDelay returns how long after a measurement polls come: xidDelay while XIDs are expected at the phase of the latest one. Checks
+// keep the time between two polls: the next XID may have another phase.
 func (r *reads) awaitedDelay() time.Duration {
 	if !r.phase.narrow() || r.xidAt.IsZero() || r.ended.Sub(r.xidAt) > xidPhaseLasts {
 		return 0

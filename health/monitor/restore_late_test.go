@@ -21,7 +21,10 @@ func TestRestoreLate(t *testing.T) {
 		return time.Date(2000, 1, 1, 0, 0, seconds, 0, time.UTC)
 	}
 	xid := func(code, seconds int) health.Finding {
-		return health.Finding{Cause: fmt.Sprintf("xid-%d", code), State: health.Unhealthy, Reason: "saved", Action: health.ActionRebootNode, Since: at(seconds), Last: at(seconds), Clears: health.ClearsGPUReset}
+		return health.Finding{
+			Cause: fmt.Sprintf("xid-%d", code), State: health.Unhealthy, Reason: "saved", Action: health.ActionRebootNode,
+			Since: at(seconds), Last: at(seconds), Clears: health.ClearsGPUReset,
+		}
 	}
 	device := func(d health.Device, history []health.XID, findings ...health.Finding) health.DeviceState {
 		v := health.Verdict{State: health.Healthy, Since: at(-100), Findings: findings}
@@ -39,7 +42,10 @@ func TestRestoreLate(t *testing.T) {
 		return s
 	}
 	condition := func(cause string, action health.Action) health.Finding {
-		return health.Finding{Cause: cause, State: health.Unhealthy, Reason: "saved", Action: action, Since: at(-120), Last: at(-60), Clears: health.ClearsItself}
+		return health.Finding{
+			Cause: cause, State: health.Unhealthy, Reason: "saved", Action: action, Since: at(-120), Last: at(-60),
+			Clears: health.ClearsItself,
+		}
 	}
 	known, missed := health.XID{Code: 48, At: at(-50)}, health.XID{Code: 95, At: at(-20)}
 	for name, c := range map[string]struct {
@@ -48,12 +54,17 @@ func TestRestoreLate(t *testing.T) {
 		load   string           // of the driver now
 		causes []string
 	}{
-		"finding": {saved: statefile.Restored{Devices: []health.DeviceState{device(healthtest.GPU0, nil, xid(79, -60))}}, causes: []string{"xid-79"}},
+		"finding": {
+			saved:  statefile.Restored{Devices: []health.DeviceState{device(healthtest.GPU0, nil, xid(79, -60))}},
+			causes: []string{"xid-79"},
+		},
 		"driver reloaded": {
-			saved: statefile.Restored{DriverLoad: "1", Devices: []health.DeviceState{device(healthtest.GPU0, nil, xid(79, -60))}}, load: "2", causes: []string{""},
+			saved: statefile.Restored{DriverLoad: "1", Devices: []health.DeviceState{device(healthtest.GPU0, nil, xid(79, -60))}}, load: "2",
+			causes: []string{""},
 		},
 		"driver not reloaded": {
-			saved: statefile.Restored{DriverLoad: "1", Devices: []health.DeviceState{device(healthtest.GPU0, nil, xid(79, -60))}}, load: "1", causes: []string{"xid-79"},
+			saved: statefile.Restored{DriverLoad: "1", Devices: []health.DeviceState{device(healthtest.GPU0, nil, xid(79, -60))}}, load: "1",
+			causes: []string{"xid-79"},
 		},
 		"newer finding of another cause": {
 			saved:  statefile.Restored{Devices: []health.DeviceState{device(healthtest.GPU0, nil, xid(79, -60))}},
@@ -75,12 +86,14 @@ func TestRestoreLate(t *testing.T) {
 			causes: []string{""},
 		},
 		"XID after the return of a GPU that was lost before the start": {
-			saved:  statefile.Restored{Devices: []health.DeviceState{device(healthtest.GPU0, nil, condition(health.CauseLost, health.ActionRebootNode), xid(48, -60))}},
+			saved: statefile.Restored{Devices: []health.DeviceState{device(healthtest.GPU0, nil,
+				condition(health.CauseLost, health.ActionRebootNode), xid(48, -60))}},
 			before: func(h *harness) { h.reportXID(95) },
 			causes: []string{"xid-95"},
 		},
 		"XID after a reset that the driver asked for before the start": {
-			saved: statefile.Restored{Devices: []health.DeviceState{device(healthtest.GPU0, nil, condition(health.CauseRecoveryAction, health.ActionResetGPU), xid(48, -60))}},
+			saved: statefile.Restored{Devices: []health.DeviceState{device(healthtest.GPU0, nil,
+				condition(health.CauseRecoveryAction, health.ActionResetGPU), xid(48, -60))}},
 			before: func(h *harness) {
 				h.report(action(health.RecoveryNone))
 				advance(time.Minute)
@@ -120,7 +133,8 @@ func TestRestoreLate(t *testing.T) {
 			causes: []string{"", "xid-79,missing"},
 		},
 		"GPU missing since, driver reloaded": {
-			saved: statefile.Restored{Missed: true, DriverLoad: "1", Devices: []health.DeviceState{device(healthtest.GPU1, nil, xid(79, -60))}}, load: "2",
+			saved:  statefile.Restored{Missed: true, DriverLoad: "1", Devices: []health.DeviceState{device(healthtest.GPU1, nil, xid(79, -60))}},
+			load:   "2",
 			causes: []string{"", "missing"},
 		},
 		"GPU of another boot": {
@@ -147,7 +161,8 @@ func TestRestoreLate(t *testing.T) {
 				h.m.RestoreLate(statefile.Restored{Devices: []health.DeviceState{device(healthtest.GPU0, nil, xid(31, -60))}})
 				advance(time.Minute)
 				h.wantCauses(t, "restored once", health.SourceUp, c.causes...)
-				if d := h.out.Load().Devices[0]; slices.ContainsFunc(d.Verdict.Findings, func(f health.Finding) bool { return f.Reason == "saved" && !f.Since.Before(at(0)) }) {
+				if d := h.out.Load().Devices[0]; slices.ContainsFunc(d.Verdict.Findings,
+					func(f health.Finding) bool { return f.Reason == "saved" && !f.Since.Before(at(0)) }) {
 					t.Errorf("%+v", d.Verdict)
 				}
 			})
@@ -193,7 +208,10 @@ func runAwaitingRestore(t *testing.T, test func(*testing.T, *harness)) {
 func TestRestoreLateDetaches(t *testing.T) {
 	runAwaitingRestore(t, func(t *testing.T, h *harness) {
 		now := time.Now()
-		h.m.RestoreLate(statefile.Restored{Detachment: health.Detachment{Since: now.Add(-time.Minute), Until: now.Add(9 * time.Minute), For: 10 * time.Minute}})
+		h.m.RestoreLate(statefile.Restored{Detachment: health.Detachment{
+			Since: now.Add(-time.Minute), Until: now.Add(9 * time.Minute),
+			For: 10 * time.Minute,
+		}})
 		advance(time.Minute)
 		h.wantCauses(t, "restored", health.SourceDetached, health.CauseReleased)
 		if d := h.status().Detachment; !d.Until.Equal(now.Add(9 * time.Minute)) {

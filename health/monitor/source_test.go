@@ -67,7 +67,8 @@ func TestMonitorExchangesDevices(t *testing.T) {
 				for _, wait := range []time.Duration{0, time.Hour} {
 					advance(wait)
 					s := h.out.Load()
-					if (len(s.Devices) == 0) != c.removed || s.Polled() == c.removed || s.Source.Status != health.SourceDown || s.Source.Kind != c.to.Kind {
+					if (len(s.Devices) == 0) != c.removed || s.Polled() == c.removed || s.Source.Status != health.SourceDown ||
+						s.Source.Kind != c.to.Kind {
 						t.Errorf("after %v: %+v", wait, s)
 					}
 					if c.removed && s.Source.Versions != (health.Versions{}) {
@@ -110,7 +111,8 @@ func TestNewInventoryReplacesDevicesOnce(t *testing.T) {
 func TestExchangeRestoresOtherSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		simulated := sourceID("sim a", true)
-		devices := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.XIDs(79))}, healthtest.GPU0)
+		devices := healthtest.Judge(health.DefaultConfig(), nil, 0, nil,
+			map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.XIDs(79))}, healthtest.GPU0)
 		saved := statefile.FromSnapshot(&health.Snapshot{
 			At: time.Now(), Source: health.Source{Kind: simulated.Kind, Inventory: simulated.Inventory}, Devices: devices,
 		}, "boot")

@@ -41,7 +41,8 @@ func TestComputeMode(t *testing.T) {
 			}
 			check := func(call string, err error, want string) {
 				t.Helper()
-				if (err != nil) != (want != "") || err != nil && (!strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), string(tt.id))) {
+				if (err != nil) != (want != "") || err != nil && (!strings.Contains(err.Error(), want) ||
+					!strings.Contains(err.Error(), string(tt.id))) {
 					t.Errorf("%s: %v; want an error that names %s and %q", call, err, tt.id, want)
 				}
 			}

@@ -171,7 +171,8 @@ func (f *eventFixture) waitEvents(want ...string) []health.Event {
 func describe(events []health.Event) string {
 	lines := make([]string, 0, len(events))
 	for _, e := range events {
-		line := strings.TrimSuffix(strings.TrimLeft(strings.TrimPrefix(e.GPU, "GPU-"), "0"), "-0000-0000-0000-000000000000") + " " + e.Kind.String()
+		line := strings.TrimSuffix(strings.TrimLeft(strings.TrimPrefix(e.GPU, "GPU-"), "0"), "-0000-0000-0000-000000000000") + " " +
+			e.Kind.String()
 		switch {
 		case e.Kind == health.EventXID:
 			line += fmt.Sprintf(" %d", e.XID.Code)
@@ -343,7 +344,10 @@ func TestEventsRegistrationFails(t *testing.T) {
 		{"lost", "lost 2", "GPU with NVML's index 2: nvmlDeviceGetHandleByIndex_v2: "},
 		{"no XIDs", "supports 2 0x1f7", gpu2 + ": it reports no XIDs (supported types of events: 0x1f7)"},
 		{"unread UUID", fmt.Sprintf("fail nvmlDeviceGetUUID 2 %d -1", nvml.ERROR_UNKNOWN), "GPU with NVML's index 2: nvmlDeviceGetUUID: "},
-		{"unread types", fmt.Sprintf("fail nvmlDeviceGetSupportedEventTypes 2 %d -1", nvml.ERROR_UNKNOWN), gpu2 + ": nvmlDeviceGetSupportedEventTypes: "},
+		{
+			"unread types", fmt.Sprintf("fail nvmlDeviceGetSupportedEventTypes 2 %d -1", nvml.ERROR_UNKNOWN),
+			gpu2 + ": nvmlDeviceGetSupportedEventTypes: ",
+		},
 		{"refused", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d -1", nvml.ERROR_NOT_SUPPORTED), gpu2 + ": nvmlDeviceRegisterEvents: "},
 		{"unknown", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d -1", nvml.ERROR_UNKNOWN), gpu2 + ": nvmlDeviceRegisterEvents: "},
 		{"hanging handle", "hang nvmlDeviceGetHandleByIndex_v2 2", "GPU with NVML's index 2: a call to the driver has not returned in 200ms"},
@@ -453,7 +457,8 @@ func TestEventsHotPlug(t *testing.T) {
 	}
 }
 
-// TestEventsPauseAfterLongSession checks that the pause before another attempt grows with each failure, and starts anew after a session that lasted.
+// TestEventsPauseAfterLongSession checks that the pause before another attempt grows with each failure, and starts anew after a session
+// that lasted.
 func TestEventsPauseAfterLongSession(t *testing.T) {
 	timing := testTiming
 	timing.callLimit = time.Hour // a slow call would be another transition

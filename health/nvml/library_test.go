@@ -76,7 +76,8 @@ func TestLibraryMissing(t *testing.T) {
 		{"no library", t.TempDir(), missing + "use: cannot load libnvidia-ml.so.1: libnvidia-ml.so.1: cannot open shared object file"},
 		{"invalid", invalid, missing + "use: cannot load libnvidia-ml.so.1: " + invalid + "/libnvidia-ml.so.1: file too short"},
 		{"older", older, missing + "count: 8 0\nhandle: 0\nvalues: 13\ncuda: 13\nlimits: false\ncompute mode: Default <nil> <nil>\n"},
-		{"complete", complete, missing + "count: 8 0\nhandle: 0\nvalues: 0\ncuda: 13\nlimits: true\ncompute mode: Exclusive_Process <nil> <nil>\n"},
+		{"complete", complete, missing +
+			"count: 8 0\nhandle: 0\nvalues: 0\ncuda: 13\nlimits: true\ncompute mode: Exclusive_Process <nil> <nil>\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			if out, code := runChild(t, tt.dir); code != 0 || !strings.HasPrefix(out, tt.want) {

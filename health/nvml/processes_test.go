@@ -81,7 +81,8 @@ func TestProcesses(t *testing.T) {
 	if !slices.Equal(r.Processes, want) {
 		t.Errorf("got  %+v\nwant %+v", r.Processes, want)
 	}
-	if measured := []health.DeviceID{gpuDevice(0).ID, gpuDevice(1).ID, gpuDevice(2).ID, first.ID, second.ID}; !slices.Equal(r.Measured, measured) || r.At.IsZero() {
+	if measured := []health.DeviceID{gpuDevice(0).ID, gpuDevice(1).ID, gpuDevice(2).ID, first.ID, second.ID}; !slices.Equal(r.Measured,
+		measured) || r.At.IsZero() {
 		t.Errorf("measured %q at %v", r.Measured, r.At)
 	}
 

@@ -197,7 +197,8 @@ func setFabric(p *health.Properties, device nvml.Device) error {
 // cliqueOf returns health.Properties.Clique. The NVSwitches of a single node form a fabric without a cluster.
 func cliqueOf(f nvml.GpuFabricInfo) string {
 	cluster := f.ClusterUuid
-	if f.State != nvml.GPU_FABRIC_STATE_COMPLETED || nvml.Return(f.Status) != nvml.SUCCESS || cluster == [16]uint8{} { //nolint:gosec // a code of NVML
+	if f.State != nvml.GPU_FABRIC_STATE_COMPLETED || nvml.Return(f.Status) != nvml.SUCCESS ||
+		cluster == [16]uint8{} { //nolint:gosec // a code of NVML
 		return ""
 	}
 	return fmt.Sprintf("%x-%x-%x-%x-%x.%d", cluster[:4], cluster[4:6], cluster[6:8], cluster[8:10], cluster[10:], f.CliqueId)

@@ -27,7 +27,10 @@ func TestProperties(t *testing.T) {
 	const serial0, serial1 = "1650000000000", "1650000000001"
 	gpu := health.Properties{Brand: "Nvidia", AddressingMode: "HMM", Serial: serial1}
 	first := health.Properties{Brand: "Nvidia", AddressingMode: "HMM", Serial: serial0}
-	slice := health.MIGProperties{ProfileID: 19, PlacementStart: 2, MemorySlices: 1, Multiprocessors: 16, CopyEngines: 1, Decoders: 1, JPEGEngines: 1}
+	slice := health.MIGProperties{
+		ProfileID: 19, PlacementStart: 2, MemorySlices: 1, Multiprocessors: 16, CopyEngines: 1, Decoders: 1,
+		JPEGEngines: 1,
+	}
 	type table map[health.DeviceID]*health.Properties
 	withMIG := func(p health.Properties, m *health.MIGProperties) *health.Properties {
 		p.MIG = m
@@ -49,12 +52,28 @@ func TestProperties(t *testing.T) {
 		want     table
 		log      string // in the warning; empty: none
 	}{
-		"all":              {nil, all, ""},
-		"other brand":      {[]string{"brand 0 2", "addressing 0 0"}, table{d0.ID: {Brand: "Tesla", AddressingMode: "None", Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
-		"unknown brand":    {[]string{"brand 0 99", "addressing 0 99"}, table{d0.ID: {Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
-		"old driver":       {[]string{"driver 535.54.03"}, table{d0.ID: old(serial0), d1.ID: old(serial1), mig.ID: withMIG(*old(serial1), &slice)}, ""},
-		"no brand":         {[]string{"fail nvmlDeviceGetBrand 0 3 -1"}, table{d0.ID: {AddressingMode: "HMM", Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
-		"no serial number": {[]string{"fail nvmlDeviceGetSerial 0 3 -1"}, table{d0.ID: {Brand: "Nvidia", AddressingMode: "HMM"}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
+		"all": {nil, all, ""},
+		"other brand": {
+			[]string{"brand 0 2", "addressing 0 0"},
+			table{d0.ID: {Brand: "Tesla", AddressingMode: "None", Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]},
+			"",
+		},
+		"unknown brand": {[]string{"brand 0 99", "addressing 0 99"}, table{d0.ID: {Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]}, ""},
+		"old driver": {
+			[]string{"driver 535.54.03"},
+			table{d0.ID: old(serial0), d1.ID: old(serial1), mig.ID: withMIG(*old(serial1), &slice)},
+			"",
+		},
+		"no brand": {
+			[]string{"fail nvmlDeviceGetBrand 0 3 -1"},
+			table{d0.ID: {AddressingMode: "HMM", Serial: serial0}, d1.ID: &gpu, mig.ID: all[mig.ID]},
+			"",
+		},
+		"no serial number": {
+			[]string{"fail nvmlDeviceGetSerial 0 3 -1"},
+			table{d0.ID: {Brand: "Nvidia", AddressingMode: "HMM"}, d1.ID: &gpu, mig.ID: all[mig.ID]},
+			"",
+		},
 		"brand fails":      {[]string{"fail nvmlDeviceGetBrand 0 999 -1"}, without(d0.ID), "nvmlDeviceGetBrand"},
 		"addressing fails": {[]string{"fail nvmlDeviceGetAddressingMode 0 999 -1"}, without(d0.ID), "nvmlDeviceGetAddressingMode"},
 		"serial fails":     {[]string{"fail nvmlDeviceGetSerial 1 999 -1"}, without(d1.ID, mig.ID), "nvmlDeviceGetSerial"},
@@ -66,14 +85,18 @@ func TestProperties(t *testing.T) {
 		"fabric fails": {[]string{"fabric 0 3", "fail nvmlDeviceGetGpuFabricInfo 0 999 -1"}, table{
 			d0.ID: {Brand: "Nvidia", AddressingMode: "HMM", Serial: serial0, FabricPending: true}, d1.ID: &gpu, mig.ID: all[mig.ID],
 		}, "nvmlDeviceGetGpuFabricInfo"},
-		"lost GPU":              {[]string{"lost 0"}, without(d0.ID), string(d0.ID)},
-		"lost GPU with MIG":     {[]string{"lost 1"}, without(d1.ID, mig.ID), string(d1.ID)},
-		"absent GPU":            {[]string{"absent 0"}, without(d0.ID), "nvmlDeviceGetHandleByUUID"},
-		"no root":               {[]string{"fail nvmlDeviceGetGpuInstanceById -1 4 -1"}, noMIG, "nvmlDeviceGetGpuInstanceById"},
-		"driver without MIG":    {[]string{"fail nvmlDeviceGetGpuInstanceById -1 13 -1"}, noMIG, "nvmlDeviceGetGpuInstanceById"},
-		"MIG off meanwhile":     {[]string{"mig off"}, without(mig.ID), string(mig.ID)},
-		"instance fails":        {[]string{"fail nvmlGpuInstanceGetInfo -1 999 -1"}, without(mig.ID), "nvmlGpuInstanceGetInfo"},
-		"profile fails":         {[]string{"fail nvmlDeviceGetGpuInstanceProfileInfo 1 999 -1"}, without(mig.ID), "nvmlDeviceGetGpuInstanceProfileInfo"},
+		"lost GPU":           {[]string{"lost 0"}, without(d0.ID), string(d0.ID)},
+		"lost GPU with MIG":  {[]string{"lost 1"}, without(d1.ID, mig.ID), string(d1.ID)},
+		"absent GPU":         {[]string{"absent 0"}, without(d0.ID), "nvmlDeviceGetHandleByUUID"},
+		"no root":            {[]string{"fail nvmlDeviceGetGpuInstanceById -1 4 -1"}, noMIG, "nvmlDeviceGetGpuInstanceById"},
+		"driver without MIG": {[]string{"fail nvmlDeviceGetGpuInstanceById -1 13 -1"}, noMIG, "nvmlDeviceGetGpuInstanceById"},
+		"MIG off meanwhile":  {[]string{"mig off"}, without(mig.ID), string(mig.ID)},
+		"instance fails":     {[]string{"fail nvmlGpuInstanceGetInfo -1 999 -1"}, without(mig.ID), "nvmlGpuInstanceGetInfo"},
+		"profile fails": {
+			[]string{"fail nvmlDeviceGetGpuInstanceProfileInfo 1 999 -1"},
+			without(mig.ID),
+			"nvmlDeviceGetGpuInstanceProfileInfo",
+		},
 		"profile not supported": {[]string{"fail nvmlDeviceGetGpuInstanceProfileInfo 1 3 -1"}, without(mig.ID), "19"},
 		"no driver":             {[]string{"unload"}, table{}, string(d0.ID)},
 	} {
@@ -108,7 +131,8 @@ func expectProperties(t *testing.T, got, want map[health.DeviceID]*health.Proper
 	}
 	for id, w := range want {
 		g := got[id]
-		if g == nil || g.Brand != w.Brand || g.AddressingMode != w.AddressingMode || g.Serial != w.Serial || g.Clique != w.Clique || g.FabricPending != w.FabricPending || (g.MIG == nil) != (w.MIG == nil) || w.MIG != nil && *g.MIG != *w.MIG {
+		if g == nil || g.Brand != w.Brand || g.AddressingMode != w.AddressingMode || g.Serial != w.Serial || g.Clique != w.Clique ||
+			g.FabricPending != w.FabricPending || (g.MIG == nil) != (w.MIG == nil) || w.MIG != nil && *g.MIG != *w.MIG {
 			t.Errorf("%s: %+v, want %+v", id, g, w)
 		}
 	}

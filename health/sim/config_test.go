@@ -56,10 +56,16 @@ func TestValidate(t *testing.T) {
 		cfg  Config
 		want []string // key and data of each error
 	}{
-		"unknown profile":     {Config{Profile: "h200-8"}, []string{`profile "h200-8" h100-8, a100-8, h100-8-mig, h100-16-mig, v100-16, mixed-4, l4-1, none`}},
-		"GPU above the range": {Config{Profile: "h100-8", Scenario: []Event{valid(0), valid(0), {GPU: new(9), XID: new(79)}}}, []string{`scenario[2].gpu 9 h100-8 0 to 7`}},
-		"GPU of one":          {Config{Profile: "l4-1", Scenario: []Event{{GPU: new(9), XID: new(79)}}}, []string{`scenario[0].gpu 9 l4-1 0 to 0`}},
-		"GPU of none":         {Config{Profile: "none", Scenario: []Event{valid(0)}}, []string{`scenario[0].gpu 0 none`}},
+		"unknown profile": {
+			Config{Profile: "h200-8"},
+			[]string{`profile "h200-8" h100-8, a100-8, h100-8-mig, h100-16-mig, v100-16, mixed-4, l4-1, none`},
+		},
+		"GPU above the range": {
+			Config{Profile: "h100-8", Scenario: []Event{valid(0), valid(0), {GPU: new(9), XID: new(79)}}},
+			[]string{`scenario[2].gpu 9 h100-8 0 to 7`},
+		},
+		"GPU of one":  {Config{Profile: "l4-1", Scenario: []Event{{GPU: new(9), XID: new(79)}}}, []string{`scenario[0].gpu 9 l4-1 0 to 0`}},
+		"GPU of none": {Config{Profile: "none", Scenario: []Event{valid(0)}}, []string{`scenario[0].gpu 0 none`}},
 		"event outside the loop": {
 			Config{Profile: "h100-8", Loop: time.Minute, Scenario: []Event{valid(-time.Second), valid(time.Minute), valid(59 * time.Second)}},
 			[]string{`scenario[0].at -1s`, `scenario[1].at 1m0s`},
@@ -68,14 +74,24 @@ func TestValidate(t *testing.T) {
 		"negative loop": {Config{Profile: "h100-8", Loop: -time.Minute}, []string{`loop -1m0s`}},
 		"no effect":     {Config{Profile: "h100-8", Scenario: []Event{{}}}, []string{`scenario[0] xid`}},
 		"invalid values": {
-			Config{Profile: "h100-8", Scenario: []Event{{GPU: new(0), RecoveryAction: new(Recovery("explode")), Source: new("explode"), XID: new(0)}}},
+			Config{Profile: "h100-8", Scenario: []Event{{
+				GPU: new(0), RecoveryAction: new(Recovery("explode")), Source: new("explode"),
+				XID: new(0),
+			}}},
 			[]string{`scenario[0].xid 0 1 to 999`, `scenario[0].recoveryAction "explode" 2147483647`, `scenario[0].source "explode" up, down`},
 		},
-		"effect without a required key": {Config{Profile: "h100-8", Scenario: []Event{{GPU: new(0), Severity: new("fail")}}}, []string{`scenario[0].severity incident`}},
-		"pages of a GPU that remaps rows": {
-			Config{Profile: "h100-8", Scenario: []Event{event(t, 0, `{gpu: 0, retiredPages: 63}`)}}, []string{`scenario[0].retiredPages h100-8 v100-16`},
+		"effect without a required key": {
+			Config{Profile: "h100-8", Scenario: []Event{{GPU: new(0), Severity: new("fail")}}},
+			[]string{`scenario[0].severity incident`},
 		},
-		"partition of an L4": {Config{Profile: "l4-1", Scenario: []Event{event(t, 0, `{gpu: 0, mig: sevenths}`)}}, []string{`scenario[0].mig l4-1 h100-8-mig`}},
+		"pages of a GPU that remaps rows": {
+			Config{Profile: "h100-8", Scenario: []Event{event(t, 0, `{gpu: 0, retiredPages: 63}`)}},
+			[]string{`scenario[0].retiredPages h100-8 v100-16`},
+		},
+		"partition of an L4": {
+			Config{Profile: "l4-1", Scenario: []Event{event(t, 0, `{gpu: 0, mig: sevenths}`)}},
+			[]string{`scenario[0].mig l4-1 h100-8-mig`},
+		},
 		"partition of an L4 beside an H100": {
 			Config{Profile: "mixed-4", Scenario: []Event{event(t, 0, `{gpu: 1, mig: sevenths}`), event(t, 0, `{gpu: 2, mig: sevenths}`)}},
 			[]string{`scenario[1].mig 2 mixed-4 h100-8-mig`},

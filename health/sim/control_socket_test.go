@@ -54,7 +54,8 @@ func TestSend(t *testing.T) {
 	r := run(t)
 	ses := open(t, r.Source)
 	before := time.Now()
-	if response, err := Send(t.Context(), r.cfg.Control, event(t, 0, `{gpu: 3, xid: 79, lost: true}`)); response != `{"ok":true}` || err != nil {
+	if response, err := Send(t.Context(), r.cfg.Control, event(t, 0, `{gpu: 3, xid: 79, lost: true}`)); response != `{"ok":true}` ||
+		err != nil {
 		t.Errorf("Send returned %s, %v", response, err)
 	}
 	<-ses.Wake()
@@ -76,7 +77,8 @@ func TestSend(t *testing.T) {
 
 func TestSendFails(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
-	if _, err := Send(t.Context(), missing, event(t, 0, `{gpu: 3, xid: 79}`)); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "source.sim.control") {
+	if _, err := Send(t.Context(), missing, event(t, 0, `{gpu: 3, xid: 79}`)); !errors.Is(err, fs.ErrNotExist) ||
+		!strings.Contains(err.Error(), "source.sim.control") {
 		t.Errorf("without an agent: %v", err)
 	}
 	if _, err := Send(t.Context(), missing, event(t, time.Second, `{gpu: 3, xid: 79}`)); !errors.Is(err, errAt) {

@@ -40,7 +40,8 @@ var effects = [...]effect{
 		parameter: boolean(func(e *Event) **bool { return &e.Lost }),
 	},
 	{
-		key: "unbound", help: "the driver does not have the GPU: detached, and no more listed by later sessions of the source; false: it has it again",
+		key: "unbound", help: "the driver does not have the GPU: detached, and no more listed by later sessions of the source; false: it has " +
+			"it again",
 		parameter: boolean(func(e *Event) **bool { return &e.Unbound }),
 	},
 	{
@@ -48,11 +49,14 @@ var effects = [...]effect{
 		parameter: boolean(func(e *Event) **bool { return &e.Stale }),
 	},
 	{
-		key: keyRecoveryAction, help: "the recovery action that the driver asks for: a name such as reset, or a number", metric: health.FieldRecoveryAction,
+		key: keyRecoveryAction, help: "the recovery action that the driver asks for: a name such as reset, or a number",
+		metric: health.FieldRecoveryAction,
 		parameter: &param[Recovery]{
-			field: func(e *Event) **Recovery { return &e.RecoveryAction }, tags: []string{"!!int", "!!str"}, expected: "a number or one of " + strings.Join(recoveryNames(), ", "),
-			valid: func(r Recovery) bool { _, ok := r.number(); return ok }, use: fmt.Sprintf("a number from 0 to %d or one of %s", math.MaxInt32, strings.Join(recoveryNames(), ", ")),
-			number: func(r Recovery) float64 { n, _ := r.number(); return float64(n) },
+			field: func(e *Event) **Recovery { return &e.RecoveryAction }, tags: []string{"!!int", "!!str"},
+			expected: "a number or one of " + strings.Join(recoveryNames(), ", "),
+			valid:    func(r Recovery) bool { _, ok := r.number(); return ok },
+			use:      fmt.Sprintf("a number from 0 to %d or one of %s", math.MaxInt32, strings.Join(recoveryNames(), ", ")),
+			number:   func(r Recovery) float64 { n, _ := r.number(); return float64(n) },
 		},
 	},
 	{
@@ -85,8 +89,10 @@ var effects = [...]effect{
 	{
 		key: "incident", help: "DCGM's health check finds this incident, such as " + exampleIncident,
 		parameter: &param[string]{
-			field: func(e *Event) **string { return &e.Incident }, tags: []string{"!!str", "!!int"}, expected: "the name of an incident, such as " + exampleIncident,
-			valid: func(name string) bool { _, ok := health.IncidentCode(name); return ok }, use: "the name of an incident, such as " + exampleIncident,
+			field: func(e *Event) **string { return &e.Incident }, tags: []string{"!!str", "!!int"},
+			expected: "the name of an incident, such as " + exampleIncident,
+			valid:    func(name string) bool { _, ok := health.IncidentCode(name); return ok },
+			use:      "the name of an incident, such as " + exampleIncident,
 		},
 	},
 	{
@@ -95,7 +101,8 @@ var effects = [...]effect{
 	},
 	{
 		key: "mig", help: "partition the GPU: off, sevenths or balanced",
-		parameter: choice(func(e *Event) **string { return &e.MIG }, migOff, migSevenths, migBalanced), only: func(m *model) bool { return m.repartitions },
+		parameter: choice(func(e *Event) **string { return &e.MIG }, migOff, migSevenths, migBalanced),
+		only:      func(m *model) bool { return m.repartitions },
 	},
 	{
 		key: "processes", help: "the GPU's processes, such as " + exampleProcesses + "; they replace the earlier ones, and [] ends them",
@@ -103,7 +110,8 @@ var effects = [...]effect{
 	},
 	{
 		key: "source", ofSource: true, help: "the source's state: up, down, stalled, blind, empty, lost or checksDown",
-		parameter: choice(func(e *Event) **string { return &e.Source }, sourceUp, sourceDown, sourceStalled, sourceBlind, sourceEmpty, sourceLost, sourceChecksDown),
+		parameter: choice(func(e *Event) **string { return &e.Source }, sourceUp, sourceDown, sourceStalled, sourceBlind, sourceEmpty, sourceLost,
+			sourceChecksDown),
 	},
 	{
 		key: "events", ofSource: true, help: "the driver's events with source.events: up, down, or lossy: up, but none arrives",

@@ -26,7 +26,10 @@ func TestParseEvent(t *testing.T) {
 			GPU: new(1), RowRemapFailed: new(true), DoubleBitErrors: new(3), RetiredPages: new(63), ClocksSlowed: new(false),
 		}},
 		{`{gpu: 1, incident: DCGM_FR_NVLINK_DOWN}`, Event{GPU: new(1), Incident: new("DCGM_FR_NVLINK_DOWN")}},
-		{`{gpu: 1, incident: DCGM_FR_NVLINK_DOWN, severity: none}`, Event{GPU: new(1), Incident: new("DCGM_FR_NVLINK_DOWN"), Severity: new("none")}},
+		{
+			`{gpu: 1, incident: DCGM_FR_NVLINK_DOWN, severity: none}`,
+			Event{GPU: new(1), Incident: new("DCGM_FR_NVLINK_DOWN"), Severity: new("none")},
+		},
 		{`{source: down}`, Event{Source: new("down")}},
 		{`{"gpu":"3","xid":"79","lost":"true"}`, Event{GPU: new(3), XID: new(79), Lost: new(true)}}, // as in the configuration
 		{`{gpu: 1, incident: 14}`, Event{GPU: new(1), Incident: new("14")}},
@@ -34,10 +37,16 @@ func TestParseEvent(t *testing.T) {
 		{`{"gpu":1,"recoveryAction":"7"}`, Event{GPU: new(1), RecoveryAction: new(Recovery("7"))}}, // as Send encodes it
 		{`{"gpu":1,"recoveryAction":512}`, Event{GPU: new(1), RecoveryAction: new(Recovery("512"))}},
 		{`{gpu: 1, stale: true}`, Event{GPU: new(1), Stale: new(true)}},
-		{`{gpu: 0, processes: [{pid: 4242, memory: 1073741824}]}`, Event{GPU: new(0), Processes: &[]Process{{PID: new(4242), Memory: new(1 << 30)}}}},
-		{`{gpu: 0, processes: [{pid: "7", sm: 0.25, kind: mps, mig: 0}, {pid: 7, sm: 1, kind: graphics, mig: 0}]}`, Event{GPU: new(0), Processes: &[]Process{
-			{PID: new(7), SM: new(.25), Kind: new("mps"), MIG: new(0)}, {PID: new(7), SM: new(1.), Kind: new("graphics"), MIG: new(0)},
-		}}},
+		{
+			`{gpu: 0, processes: [{pid: 4242, memory: 1073741824}]}`,
+			Event{GPU: new(0), Processes: &[]Process{{PID: new(4242), Memory: new(1 << 30)}}},
+		},
+		{
+			`{gpu: 0, processes: [{pid: "7", sm: 0.25, kind: mps, mig: 0}, {pid: 7, sm: 1, kind: graphics, mig: 0}]}`,
+			Event{GPU: new(0), Processes: &[]Process{
+				{PID: new(7), SM: new(.25), Kind: new("mps"), MIG: new(0)}, {PID: new(7), SM: new(1.), Kind: new("graphics"), MIG: new(0)},
+			}},
+		},
 		{`{"gpu":0,"processes":[]}`, Event{GPU: new(0), Processes: &[]Process{}}},
 		{`{gpu: 1, mig: off, xid: 31, times: 3}`, Event{GPU: new(1), MIG: new("off"), XID: new(31), Times: new(3)}},
 	} {
@@ -185,7 +194,8 @@ func FuzzParseEvent(f *testing.F) {
 		`{gpu: 2, incident: nvlink_down, severity: warn}`, `{gpu: 2, incident: "14", retiredPages: 0x3f, doubleBitErrors: 0}`,
 		`{gpu: 2, clocksSlowed: true, rowRemapFailed: false}`, `{source: stalled}`, `{source: empty}`,
 		`{gpu: 2, stale: true, recoveryAction: 0x7fffffff}`, "gpu: 2\nrowRemapPending: true",
-		`{gpu: 0, processes: [{pid: 4242, memory: 1073741824}, {pid: 4242, kind: graphics, sm: 1e-7, mig: 6}]}`, `{gpu: 0, processes: []}`, `{gpu: 0, processes: &a [{pid: 1, <<: *a}]}`,
+		`{gpu: 0, processes: [{pid: 4242, memory: 1073741824}, {pid: 4242, kind: graphics, sm: 1e-7, mig: 6}]}`, `{gpu: 0, processes: []}`,
+		`{gpu: 0, processes: &a [{pid: 1, <<: *a}]}`,
 		`{gpu: &a 3, xid: *a}`, `{<<: {gpu: 1}, xid: 5}`, `{? [a] : b}`, "{", "---\n---",
 	} {
 		f.Add(s)

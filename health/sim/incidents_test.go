@@ -62,7 +62,10 @@ func TestEventsCauseFindings(t *testing.T) {
 		state              health.State
 	}{
 		{"h100-8", `incident: DCGM_FR_NVLINK_DOWN`, `incident: DCGM_FR_NVLINK_DOWN, severity: none`, "dcgm-nvlink-down", health.Unhealthy},
-		{"h100-8", `incident: DCGM_FR_NVLINK_DOWN, severity: warn`, `incident: DCGM_FR_NVLINK_DOWN, severity: none`, "dcgm-nvlink-down", health.Degraded},
+		{
+			"h100-8", `incident: DCGM_FR_NVLINK_DOWN, severity: warn`, `incident: DCGM_FR_NVLINK_DOWN, severity: none`, "dcgm-nvlink-down",
+			health.Degraded,
+		},
 		{"l4-1", `incident: DCGM_FR_NVLINK_DOWN`, `incident: DCGM_FR_NVLINK_DOWN, severity: none`, "", health.Healthy}, // without NVLink
 		{"h100-8", `rowRemapFailed: true`, `rowRemapFailed: false`, health.CauseRemapFailed, health.Unhealthy},
 		{"h100-8", `doubleBitErrors: 3`, `doubleBitErrors: 0`, health.CauseDBE, health.Unhealthy},

@@ -44,13 +44,18 @@ func TestInjectValidatesMIGOfProcesses(t *testing.T) {
 // FuzzInject sends lines to a source. A refused event has no effect, an accepted one has all of its effects.
 func FuzzInject(f *testing.F) {
 	for _, text := range []string{
-		"{gpu: 3, xid: 79, lost: true}\n{gpu: 3, lost: false}", "{source: stalled}\n{source: down}\n{gpu: 0, xid: 13}\n{source: up}", "{gpu: 0, temperature: 97.5}\n{gpu: 0, temperature: 0}",
-		"{gpu: 7, recoveryAction: drainAndReset, rowRemapPending: true}", "{gpu: 8, xid: 1}\n{gpu: -1, xid: 1}\n{gpu: 99999999999, xid: 1}", "{gpu: 0, xid: 0x4f}\n{gpu: 0, xid: 0o17}\n{gpu: 0, xid: 1_3}",
+		"{gpu: 3, xid: 79, lost: true}\n{gpu: 3, lost: false}", "{source: stalled}\n{source: down}\n{gpu: 0, xid: 13}\n{source: up}",
+		"{gpu: 0, temperature: 97.5}\n{gpu: 0, temperature: 0}",
+		"{gpu: 7, recoveryAction: drainAndReset, rowRemapPending: true}", "{gpu: 8, xid: 1}\n{gpu: -1, xid: 1}\n{gpu: 99999999999, xid: 1}",
+		"{gpu: 0, xid: 0x4f}\n{gpu: 0, xid: 0o17}\n{gpu: 0, xid: 1_3}",
 		"{gpu: 1, xid: 999}\n{gpu: 1, xid: 1000}", "{gpu: 2, temperature: 1e-300}\n{gpu: 2, temperature: -0.0}",
-		"{gpu: 1, mig: balanced, xid: 31, times: 700}\n{gpu: 1, mig: off}\n{gpu: 1, mig: all}\n{gpu: 1, times: 3}\n{source: blind}", "{<<: {gpu: 1}, xid: 5}", "{gpu: &a 1, xid: *a}", "{}\n\n{gpu: 0}\nnull", "{\"gpu\":0,\"lost\":true}",
+		"{gpu: 1, mig: balanced, xid: 31, times: 700}\n{gpu: 1, mig: off}\n{gpu: 1, mig: all}\n{gpu: 1, times: 3}\n{source: blind}",
+		"{<<: {gpu: 1}, xid: 5}", "{gpu: &a 1, xid: *a}", "{}\n\n{gpu: 0}\nnull", "{\"gpu\":0,\"lost\":true}",
 		"{gpu: 1, stale: true, xid: 64}\n{source: empty}\n{gpu: 2, xid: 48, recoveryAction: 512}", "{gpu: 0, stale: true}\n{gpu: 0, lost: true}",
-		"{gpu: 0, incident: DCGM_FR_NVLINK_DOWN}\n{gpu: 0, incident: NVLINK_DOWN, severity: none}\n{gpu: 1, incident: FAULTY_MEMORY}", "{gpu: 0, retiredPages: 63, doubleBitErrors: 2}\n{gpu: 0, rowRemapFailed: true, clocksSlowed: true}",
-		"{gpu: 1, mig: balanced, processes: [{pid: 1, mig: 3}, {pid: 1}]}\n{gpu: 1, processes: [{pid: 2, mig: 4}]}\n{gpu: 1, mig: off}", "{gpu: 0, processes: []}\n{gpu: 0, processes: [{pid: 1}, {pid: 1}]}",
+		"{gpu: 0, incident: DCGM_FR_NVLINK_DOWN}\n{gpu: 0, incident: NVLINK_DOWN, severity: none}\n{gpu: 1, incident: FAULTY_MEMORY}",
+		"{gpu: 0, retiredPages: 63, doubleBitErrors: 2}\n{gpu: 0, rowRemapFailed: true, clocksSlowed: true}",
+		"{gpu: 1, mig: balanced, processes: [{pid: 1, mig: 3}, {pid: 1}]}\n{gpu: 1, processes: [{pid: 2, mig: 4}]}\n{gpu: 1, mig: off}",
+		"{gpu: 0, processes: []}\n{gpu: 0, processes: [{pid: 1}, {pid: 1}]}",
 		strings.Repeat("{gpu: 0, xid: 31}\n", maxQueued+1),
 	} {
 		f.Add(uint8(0), text)
@@ -82,7 +87,8 @@ func FuzzInject(f *testing.F) {
 				continue
 			}
 			accepted := s.inject(e) == nil
-			valid := e.GPU == nil || *e.GPU >= 0 && *e.GPU < n && (e.MIG == nil || s.profile.models[*e.GPU].repartitions) && (e.RetiredPages == nil || s.profile.models[*e.GPU].retires)
+			valid := e.GPU == nil || *e.GPU >= 0 && *e.GPU < n && (e.MIG == nil || s.profile.models[*e.GPU].repartitions) &&
+				(e.RetiredPages == nil || s.profile.models[*e.GPU].retires)
 			if valid && e.GPU != nil {
 				count := migs[*e.GPU]
 				if e.MIG != nil {

@@ -71,7 +71,8 @@ func TestPartition(t *testing.T) {
 // TestLoopResetsPartitions checks that a loop restores the profile's partitions, except those of the control socket.
 func TestLoopResetsPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cfg := scenarioConfig("h100-8-mig", 10*time.Second, event(t, 5*time.Second, `{gpu: 0, mig: off}`), event(t, 5*time.Second, `{gpu: 1, mig: off}`))
+		cfg := scenarioConfig("h100-8-mig", 10*time.Second, event(t, 5*time.Second, `{gpu: 0, mig: off}`),
+			event(t, 5*time.Second, `{gpu: 1, mig: off}`))
 		src, ses := openSource(t, cfg)
 		inject(t, src, `{gpu: 1, mig: balanced}`)
 		for _, want := range []struct{ first, second int }{{7, 4}, {0, 4}, {7, 4}} {

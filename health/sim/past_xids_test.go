@@ -123,7 +123,8 @@ func TestXIDIncidents(t *testing.T) {
 					}
 				}
 				expect("first poll")
-				inject(t, src, `{gpu: 3, lost: true, recoveryAction: reset}`, `{gpu: 3, lost: false, recoveryAction: none}`, `{source: down}`, `{source: up}`)
+				inject(t, src, `{gpu: 3, lost: true, recoveryAction: reset}`, `{gpu: 3, lost: false, recoveryAction: none}`, `{source: down}`,
+					`{source: up}`)
 				ses = open(t, src)
 				sleep(time.Hour)
 				expect("after a reset and an hour")

@@ -53,7 +53,11 @@ func TestListProcesses(t *testing.T) {
 			{`{source: down}`, []string{"-1:7", "-1:8", "-1:7"}, true},
 			{`{source: blind}`, []string{"-1:7", "-1:8", "-1:7"}, true},
 			{`{source: up}`, []string{"-1:7", "-1:8", "-1:7"}, true},
-			{`{gpu: 3, stale: false, mig: balanced, processes: [{pid: 7}, {pid: 8, mig: 3}, {pid: 9, mig: 0}]}`, []string{"-1:7", "0:9", "3:8"}, true},
+			{
+				`{gpu: 3, stale: false, mig: balanced, processes: [{pid: 7}, {pid: 8, mig: 3}, {pid: 9, mig: 0}]}`,
+				[]string{"-1:7", "0:9", "3:8"},
+				true,
+			},
 			{`{gpu: 3, mig: off}`, []string{"-1:7"}, true},
 			{`{gpu: 3, processes: []}`, nil, true},
 		} {

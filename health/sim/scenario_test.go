@@ -153,7 +153,8 @@ func TestLoopResetsTheScenario(t *testing.T) {
 				t.Errorf("end of loop %d: no wake", loop)
 			}
 			s := gpuSample(t, poll(t, ses), 3)
-			if s.Presence != health.Present || s.Values[health.FieldGPUTemp] == 97 || s.Values[health.FieldRemapPending] != 0 || s.Values[health.FieldRecoveryAction] != 0 {
+			if s.Presence != health.Present || s.Values[health.FieldGPUTemp] == 97 || s.Values[health.FieldRemapPending] != 0 ||
+				s.Values[health.FieldRecoveryAction] != 0 {
 				t.Errorf("after loop %d: GPU 3 is %v with %v", loop, s.Presence, s.Values)
 			}
 		}

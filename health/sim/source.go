@@ -75,8 +75,9 @@ func New(cfg Config, log *zap.Logger) (*Source, error) {
 	}
 	s := &Source{
 		cfg: cfg, profile: *p, dcgm: dcgm, log: log, devices: p.devices(cfg.Seed), events: slices.Clone(cfg.Scenario),
-		states: make([]gpuState, len(p.pci)), unlisted: make([]bool, len(p.pci)), partitions: make([]string, len(p.pci)), changed: make(chan struct{}),
-		state: sourceUp, eventState: eventsUp, sessions: map[*session]struct{}{}, receivers: map[*health.EventReceiver]struct{}{},
+		states: make([]gpuState, len(p.pci)), unlisted: make([]bool, len(p.pci)), partitions: make([]string, len(p.pci)),
+		changed: make(chan struct{}),
+		state:   sourceUp, eventState: eventsUp, sessions: map[*session]struct{}{}, receivers: map[*health.EventReceiver]struct{}{},
 		scenario: layer{gpus: make([]gpuState, len(p.pci))},
 		control:  layer{gpus: make([]gpuState, len(p.pci))},
 	}

@@ -70,7 +70,8 @@ func TestReadingsArePlausible(t *testing.T) {
 		for n, r := range all {
 			for i, s := range r.Samples {
 				v := s.Values
-				if sum := v[health.FieldFBFree] + v[health.FieldFBUsed] + v[health.FieldFBReserved]; sum != v[health.FieldFBTotal] || v[health.FieldFBFree] < 0 {
+				if sum := v[health.FieldFBFree] + v[health.FieldFBUsed] + v[health.FieldFBReserved]; sum != v[health.FieldFBTotal] ||
+					v[health.FieldFBFree] < 0 {
 					t.Fatalf("%s: framebuffer %v", name, v)
 				}
 				if v[health.FieldFBTotal] != float64(r.Devices[i].Memory>>20) {

@@ -44,6 +44,7 @@ func (f *File) saveConfiguration(stateFile string) {
 		last.lastLogged = ""
 	case err.Error() != last.lastLogged:
 		last.lastLogged = err.Error()
-		f.log.Warn("cannot save the configuration; the agent will not start if the file becomes invalid", zap.String("file", path), zap.Error(err))
+		f.log.Warn("cannot save the configuration; the agent will not start if the file becomes invalid", zap.String("file", path),
+			zap.Error(err))
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 )
 
-// reserve is the space in bytes that the disk keeps for the state at least, twice. The state of 8 GPUs with every XID that a flood leaves in
-// DeviceState.XIDHistory takes half of it.
+// reserve is the space in bytes that the disk keeps for the state at least, twice. The state of 8 GPUs with every XID that a flood leaves
+// in DeviceState.XIDHistory takes half of it.
 const reserve = 1 << 20
 
 // readFunc reads a file like durable.Read.

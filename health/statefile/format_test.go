@@ -102,9 +102,11 @@ func fullSnapshot(t *testing.T) *health.Snapshot {
 func TestSavedRoundTrip(t *testing.T) {
 	at := healthtest.At
 	mig := health.Device{
-		ID: "MIG-9", Parent: "GPU-8", Kind: health.KindMIG, Index: 3, Minor: 4, NUMA: []int{1, 2}, Model: "H100", PCI: "00000000:1B:00.0", Memory: 10 << 30,
-		Reserved: 77, ComputeCapability: health.ComputeCapability{Major: 9, Minor: 1}, MIGMode: true, Profile: "1g.10gb", GI: 5, CI: 6, MIGIndex: 7,
-		Links: []health.Link{{Peer: "GPU-1", NVLinks: 18, Path: health.PathBoard}}, Properties: &health.Properties{Brand: "Tesla"},
+		ID: "MIG-9", Parent: "GPU-8", Kind: health.KindMIG, Index: 3, Minor: 4, NUMA: []int{1, 2}, Model: "H100", PCI: "00000000:1B:00.0",
+		Memory:   10 << 30,
+		Reserved: 77, ComputeCapability: health.ComputeCapability{Major: 9, Minor: 1}, MIGMode: true, Profile: "1g.10gb", GI: 5, CI: 6,
+		MIGIndex: 7,
+		Links:    []health.Link{{Peer: "GPU-1", NVLinks: 18, Path: health.PathBoard}}, Properties: &health.Properties{Brand: "Tesla"},
 		Texts: map[health.Field]string{health.FieldSerial: "1650522003820"},
 	}
 	full := Saved{
@@ -115,7 +117,10 @@ func TestSavedRoundTrip(t *testing.T) {
 			Verdict: health.Verdict{
 				State: health.Unhealthy, Since: at(3), Trips: []time.Time{at(4), at(5)}, PendingXIDs: []health.XID{{Code: 109, At: at(6)}},
 				Findings: []health.Finding{
-					{Cause: "lost", State: health.Unhealthy, Reason: "r", Action: health.ActionRebootNode, Since: at(7), Last: at(8), Reset: at(9), Clears: health.ClearsGPUReset, InOutage: true},
+					{
+						Cause: "lost", State: health.Unhealthy, Reason: "r", Action: health.ActionRebootNode, Since: at(7), Last: at(8), Reset: at(9),
+						Clears: health.ClearsGPUReset, InOutage: true,
+					},
 					{Cause: "temperature", State: health.Degraded, Reason: "hot", Action: health.ActionCheckCooling, Since: at(10), Last: at(11)},
 				},
 			},
@@ -126,7 +131,10 @@ func TestSavedRoundTrip(t *testing.T) {
 		Sections: map[string]json.RawMessage{"idle": json.RawMessage(`{"a":1}`)},
 		others:   map[string]json.RawMessage{"sim": json.RawMessage(`{"b":2}`)},
 	}
-	over := Saved{Source: "sim", Detachment: health.Detachment{Over: true}, Devices: []health.DeviceState{{Device: health.Device{ID: "GPU-8", GI: -1, CI: -1, MIGIndex: -1}}}}
+	over := Saved{
+		Source: "sim", Detachment: health.Detachment{Over: true},
+		Devices: []health.DeviceState{{Device: health.Device{ID: "GPU-8", GI: -1, CI: -1, MIGIndex: -1}}},
+	}
 	for _, s := range []Saved{full, over} {
 		if got := roundTrip(t, s); !reflect.DeepEqual(got, s) {
 			t.Errorf("wrote %+v\nread %+v", s, got)
@@ -140,7 +148,8 @@ func TestSavedRoundTrip(t *testing.T) {
 	// What was awaited and has expired is not read.
 	expired := full
 	expired.Devices = []health.DeviceState{full.Devices[0]}
-	expired.Devices[0].Awaited, expired.Devices[0].EventAction = []health.AwaitedXIDs{{Code: 1, Count: 0, Left: 1}, {Code: 2, Count: 1}}, health.EventAction{Action: health.RecoveryReset}
+	expired.Devices[0].Awaited, expired.Devices[0].EventAction = []health.AwaitedXIDs{{Code: 1, Count: 0, Left: 1}, {Code: 2, Count: 1}},
+		health.EventAction{Action: health.RecoveryReset}
 	if d := roundTrip(t, expired).Devices[0]; len(d.Awaited) > 0 || d.EventAction != (health.EventAction{}) {
 		t.Errorf("%+v", d)
 	}
@@ -202,7 +211,8 @@ func TestUpgradeKeepsFindings(t *testing.T) {
 			if i := r.Devices[0].Device.MIGIndex; i != -1 {
 				t.Errorf("MIG index %d of a device without one", i)
 			}
-			if len(f) != 1 || f[0].Cause != "xid-95" || f[0].State != health.Unhealthy || f[0].Clears != c.clears || r.Devices[0].Device.Model != "H100" {
+			if len(f) != 1 || f[0].Cause != "xid-95" || f[0].State != health.Unhealthy || f[0].Clears != c.clears ||
+				r.Devices[0].Device.Model != "H100" {
 				t.Errorf("%+v", r.Devices[0])
 			}
 		})
@@ -264,7 +274,10 @@ func FuzzSaved(f *testing.F) {
 	text, err := json.Marshal(FromSnapshot(&health.Snapshot{Source: health.Source{Kind: "dcgm"}, Devices: []health.DeviceState{{
 		Device: healthtest.GPU0,
 		Verdict: health.Verdict{State: health.Unhealthy, Since: epoch, Trips: []time.Time{epoch}, Findings: []health.Finding{
-			{Cause: "xid-48", State: health.Unhealthy, Reason: "r", Action: health.ActionResetGPU, Since: epoch, Last: epoch, Reset: epoch, Clears: health.ClearsGPUReset},
+			{
+				Cause: "xid-48", State: health.Unhealthy, Reason: "r", Action: health.ActionResetGPU, Since: epoch, Last: epoch, Reset: epoch,
+				Clears: health.ClearsGPUReset,
+			},
 		}},
 	}}}, "boot"))
 	if err != nil {

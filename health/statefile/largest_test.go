@@ -35,14 +35,16 @@ func largestState(t *testing.T) Saved {
 		for mig := range 8 { // the first is the GPU
 			id := health.DeviceID(fmt.Sprintf("MIG-%08d-0000-0000-0000-%012d", gpu, mig))
 			d := health.DeviceState{Device: health.Device{
-				ID: id, Index: gpu, Model: "NVIDIA RTX PRO 6000 Blackwell Server Edition", PCI: "00000000:1B:00.0", Memory: 1 << 38, Profile: "1g.24gb+gfx.all", Texts: texts,
+				ID: id, Index: gpu, Model: "NVIDIA RTX PRO 6000 Blackwell Server Edition", PCI: "00000000:1B:00.0", Memory: 1 << 38,
+				Profile: "1g.24gb+gfx.all", Texts: texts,
 			}}
 			if mig > 0 {
 				d.Device.Kind, d.Device.Parent = health.KindMIG, health.DeviceID(fmt.Sprintf("MIG-%08d-0000-0000-0000-%012d", gpu, 0))
 			}
 			for _, cause := range causes {
 				d.Verdict.Findings = append(d.Verdict.Findings, health.Finding{
-					Cause: cause, State: health.Unhealthy, Reason: strings.Repeat("reason ", 20), Action: health.ActionCheckFabricManager, Since: at, Last: at, Reset: at,
+					Cause: cause, State: health.Unhealthy, Reason: strings.Repeat("reason ", 20), Action: health.ActionCheckFabricManager, Since: at,
+					Last: at, Reset: at,
 				})
 			}
 			for code := range 50 { // more than the table has of those that the recovery action decides
@@ -55,8 +57,10 @@ func largestState(t *testing.T) Saved {
 			s.Devices = append(s.Devices, d)
 			for c := range 64 {
 				idle = append(idle, map[string]any{
-					"device": id, "namespace": strings.Repeat("n", 63), "pod": strings.Repeat("p", 63), "container": fmt.Sprintf("%063d", c), "uid": strings.Repeat("u", 36),
-					"updated": at, "measured": true, "sinceBusyNanoseconds": 1 << 60, "withoutProcessNanoseconds": 1 << 60, "observedNanoseconds": 1 << 60, "used": true,
+					"device": id, "namespace": strings.Repeat("n", 63), "pod": strings.Repeat("p", 63), "container": fmt.Sprintf("%063d", c),
+					"uid":     strings.Repeat("u", 36),
+					"updated": at, "measured": true, "sinceBusyNanoseconds": 1 << 60, "withoutProcessNanoseconds": 1 << 60, "observedNanoseconds": 1 << 60,
+					"used": true,
 				})
 			}
 		}

@@ -89,7 +89,10 @@ func TestMIGDeviceDestroyedDuringRestart(t *testing.T) {
 	devices := judge(nil, 0, mig0(), healthtest.GPU0, healthtest.MIG0, healthtest.MIG1, healthtest.GPU1)
 	restored := restart(t, devices, "boot")
 	devices = judge(restored.Devices, 101, nil, healthtest.GPU0, healthtest.MIG1, healthtest.GPU1)
-	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-1": health.Unhealthy, "GPU-1": health.Healthy})
+	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{
+		"GPU-0": health.Unhealthy, "MIG-1": health.Unhealthy,
+		"GPU-1": health.Healthy,
+	})
 }
 
 // An isolated GPU stays isolated after a restart, before the holders are known.
@@ -113,7 +116,10 @@ func TestRestartKeepsIsolation(t *testing.T) {
 // judgeEvent judges an XID that NVML reports for GPU-0.
 func judgeEvent(before []health.DeviceState, seconds, code int) []health.DeviceState {
 	at := healthtest.At(seconds)
-	r := &health.Reading{Samples: []health.Sample{{Device: "GPU-0", At: at, XIDs: []health.XID{{Code: code, At: at, Witness: health.WitnessNVML}}}}}
+	r := &health.Reading{Samples: []health.Sample{{
+		Device: "GPU-0", At: at,
+		XIDs: []health.XID{{Code: code, At: at, Witness: health.WitnessNVML}},
+	}}}
 	rc := health.ReadingContext{Events: true, XIDHistory: true, Witnesses: []health.Witness{health.WitnessNVML}}
 	return health.Judge(health.DefaultConfig(), before, r, rc, at)
 }
@@ -124,7 +130,10 @@ func TestRestartKeepsAwaitedXIDs(t *testing.T) {
 	for boot, counts := range map[string]int{"boot": 0, "next boot": 1} {
 		devices := judge(nil, 0, nil, healthtest.GPU0)
 		devices = judgeEvent(judgeEvent(devices, 1, 95), 1, 31)
-		devices[0].Awaited = append(devices[0].Awaited, health.AwaitedXIDs{Code: 13, Witness: health.WitnessNVML, Count: 1, Since: healthtest.At(1)})
+		devices[0].Awaited = append(devices[0].Awaited, health.AwaitedXIDs{
+			Code: 13, Witness: health.WitnessNVML, Count: 1,
+			Since: healthtest.At(1),
+		})
 		if !devices[0].Verdict.Has("xid-95") {
 			t.Fatal("no finding")
 		}
@@ -143,7 +152,8 @@ func TestRestartKeepsAwaitedXIDs(t *testing.T) {
 			s.Past, s.XIDs = []health.XID{{Code: 95, At: healthtest.At(1)}}, []health.XID{{Code: 31, At: healthtest.At(2)}}
 		})}
 		reading, now := healthtest.Reading(101, late, healthtest.GPU0)
-		devices = health.Judge(health.DefaultConfig(), r.Devices, reading, health.ReadingContext{XIDHistory: r.History, DriverReloaded: true}, now)
+		devices = health.Judge(health.DefaultConfig(), r.Devices, reading, health.ReadingContext{XIDHistory: r.History, DriverReloaded: true},
+			now)
 		if got := devices[0].Verdict.State; got != health.Healthy || len(devices[0].XIDCounts) != counts {
 			t.Errorf("%s: %v, XIDs %v", boot, got, devices[0].XIDCounts)
 		}

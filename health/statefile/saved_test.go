@@ -71,7 +71,10 @@ func TestRestartWithinBoot(t *testing.T) {
 		t.Fatalf("%+v", r)
 	}
 	// GPU-1 has only a trip.
-	healthtest.WantStates(t, r.Devices, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-0": health.Unhealthy, "GPU-1": health.Unknown})
+	healthtest.WantStates(t, r.Devices, map[health.DeviceID]health.State{
+		"GPU-0": health.Unhealthy, "MIG-0": health.Unhealthy,
+		"GPU-1": health.Unknown,
+	})
 	for i, d := range r.Devices {
 		want := before[i].Verdict
 		causes := want.Causes()
@@ -87,7 +90,10 @@ func TestRestartWithinBoot(t *testing.T) {
 	// Conditions clear again only after recoverAfter; the XID needs a reset.
 	all := []health.Device{healthtest.GPU0, healthtest.MIG0, healthtest.GPU1}
 	devices := judge(r.Devices, 101, nil, all...)
-	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "MIG-0": health.Unhealthy, "GPU-1": health.Healthy})
+	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{
+		"GPU-0": health.Unhealthy, "MIG-0": health.Unhealthy,
+		"GPU-1": health.Healthy,
+	})
 	devices = judge(devices, 160, nil, all...)
 	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-48"}) {
 		t.Errorf("GPU-0 has %v", got)
@@ -132,7 +138,8 @@ func TestRestoreForInventory(t *testing.T) {
 // A device that has only delivered XIDs is saved with its description.
 func TestSavedDeliveredXIDs(t *testing.T) {
 	s := &health.Snapshot{
-		At: healthtest.Epoch, Source: health.Source{Kind: "dcgm", Inventory: "dcgm "}, Devices: judge(nil, 0, nil, healthtest.GPU0, healthtest.GPU1),
+		At: healthtest.Epoch, Source: health.Source{Kind: "dcgm", Inventory: "dcgm "},
+		Devices: judge(nil, 0, nil, healthtest.GPU0, healthtest.GPU1),
 	}
 	if saved := FromSnapshot(s, "boot"); len(saved.Devices) != 0 {
 		t.Errorf("%+v", saved.Devices)
@@ -141,7 +148,9 @@ func TestSavedDeliveredXIDs(t *testing.T) {
 	d.Device.NUMA, d.Device.Texts = []int{1}, map[health.Field]string{7: "serial"}
 	d.Device.Reserved, d.Device.ComputeCapability = 551<<20, health.ComputeCapability{Major: 8, Minor: 9}
 	d.XIDHistory = []health.XID{
-		{Code: 13, At: healthtest.At(1)}, {Code: 31, At: healthtest.At(2).Add(time.Nanosecond)}, {Code: 43, At: time.Date(40000, 1, 1, 0, 0, 0, 0, time.UTC)},
+		{Code: 13, At: healthtest.At(1)},
+		{Code: 31, At: healthtest.At(2).Add(time.Nanosecond)},
+		{Code: 43, At: time.Date(40000, 1, 1, 0, 0, 0, 0, time.UTC)},
 	}
 	r := roundTrip(t, FromSnapshot(s, "boot")).Restore("boot", health.SourceID{Kind: "dcgm", Inventory: "dcgm "}, healthtest.At(100))
 	if len(r.Devices) != 1 || !reflect.DeepEqual(r.Devices[0].Device, d.Device) || len(r.Devices[0].XIDHistory) != 3 {
@@ -213,7 +222,8 @@ func TestRestoreDetachment(t *testing.T) {
 	} {
 		now := time.Now()
 		d := health.Detachment{Since: now.Add(c.until - c.limit), Until: now.Add(c.until), For: c.limit, Over: c.over, Undecided: c.undecided}
-		if r := (Saved{BootID: "boot", Source: "dcgm", Detachment: d}).Restore("boot", health.SourceID{Kind: "dcgm"}, now).Detachment; r.InForce() != (c.left > 0) {
+		if r := (Saved{BootID: "boot", Source: "dcgm", Detachment: d}).Restore("boot", health.SourceID{Kind: "dcgm"},
+			now).Detachment; r.InForce() != (c.left > 0) {
 			t.Errorf("%s: restored %+v", name, r)
 		}
 		d = restoreDetachment(d, now)
@@ -236,8 +246,11 @@ func TestSavedDevices(t *testing.T) {
 		want       []health.DeviceID
 	}{
 		"attached": {health.Detachment{}, []health.DeviceID{"GPU-0", "MIG-0"}},
-		"detached": {health.Detachment{Since: healthtest.At(0), Until: healthtest.At(9), For: time.Second}, []health.DeviceID{"GPU-0", "GPU-1", "MIG-0", "MIG-1"}},
-		"attach":   {health.Detachment{Over: true}, []health.DeviceID{"GPU-0", "MIG-0"}},
+		"detached": {
+			health.Detachment{Since: healthtest.At(0), Until: healthtest.At(9), For: time.Second},
+			[]health.DeviceID{"GPU-0", "GPU-1", "MIG-0", "MIG-1"},
+		},
+		"attach": {health.Detachment{Over: true}, []health.DeviceID{"GPU-0", "MIG-0"}},
 	} {
 		s := FromSnapshot(&health.Snapshot{Devices: devices, Source: health.Source{Kind: "dcgm", Detachment: c.detachment}}, "boot")
 		var got []health.DeviceID

@@ -96,7 +96,8 @@ type Status struct {
 // Problems returns what a restart would lose, or has lost so far.
 func (s Status) Problems() (all []string) {
 	if !s.Unread.IsZero() {
-		all = append(all, fmt.Sprintf("verdicts of before the start are unknown: %s could not be read since %s", s.Path, s.Unread.UTC().Format(time.RFC3339)))
+		all = append(all, fmt.Sprintf("verdicts of before the start are unknown: %s could not be read since %s", s.Path,
+			s.Unread.UTC().Format(time.RFC3339)))
 	}
 	if s.Err != "" {
 		all = append(all, s.Failure().String()+"; findings will be lost on restart")
@@ -111,7 +112,8 @@ func (s Status) Failure() durable.Failure {
 
 // New returns the state file of the snapshots. Its path is in config. Run also keeps configuration, the last good one, in a
 // file beside it.
-func New(config *health.Latest[health.Config], snapshots *health.Latest[health.Snapshot], configuration *health.Latest[[]byte], bootID string,
+func New(config *health.Latest[health.Config], snapshots *health.Latest[health.Snapshot], configuration *health.Latest[[]byte],
+	bootID string,
 	log *zap.Logger,
 ) *File {
 	return &File{config: config, snapshots: snapshots, configuration: configuration, bootID: bootID, log: log, read: durable.Read}
@@ -142,8 +144,8 @@ func (f *File) sectionTexts() sectionTexts {
 // Load reads the state file. Call it before Run. Without a file the saved state is empty.
 //
 // A file that cannot be read or parsed is set aside, and the error names the new path; if that fails, Run writes nothing until the file was
-// read or set aside: see LoadInTime. A file of a newer version is set aside too, and Load returns what it can read of it with the error. While
-// another agent holds the lock, Load only reads.
+// read or set aside: see LoadInTime. A file of a newer version is set aside too, and Load returns what it can read of it with the error.
+// While another agent holds the lock, Load only reads.
 func (f *File) Load(path string) (Saved, error) {
 	if path == "" {
 		return Saved{}, nil
@@ -171,9 +173,9 @@ type loaded struct {
 // ErrUnread means that the disk has not answered in time.
 var ErrUnread = errors.New("the disk has not answered")
 
-// LoadInTime is Load, but it waits for the disk readTimeout at most, and not after ctx has ended. Then the error is ErrUnread, and Status.Unread
-// is set as after a Load that could neither read the file nor set it aside. Run writes nothing until the file was read or set aside, and calls late
-// once, with what it has, or with an error when another file is configured.
+// LoadInTime is Load, but it waits for the disk readTimeout at most, and not after ctx has ended. Then the error is ErrUnread, and
+// Status.Unread is set as after a Load that could neither read the file nor set it aside. Run writes nothing until the file was read or set
+// aside, and calls late once, with what it has, or with an error when another file is configured.
 func (f *File) LoadInTime(ctx context.Context, path string, late func(Saved, error)) (Saved, error) {
 	f.late = late
 	loader := &File{bootID: f.bootID, log: f.log, read: f.read}
@@ -212,7 +214,8 @@ func (f *File) adopt(l loaded) {
 	f.status = status
 }
 
-// awaitLoad waits until LoadInTime's Load has ended, or is of no use any more because there is another configuration. It returns false when ctx ends.
+// awaitLoad waits until LoadInTime's Load has ended, or is of no use any more because there is another configuration. It returns false when
+// ctx ends.
 func (f *File) awaitLoad(ctx context.Context) bool {
 	if f.loading == nil {
 		return true
@@ -350,8 +353,8 @@ func (f *File) Run(ctx context.Context) error {
 	}
 }
 
-// watchSections returns a channel that receives when a section has a newer text, until ctx ends. A component may be about to change something
-// outside that a later process has to undo, and the next snapshot may come later than that.
+// watchSections returns a channel that receives when a section has a newer text, until ctx ends. A component may be about to change
+// something outside that a later process has to undo, and the next snapshot may come later than that.
 func (f *File) watchSections(ctx context.Context) <-chan struct{} {
 	all := make(chan struct{}, 1)
 	for _, section := range f.sections {

@@ -303,7 +303,11 @@ func TestLoadInTime(t *testing.T) {
 		_, err = h.LoadInTime(t.Context(), path, func(s Saved, err error) {
 			must(t, err)
 			late = append(late, s)
-			h.out.Store(&health.Snapshot{Seq: 9, At: healthtest.Epoch, Source: health.Source{Kind: "dcgm", Inventory: "dcgm x"}, Devices: s.Devices[:2]}) // merged
+			// merged
+			h.out.Store(&health.Snapshot{
+				Seq: 9, At: healthtest.Epoch, Source: health.Source{Kind: "dcgm", Inventory: "dcgm x"},
+				Devices: s.Devices[:2],
+			})
 		})
 		if !errors.Is(err, ErrUnread) || !strings.Contains(err.Error(), path) || time.Since(begin) != readTimeout {
 			t.Fatalf("%v after %v", err, time.Since(begin))
@@ -352,8 +356,8 @@ func TestLoadInTimeEnds(t *testing.T) {
 	})
 }
 
-// A reload that names another file, or none, does not wait for the one that could not be read: nothing of it is restored, which is said. The lock
-// of a file that hangs ends with the answer.
+// A reload that names another file, or none, does not wait for the one that could not be read: nothing of it is restored, which is said.
+// The lock of a file that hangs ends with the answer.
 func TestLoadInTimeFollowsPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -564,8 +568,8 @@ func TestRunKeepsOtherSources(t *testing.T) {
 	})
 }
 
-// A detach continues with a source that replaces another, so the state of the replaced one has none. That of a source that no process used since
-// keeps its detach.
+// A detach continues with a source that replaces another, so the state of the replaced one has none. That of a source that no process used
+// since keeps its detach.
 func TestDetachmentMovesToNewSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "state.json")
@@ -776,7 +780,8 @@ func TestStatusProblems(t *testing.T) {
 		h.stop()
 	})
 	s := Status{Path: "/state", Unread: healthtest.At(0), Err: "it hangs"}
-	if all := s.Problems(); len(all) != 2 || !strings.Contains(all[0], "/state could not be read since 2026-01-02T03:04:05Z") || !strings.Contains(all[1], "it hangs") {
+	if all := s.Problems(); len(all) != 2 || !strings.Contains(all[0], "/state could not be read since 2026-01-02T03:04:05Z") ||
+		!strings.Contains(all[1], "it hangs") {
 		t.Errorf("%q", all)
 	}
 	if f := s.Failure(); f.Path != "/state" || f.Err != "it hangs" {
@@ -807,7 +812,8 @@ func TestLockNamesHolder(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		write(t, path, "{")
-		if _, err := second.Load(path); err == nil || !strings.HasPrefix(err.Error(), path+" cannot be parsed") || !strings.Contains(err.Error(), "left in place") {
+		if _, err := second.Load(path); err == nil || !strings.HasPrefix(err.Error(), path+" cannot be parsed") ||
+			!strings.Contains(err.Error(), "left in place") {
 			t.Errorf("%v", err)
 		}
 		write(t, path+".lock", strings.Repeat("x", 300)) // by whom ever
@@ -962,7 +968,8 @@ func TestSaveXIDsBeforeFirstPoll(t *testing.T) {
 				after, err := Read(path)
 				must(t, err)
 				d := after.Devices[0]
-				if d.Verdict.Has("xid-79") != c.saved || (len(d.Awaited) > 0) != c.saved || after.Inventory != "dcgm x" || !after.History || after.Polled.IsZero() {
+				if d.Verdict.Has("xid-79") != c.saved || (len(d.Awaited) > 0) != c.saved || after.Inventory != "dcgm x" || !after.History ||
+					after.Polled.IsZero() {
 					t.Errorf("%+v", after)
 				}
 			})
@@ -976,7 +983,10 @@ func TestSaveAwaitedXIDs(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "state")
 		h := loadAndStart(t, path)
 		defer h.stop()
-		s := &health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"}, Devices: judge(nil, 0, gpu0(xidAt(31, 0)), healthtest.GPU0)}
+		s := &health.Snapshot{
+			At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"},
+			Devices: judge(nil, 0, gpu0(xidAt(31, 0)), healthtest.GPU0),
+		}
 		writes := 0
 		for i := range 5 {
 			next := *s

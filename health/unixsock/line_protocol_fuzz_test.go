@@ -43,8 +43,10 @@ func requests(text []byte) (lines []string, tooLong bool) {
 // FuzzServeConn sends any bytes: the server handles each line once, in order, and responds with one line of JSON each.
 func FuzzServeConn(f *testing.F) {
 	for _, text := range []string{
-		"", "\n", "a\nb\n", "a\r\n\r\n!b", "no newline", "\x00\n\xff\xfe\n", " \t \v\n", `{"clear":{"device":"GPU-1"}}` + "\n", "! two\u2028lines\u2029\n", "\"<>&\n",
-		strings.Repeat("x", MaxRequest-1) + "\n", strings.Repeat("x", MaxRequest) + "\n", strings.Repeat("x", MaxRequest-1), strings.Repeat("x", MaxRequest),
+		"", "\n", "a\nb\n", "a\r\n\r\n!b", "no newline", "\x00\n\xff\xfe\n", " \t \v\n", `{"clear":{"device":"GPU-1"}}` + "\n",
+		"! two\u2028lines\u2029\n", "\"<>&\n",
+		strings.Repeat("x", MaxRequest-1) + "\n", strings.Repeat("x", MaxRequest) + "\n", strings.Repeat("x", MaxRequest-1),
+		strings.Repeat("x", MaxRequest),
 		"a\n" + strings.Repeat(" ", MaxRequest) + "\nb\n", strings.Repeat("\n", 3*MaxRequest), strings.Repeat("y\n", MaxRequest),
 	} {
 		f.Add([]byte(text))

@@ -70,7 +70,8 @@ func TestCall(t *testing.T) {
 	if text, want := awaitServer(t, path), `{"ok":true,"result":{"line":"\"yes\""}}`; text != want {
 		t.Errorf("got %s, want %s", text, want)
 	}
-	if text, err := Call(t.Context(), path, "no"); err == nil || err.Error() != "because; of that" || text != `{"ok":false,"error":"because; of that"}` {
+	if text, err := Call(t.Context(), path, "no"); err == nil || err.Error() != "because; of that" ||
+		text != `{"ok":false,"error":"because; of that"}` {
 		t.Errorf("refused request: %s, %v", text, err)
 	}
 	conn := dial(t, path)
@@ -134,7 +135,8 @@ func TestServeLimits(t *testing.T) {
 	if _, err := io.WriteString(long, strings.Repeat(" ", MaxRequest+10)); err != nil {
 		t.Fatal(err)
 	}
-	if text, err := io.ReadAll(long); !strings.Contains(string(text), errTooLong.Error()) || err != nil && !strings.Contains(err.Error(), "reset") {
+	if text, err := io.ReadAll(long); !strings.Contains(string(text), errTooLong.Error()) ||
+		err != nil && !strings.Contains(err.Error(), "reset") {
 		t.Errorf("long line: %q, %v; want one refusal and the end", text, err)
 	}
 	_ = long.Close()

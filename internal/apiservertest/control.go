@@ -66,7 +66,8 @@ func (s *Server) Kubeconfig(t testing.TB) string {
 	go func() { defer close(done); _ = server.Serve(&gate{l, s.listener}) }()
 	t.Cleanup(func() { _ = server.Close(); <-done })
 	path := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: 'http://%s'}}]\ncontexts: [{name: c, context: {cluster: c, user: u}}]\n"+
+	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: c, cluster: {server: 'http://%s'}}]\ncontexts: [{name: c, context: "+
+		"{cluster: c, user: u}}]\n"+
 		"users: [{name: u, user: {}}]\ncurrent-context: c\n", l.Addr())
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

@@ -1,5 +1,5 @@
-// Package apiservertest is a stand-in for the API server: Nodes, ResourceSlices, ResourceClaims, pods and their owners over HTTP, with watches,
-// pages, patches, validation, feature gates and faults. Unlike client-go's fake clientset it refuses what the API server refuses.
+// Package apiservertest is a stand-in for the API server: Nodes, ResourceSlices, ResourceClaims, pods and their owners over HTTP, with
+// watches, pages, patches, validation, feature gates and faults. Unlike client-go's fake clientset it refuses what the API server refuses.
 package apiservertest
 
 import (
@@ -203,12 +203,14 @@ func (s *Server) admit(r *http.Request, q Request) error {
 	}
 	if !ok || !strings.HasPrefix(r.URL.Path, prefix) || s.absent && gvk.Group == resourceapi.GroupName {
 		return &apierrors.StatusError{ErrStatus: metav1.Status{
-			Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: "the server could not find the requested resource",
+			Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
+			Message: "the server could not find the requested resource",
 			Details: &metav1.StatusDetails{},
 		}}
 	}
 	if s.denied[q.Verb+" "+q.Resource] {
-		return apierrors.NewForbidden(group, q.Name, fmt.Errorf("User %q cannot %s resource %q in API group %q at the cluster scope", "agent", q.Verb, q.Resource, gvk.Group)) //nolint:staticcheck // the API server's text
+		return apierrors.NewForbidden(group, q.Name, fmt.Errorf("User %q cannot %s resource %q in API group %q at the cluster scope", "agent",
+			q.Verb, q.Resource, gvk.Group)) //nolint:staticcheck // the API server's text
 	}
 	if s.answer != nil {
 		return s.answer(q)
@@ -241,7 +243,8 @@ func (s *Server) handle(r *http.Request, q *Request, k key, body []byte) (any, e
 		if err := decode(body, &o); err != nil {
 			return nil, err
 		}
-		if p := o.Preconditions; p != nil && (p.UID != nil && *p.UID != old.GetUID() || p.ResourceVersion != nil && *p.ResourceVersion != old.GetResourceVersion()) {
+		if p := o.Preconditions; p != nil && (p.UID != nil && *p.UID != old.GetUID() ||
+			p.ResourceVersion != nil && *p.ResourceVersion != old.GetResourceVersion()) {
 			return nil, apierrors.NewConflict(group, k.name, errors.New("precondition failed"))
 		}
 		s.remove(k)
@@ -263,7 +266,8 @@ func (s *Server) handle(r *http.Request, q *Request, k key, body []byte) (any, e
 			return nil, apierrors.NewAlreadyExists(group, q.Name)
 		}
 		if old != nil && o.GetResourceVersion() != "" && o.GetResourceVersion() != old.GetResourceVersion() {
-			return nil, apierrors.NewConflict(group, q.Name, errors.New("the object has been modified; please apply your changes to the latest version and try again"))
+			return nil, apierrors.NewConflict(group, q.Name,
+				errors.New("the object has been modified; please apply your changes to the latest version and try again"))
 		}
 		if slice, ok := o.(*resourceapi.ResourceSlice); ok {
 			if s.mutate != nil {

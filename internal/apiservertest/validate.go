@@ -54,7 +54,8 @@ func validateSlice(s, old *resourceapi.ResourceSlice) (errs field.ErrorList) {
 	if s.Spec.NodeName == nil || *s.Spec.NodeName == "" {
 		errs = append(errs, field.Required(spec, "exactly one of `nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection` is required"))
 	}
-	if old != nil && (s.Spec.Pool.Name != old.Spec.Pool.Name || s.Spec.Driver != old.Spec.Driver || !equality.Semantic.DeepEqual(s.Spec.NodeName, old.Spec.NodeName)) {
+	if old != nil && (s.Spec.Pool.Name != old.Spec.Pool.Name || s.Spec.Driver != old.Spec.Driver ||
+		!equality.Semantic.DeepEqual(s.Spec.NodeName, old.Spec.NodeName)) {
 		errs = append(errs, field.Invalid(spec, "", "field is immutable"))
 	}
 	most := resourceapi.ResourceSliceMaxDevices
@@ -106,7 +107,10 @@ func validateDevice(d resourceapi.Device, path *field.Path) (errs field.ErrorLis
 		for _, m := range validation.IsValidLabelValue(t.Value) {
 			errs = append(errs, field.Invalid(at.Child("value"), t.Value, m))
 		}
-		effects := []resourceapi.DeviceTaintEffect{resourceapi.DeviceTaintEffectNone, resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute}
+		effects := []resourceapi.DeviceTaintEffect{
+			resourceapi.DeviceTaintEffectNone, resourceapi.DeviceTaintEffectNoSchedule,
+			resourceapi.DeviceTaintEffectNoExecute,
+		}
 		if !slices.Contains(effects, t.Effect) {
 			errs = append(errs, field.NotSupported(at.Child("effect"), t.Effect, effects))
 		}
@@ -178,7 +182,8 @@ func validatePolicy(c resourceapi.DeviceCapacity, path *field.Path) (errs field.
 	if step := p.ValidRange.Step; step != nil {
 		for _, q := range []int64{p.Default.Value(), low.Value()} {
 			if step.Value() <= 0 || (q-low.Value())%step.Value() != 0 {
-				errs = append(errs, field.Invalid(path.Child("step"), q, fmt.Sprintf("value is not a multiple of a given step (%s) from (%s)", step, low)))
+				errs = append(errs, field.Invalid(path.Child("step"), q,
+					fmt.Sprintf("value is not a multiple of a given step (%s) from (%s)", step, low)))
 			}
 		}
 	}

@@ -119,14 +119,17 @@ func (s *Server) patch(r *http.Request, q *Request, old object, body []byte) (an
 	}
 	group := schema.GroupResource{Group: old.GetObjectKind().GroupVersionKind().Group, Resource: q.Resource}
 	if o.GetUID() != old.GetUID() {
-		return nil, apierrors.NewConflict(group, q.Name, fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v", o.GetUID(), old.GetUID())) //nolint:staticcheck // the API server's text
+		return nil, apierrors.NewConflict(group, q.Name, fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v",
+			o.GetUID(), old.GetUID())) //nolint:staticcheck // the API server's text
 	}
 	if o.GetResourceVersion() != old.GetResourceVersion() {
-		return nil, apierrors.NewConflict(group, q.Name, errors.New("the object has been modified; please apply your changes to the latest version and try again"))
+		return nil, apierrors.NewConflict(group, q.Name,
+			errors.New("the object has been modified; please apply your changes to the latest version and try again"))
 	}
 	// As the strategies of the API server: a change of a Deployment's annotations is a generation too.
 	_, deployment := o.(*appsv1.Deployment)
-	if !equality.Semantic.DeepEqual(specOf(o), specOf(old)) || deployment && !equality.Semantic.DeepEqual(o.GetAnnotations(), old.GetAnnotations()) {
+	if !equality.Semantic.DeepEqual(specOf(o), specOf(old)) || deployment &&
+		!equality.Semantic.DeepEqual(o.GetAnnotations(), old.GetAnnotations()) {
 		o.SetGeneration(old.GetGeneration() + 1)
 	}
 	return s.put(o), nil
@@ -141,8 +144,11 @@ func documentOf(o object, scale bool) (map[string]any, error) {
 			return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "scale"}, o.GetName())
 		}
 		v = map[string]any{
-			"metadata": map[string]any{"name": o.GetName(), "namespace": o.GetNamespace(), "uid": o.GetUID(), "resourceVersion": o.GetResourceVersion()},
-			"spec":     map[string]any{"replicas": *replicas},
+			"metadata": map[string]any{
+				"name": o.GetName(), "namespace": o.GetNamespace(), "uid": o.GetUID(),
+				"resourceVersion": o.GetResourceVersion(),
+			},
+			"spec": map[string]any{"replicas": *replicas},
 		}
 	}
 	text, err := json.Marshal(v)
@@ -229,10 +235,13 @@ func (s *Server) evict(o object, body []byte) (any, error) {
 		return nil, apierrors.NewBadRequest(fmt.Sprintf("eviction of %T: %v", o, err))
 	}
 	if d := e.DeleteOptions; d != nil && d.Preconditions != nil && d.Preconditions.UID != nil && *d.Preconditions.UID != pod.UID {
-		return nil, apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, pod.Name, fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s)", *d.Preconditions.UID, pod.UID))
+		return nil, apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, pod.Name,
+			fmt.Errorf("the UID in the precondition (%s) does not match the UID in record (%s)", *d.Preconditions.UID, pod.UID))
 	}
-	if d := e.DeleteOptions; d != nil && d.Preconditions != nil && d.Preconditions.ResourceVersion != nil && *d.Preconditions.ResourceVersion != pod.ResourceVersion {
-		return nil, apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, pod.Name, errors.New("the ResourceVersion in the precondition does not match that in record"))
+	if d := e.DeleteOptions; d != nil && d.Preconditions != nil && d.Preconditions.ResourceVersion != nil &&
+		*d.Preconditions.ResourceVersion != pod.ResourceVersion {
+		return nil, apierrors.NewConflict(schema.GroupResource{Resource: "pods"}, pod.Name,
+			errors.New("the ResourceVersion in the precondition does not match that in record"))
 	}
 	for _, other := range s.objects {
 		b, ok := other.(*policyv1.PodDisruptionBudget)
@@ -245,7 +254,10 @@ func (s *Server) evict(o object, body []byte) (any, error) {
 		}
 		if match.Matches(labels.Set(pod.Labels)) && b.Status.DisruptionsAllowed == 0 {
 			err := apierrors.NewTooManyRequests("Cannot evict pod as it would violate the pod's disruption budget.", 10)
-			err.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: policyv1.DisruptionBudgetCause, Message: "The disruption budget " + b.Name + " needs 1 healthy pods and has 1 currently"}}
+			err.ErrStatus.Details.Causes = []metav1.StatusCause{{
+				Type:    policyv1.DisruptionBudgetCause,
+				Message: "The disruption budget " + b.Name + " needs 1 healthy pods and has 1 currently",
+			}}
 			return nil, err
 		}
 	}

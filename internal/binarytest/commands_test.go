@@ -67,8 +67,16 @@ func TestCommands(t *testing.T) {
 		{[]string{"attach", "--socket", "/nonexistent"}, 1, []string{"/nonexistent"}},
 		{[]string{"attach", "--health.socket="}, 1, []string{"health.socket"}},
 		{[]string{"doctor", "--plugin.kubeletDir=/nonexistent"}, 1, []string{"libdcgm.so.4", "fail  kubelet"}}, // an installed DCGM is named too
-		{[]string{"doctor", "--config", good, "--plugin.kubeletDir", dir, "--metrics.listen=127.0.0.1:0"}, 0, []string{"info  DCGM", "ok    kubelet"}},
-		{[]string{"doctor", "--config", good, "--plugin.kubeletDir", dir, "--metrics.listen=127.0.0.1:0", "-o", "json"}, 0, []string{`"ok": true`}},
+		{
+			[]string{"doctor", "--config", good, "--plugin.kubeletDir", dir, "--metrics.listen=127.0.0.1:0"},
+			0,
+			[]string{"info  DCGM", "ok    kubelet"},
+		},
+		{
+			[]string{"doctor", "--config", good, "--plugin.kubeletDir", dir, "--metrics.listen=127.0.0.1:0", "-o", "json"},
+			0,
+			[]string{`"ok": true`},
+		},
 		{[]string{"doctor", "-o", "yaml"}, 1, []string{"--output", `"yaml"`}},
 		{[]string{"fields", "--config", good}, 0, []string{"SUPPORTED", "DCGM_FI_DEV_SERIAL "}},
 		{[]string{"fields", "--config", good, "-o", "json"}, 0, []string{`"source": "sim"`, `"supported": "yes"`, `"supported": "no"`}},
@@ -91,7 +99,11 @@ func TestCommands(t *testing.T) {
 		{[]string{"check-config", "--config", good, "--health.stateFile="}, 0, []string{`stateFile: ""`}},
 		{[]string{"check-config", "--config", good, "--health.stateFile=" + dir}, 1, []string{"health.stateFile: ", "directory"}},
 		{[]string{"check-config", "--config", good, "--health.cordon="}, 1, []string{"health.cordon: "}},
-		{[]string{"check-config", "--config", good, "--metrics.fields=[deflault]"}, 1, []string{"metrics.fields[0].name: ", "did you mean default?"}},
+		{
+			[]string{"check-config", "--config", good, "--metrics.fields=[deflault]"},
+			1,
+			[]string{"metrics.fields[0].name: ", "did you mean default?"},
+		},
 		{[]string{"detach", "--force=yes"}, 1, []string{"--force: ", `"yes"`, "true or false"}},
 		{[]string{"check-config", "--plugin.passDeviceSpecs", "true"}, 1, []string{`"true"`, "=true"}},
 		{[]string{"--plugin.enabled", "false"}, 1, []string{`"false"`, "=false"}},

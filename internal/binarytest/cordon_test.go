@@ -47,7 +47,8 @@ func TestRefsWithoutDevice(t *testing.T) {
 	p.awaitMetrics("gpu_node_agent_unmatched_refs 0\n")
 
 	p.write(strings.Replace(config, "sim: {", "sim: {scenario: [{source: down}], ", 1))
-	if out, code := run(t, "check-config", "--config", p.config()); code != 0 || !strings.Contains(out, "note: health.cordon, plugin.exclude: not compared with the devices of this node: ") {
+	if out, code := run(t, "check-config", "--config", p.config()); code != 0 ||
+		!strings.Contains(out, "note: health.cordon, plugin.exclude: not compared with the devices of this node: ") {
 		t.Errorf("without a source: %d: %s", code, out)
 	}
 }

@@ -19,10 +19,14 @@ import (
 func TestDemoEndsCleanly(t *testing.T) {
 	t.Parallel()
 	demo := filepath.Join(t.TempDir(), "demo")
-	if out, err := exec.Command("go", "build", "-o", demo, "github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/demo").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", demo,
+		"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/demo").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	for name, signal := range map[string]syscall.Signal{"Ctrl-C": syscall.SIGINT, "kill": syscall.SIGTERM, "closed terminal": syscall.SIGHUP, "closed pipe": 0} {
+	for name, signal := range map[string]syscall.Signal{
+		"Ctrl-C": syscall.SIGINT, "kill": syscall.SIGTERM, "closed terminal": syscall.SIGHUP,
+		"closed pipe": 0,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			tmp, err := os.MkdirTemp("", "gna") // short enough for unix sockets

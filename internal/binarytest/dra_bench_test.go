@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
-// BenchmarkDRA calls the built binary as a kubelet does, and reports quantiles in milliseconds: of a prepare, which asks the kubelet who holds the
-// device, and from the fault of a GPU to its taint on the API server.
+// BenchmarkDRA calls the built binary as a kubelet does, and reports quantiles in milliseconds: of a prepare, which asks the kubelet who
+// holds the device, and from the fault of a GPU to its taint on the API server.
 func BenchmarkDRA(b *testing.B) {
 	b.Run("prepare", func(b *testing.B) {
 		n := startDRANode(b, kubelettest.V137)

@@ -15,8 +15,10 @@ func TestDRAMetrics(t *testing.T) {
 	n.launch("NODE_NAME="+draNodeName, "GPU_NODE_AGENT_METRICS_CLAIM_LABELS=true")
 	n.awaitServing()
 	n.awaitMetrics(
-		"gpu_node_agent_dra_registered 1\n", "gpu_node_agent_dra_published 1\n", "gpu_node_agent_dra_handover 0\n", "gpu_node_agent_dra_devices 8\n",
-		"gpu_node_agent_dra_tainted_devices 0\n", "gpu_node_agent_dra_prepared_claims 0\n", `gpu_node_agent_dra_publish_errors_total{reason="forbidden"} 0`,
+		"gpu_node_agent_dra_registered 1\n", "gpu_node_agent_dra_published 1\n", "gpu_node_agent_dra_handover 0\n",
+		"gpu_node_agent_dra_devices 8\n",
+		"gpu_node_agent_dra_tainted_devices 0\n", "gpu_node_agent_dra_prepared_claims 0\n",
+		`gpu_node_agent_dra_publish_errors_total{reason="forbidden"} 0`,
 		"gpu_node_agent_dra_prepare_duration_seconds_count 0\n", "gpu_node_agent_plugin_enabled 0\n",
 	)
 
@@ -29,7 +31,8 @@ func TestDRAMetrics(t *testing.T) {
 	for line := range strings.Lines(page) {
 		metric, _, _ := strings.Cut(line, "{")
 		has := strings.Contains(line, labels)
-		if want := strings.Contains(line, `gpu="3"`) && (strings.HasPrefix(metric, "DCGM_") || metric == "gpu_node_agent_device_allocated"); has != want {
+		if want := strings.Contains(line, `gpu="3"`) && (strings.HasPrefix(metric, "DCGM_") ||
+			metric == "gpu_node_agent_device_allocated"); has != want {
 			t.Errorf("labels of the claim: %t, want %t: %s", has, want, line)
 		}
 	}
@@ -54,7 +57,8 @@ func TestDRAMetrics(t *testing.T) {
 	)
 
 	n.reload(n.config("devicePlugin"))
-	n.awaitMetrics("gpu_node_agent_dra_handover 1\n", "gpu_node_agent_dra_devices 0\n", "gpu_node_agent_dra_published 1\n", "gpu_node_agent_plugin_enabled 1\n")
+	n.awaitMetrics("gpu_node_agent_dra_handover 1\n", "gpu_node_agent_dra_devices 0\n", "gpu_node_agent_dra_published 1\n",
+		"gpu_node_agent_plugin_enabled 1\n")
 	free()
 	n.unprepare(c)
 	n.awaitAllocatable(n.kubelet, 7)

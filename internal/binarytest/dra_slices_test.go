@@ -48,7 +48,8 @@ func TestDRASlicesWithoutAgent(t *testing.T) {
 		t.Errorf("%s %s", list.APIVersion, list.Kind)
 	}
 	for _, s := range list.Items {
-		if len(s.Spec.Devices) > 64 || *s.Spec.NodeName != draNodeName || s.Spec.Driver != draDriver || s.Spec.Pool.ResourceSliceCount != int64(len(list.Items)) {
+		if len(s.Spec.Devices) > 64 || *s.Spec.NodeName != draNodeName || s.Spec.Driver != draDriver ||
+			s.Spec.Pool.ResourceSliceCount != int64(len(list.Items)) {
 			t.Errorf("%d devices of %s in %+v, by %s", len(s.Spec.Devices), *s.Spec.NodeName, s.Spec.Pool, s.Spec.Driver)
 		}
 	}
@@ -78,7 +79,8 @@ func TestDRASlicesWithoutAgent(t *testing.T) {
 	}
 }
 
-// Without a kubelet and an API server, the slices have the taints of findings, whose time survives kill -9. A source that is down adds none.
+// Without a kubelet and an API server, the slices have the taints of findings, whose time survives kill -9. A source that is down adds
+// none.
 func TestDRASlicesTaints(t *testing.T) {
 	t.Parallel()
 	for _, api := range []string{"dra", "devicePlugin"} {
@@ -103,7 +105,8 @@ func TestDRASlicesTaints(t *testing.T) {
 				for _, d := range devices {
 					switch {
 					case d.Name != "gpu-3" && len(d.Taints) == 0:
-					case d.Name == "gpu-3" && len(d.Taints) == 1 && d.Taints[0].Key == "gpu-node-agent/xid" && d.Taints[0].Value == "48" && d.Taints[0].Effect == resourceapi.DeviceTaintEffectNoSchedule:
+					case d.Name == "gpu-3" && len(d.Taints) == 1 && d.Taints[0].Key == "gpu-node-agent/xid" && d.Taints[0].Value == "48" &&
+						d.Taints[0].Effect == resourceapi.DeviceTaintEffectNoSchedule:
 						at = d.Taints[0].TimeAdded.Time
 					default:
 						t.Errorf("%s: %s has %v", when, d.Name, d.Taints)

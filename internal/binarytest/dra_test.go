@@ -412,7 +412,8 @@ func TestDRAHandover(t *testing.T) {
 	free := n.hold(c, "gpu-5")
 	n.reload(n.config("devicePlugin"))
 	n.await("no device in the slices", func() bool { return len(n.devices()) == 0 })
-	n.awaitPage("/readyz", 200, "plugin: plugin.api has changed, and dynamic resource allocation still has the devices", "default/train", "pod-of-train")
+	n.awaitPage("/readyz", 200, "plugin: plugin.api has changed, and dynamic resource allocation still has the devices", "default/train",
+		"pod-of-train")
 	waiting = n.value("gpu_node_agent_dra_handover_seconds")
 	n.kill()
 	n.run()

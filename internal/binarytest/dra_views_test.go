@@ -33,7 +33,8 @@ func TestDRAViews(t *testing.T) {
 		t.Errorf("GPU 3 is held by %+v", holders)
 	}
 	for _, output := range []string{"table", "wide"} {
-		if out, code := run(t, "status", "--config", n.Dir+"/config.yaml", "-o", output); code != 0 || !strings.Contains(out, "default/train") || !strings.Contains(out, "pod-of-train") {
+		if out, code := run(t, "status", "--config", n.Dir+"/config.yaml", "-o", output); code != 0 || !strings.Contains(out, "default/train") ||
+			!strings.Contains(out, "pod-of-train") {
 			t.Errorf("status -o %s: exit code %d:\n%s", output, code, out)
 		}
 	}
@@ -43,7 +44,8 @@ func TestDRAViews(t *testing.T) {
 	if out := n.command(1, "detach"); !strings.Contains(out, "default/pod-of-train") {
 		t.Errorf("detach: %s", out)
 	}
-	for address, want := range map[string]string{"": "ok    DRA driver", "127.0.0.1:0": "fail  DRA driver"} { // at another address, the agent is another driver
+	// at another address, the agent is another driver
+	for address, want := range map[string]string{"": "ok    DRA driver", "127.0.0.1:0": "fail  DRA driver"} {
 		args := []string{"doctor", "--config", n.Dir + "/config.yaml"}
 		if address != "" {
 			args = append(args, "--metrics.listen", address)
@@ -78,8 +80,8 @@ func TestDRAFeaturesLacking(t *testing.T) {
 	}
 }
 
-// On a container runtime that ignores CDI, known before the start, the agent publishes nothing and prepares nothing, and says why, until the runtime
-// is upgraded.
+// On a container runtime that ignores CDI, known before the start, the agent publishes nothing and prepares nothing, and says why, until
+// the runtime is upgraded.
 func TestDRARuntimeIgnoresCDI(t *testing.T) {
 	t.Parallel()
 	n := newDRANode(t, kubelettest.V137)
@@ -110,8 +112,8 @@ func TestDRARuntimeIgnoresCDI(t *testing.T) {
 	n.prepare(n.claim("other", "gpu-3"))
 }
 
-// With CDI names in the CRI alone, the device plugin offers nothing on such a runtime. NVIDIA's runtime may read annotations, so with them it warns. A
-// Node that the agent may not read changes nothing.
+// With CDI names in the CRI alone, the device plugin offers nothing on such a runtime. NVIDIA's runtime may read annotations, so with them
+// it warns. A Node that the agent may not read changes nothing.
 func TestPluginRuntimeIgnoresCDI(t *testing.T) {
 	t.Parallel()
 	n := newDRANode(t, kubelettest.V137)

@@ -15,7 +15,8 @@ import (
 func (p *process) limitFiles(n int) {
 	p.t.Helper()
 	limit := syscall.Rlimit{Cur: uint64(n), Max: uint64(n)}
-	_, _, errno := syscall.RawSyscall6(syscall.SYS_PRLIMIT64, uintptr(p.Pid()), syscall.RLIMIT_NOFILE, uintptr(unsafe.Pointer(&limit)), 0, 0, 0)
+	_, _, errno := syscall.RawSyscall6(syscall.SYS_PRLIMIT64, uintptr(p.Pid()), syscall.RLIMIT_NOFILE, uintptr(unsafe.Pointer(&limit)), 0, 0,
+		0)
 	if errno != 0 {
 		p.t.Fatal(errno)
 	}
@@ -74,7 +75,8 @@ func TestAgentServesDuringFloods(t *testing.T) { // not parallel, because it tak
 		}
 		u := p.usage()
 		if u.Files > before.Files+400 || u.RSS > before.RSS+growth {
-			t.Errorf("beside %d %s: %d open files and %d bytes of memory, %d and %d before", connections, f.Name, u.Files, u.RSS, before.Files, before.RSS)
+			t.Errorf("beside %d %s: %d open files and %d bytes of memory, %d and %d before", connections, f.Name, u.Files, u.RSS, before.Files,
+				before.RSS)
 		}
 		all.Close()
 	}

@@ -88,7 +88,8 @@ func TestIdleSharer(t *testing.T) {
 
 	c := first.Container
 	p.awaitPage("/", http.StatusOK, fmt.Sprintf("%s/%s (%s): 1 process, 1.0 GiB, SM 1 %%", c.Namespace, c.Pod, c.Name))
-	if usage := p.snapshot().GPUs[index].Processes; usage == nil || len(*usage) != 1 || (*usage)[0].Pod != worker || *(*usage)[0].Memory != 1<<30 {
+	if usage := p.snapshot().GPUs[index].Processes; usage == nil || len(*usage) != 1 || (*usage)[0].Pod != worker ||
+		*(*usage)[0].Memory != 1<<30 {
 		t.Errorf("processes %+v", usage)
 	}
 
@@ -96,7 +97,8 @@ func TestIdleSharer(t *testing.T) {
 	p.stop()
 	awaitLoss(t, k)
 	const twoHours = 7200
-	longer := regexp.MustCompile(`((sinceBusy|withoutProcess)Nanoseconds\\?":)[0-9]+`).ReplaceAllString(readFile(p.stateFile()), "${1}7200000000000")
+	longer := regexp.MustCompile(`((sinceBusy|withoutProcess)Nanoseconds\\?":)[0-9]+`).ReplaceAllString(readFile(p.stateFile()),
+		"${1}7200000000000")
 	if n := strings.Count(longer, "7200000000000"); n != 3 {
 		t.Fatalf("%d times in %s", n, longer)
 	}
@@ -125,7 +127,8 @@ func TestIdleSharer(t *testing.T) {
 func TestIdlePodIsReported(t *testing.T) {
 	t.Parallel()
 	api := apiservertest.New(t)
-	p := newProcess(t, "source: {mode: sim, interval: 1s, sim: {scenario: [{at: 0s, gpu: 0, processes: []}]}}\nplugin: {kubeletDir: DIR}\nnode: {idle: {after: 3s}}")
+	p := newProcess(t, "source: {mode: sim, interval: 1s, sim: {scenario: [{at: 0s, gpu: 0, processes: []}]}}\nplugin: {kubeletDir: "+
+		"DIR}\nnode: {idle: {after: 3s}}")
 	k := p.startKubelet()
 	p.launch("NODE_NAME=node-1", "GPU_NODE_AGENT_METRICS_PROCESSES_ENABLED=true", "GPU_NODE_AGENT_METRICS_PROCESSES_PROC="+p.Dir,
 		"GPU_NODE_AGENT_METRICS_PROCESSES_POD_LOGS="+p.Dir, "GPU_NODE_AGENT_HEALTH_KUBERNETES_KUBECONFIG="+api.Kubeconfig(t))
@@ -138,7 +141,8 @@ func TestIdlePodIsReported(t *testing.T) {
 		}},
 	})
 	p.await("the event", func() bool { return len(api.Events()) > 0 })
-	if e := api.Events()[0]; e.Reason != "GPUIdle" || e.InvolvedObject.Name != pod.Pod || e.InvolvedObject.UID != "uid-of-pod" || e.Count != 1 {
+	if e := api.Events()[0]; e.Reason != "GPUIdle" || e.InvolvedObject.Name != pod.Pod || e.InvolvedObject.UID != "uid-of-pod" ||
+		e.Count != 1 {
 		t.Errorf("%+v", e)
 	}
 	var idle *status.Idle
@@ -149,7 +153,8 @@ func TestIdlePodIsReported(t *testing.T) {
 			}
 		}
 	}
-	if idle == nil || idle.Evidence != "noProcess" || idle.NoProcess == nil || *idle.NoProcess < 3 || *idle.NoProcess > idle.Observed || !idle.NeverUsed {
+	if idle == nil || idle.Evidence != "noProcess" || idle.NoProcess == nil || *idle.NoProcess < 3 || *idle.NoProcess > idle.Observed ||
+		!idle.NeverUsed {
 		t.Errorf("%+v", idle)
 	}
 	for _, series := range []string{`pci"} 8`, `driver"} 8`, `offered"} 8`, `kubelet"} 8`} {

@@ -49,13 +49,20 @@ func TestLabelsWithoutAgent(t *testing.T) { // not parallel, because it sets env
 		want map[string]string
 	}{
 		"H100": {"{}", map[string]string{
-			countLabel: "8", healthyLabel: "8", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559", "nvidia.com/gpu.replicas": "1",
+			countLabel: "8", healthyLabel: "8", "nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559",
+			"nvidia.com/gpu.replicas": "1",
 		}},
-		"lost GPU":     {"{scenario: [{at: 0s, gpu: 3, lost: true}]}", map[string]string{countLabel: "8", healthyLabel: "7", "gpu-node-agent/gpus-unhealthy": "1"}},
+		"lost GPU": {
+			"{scenario: [{at: 0s, gpu: 3, lost: true}]}",
+			map[string]string{countLabel: "8", healthyLabel: "7", "gpu-node-agent/gpus-unhealthy": "1"},
+		},
 		"failed check": {"{scenario: [{at: 0s, gpu: 3, incident: DCGM_FR_NVLINK_DOWN}]}", map[string]string{countLabel: "8", healthyLabel: "7"}},
 		"source down":  {"{scenario: [{at: 0s, source: down}]}", map[string]string{countLabel: "8", healthyLabel: "8"}},
-		"MIG":          {"{profile: h100-8-mig}", map[string]string{countLabel: "8", "nvidia.com/gpu.replicas": "0", "nvidia.com/mig.capable": "true"}},
-		"no GPU":       {"{profile: none}", map[string]string{}},
+		"MIG": {"{profile: h100-8-mig}", map[string]string{
+			countLabel: "8", "nvidia.com/gpu.replicas": "0",
+			"nvidia.com/mig.capable": "true",
+		}},
+		"no GPU": {"{profile: none}", map[string]string{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newProcess(t, "source: {mode: sim, sim: "+c.sim+"}")

@@ -89,7 +89,8 @@ func TestCommandsWithInvalidConfiguration(t *testing.T) {
 		}
 	}
 	// By the last good configuration: the agent does not use the invalid file's address and sockets.
-	commands("health: {stateFile: DIR/state.json, socket: /other.sock, confirm: -1}\nmetrics: {listen: nowhere}\nsource: {sim: {control: /other.sock}}")
+	commands("health: {stateFile: DIR/state.json, socket: /other.sock, confirm: -1}\nmetrics: {listen: nowhere}\nsource: {sim: {control: " +
+		"/other.sock}}")
 	// By the last good configuration although the file, which names the state file, is not YAML.
 	for _, invalid := range []string{"log: {", "metrics: {}\nhealth: {}\n", "log:\n\tlevel: info"} {
 		commands("health: {stateFile: DIR/state.json}\n" + invalid)
@@ -99,7 +100,8 @@ func TestCommandsWithInvalidConfiguration(t *testing.T) {
 	if err := os.WriteFile(other, fmt.Appendf(nil, "health: {stateFile: %s}\nlog: {", p.stateFile()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, code := run(t, "status", "--config", other); code != 0 || !strings.Contains(out, "warning: ") || !strings.Contains(out, "healthy") {
+	if out, code := run(t, "status", "--config", other); code != 0 || !strings.Contains(out, "warning: ") ||
+		!strings.Contains(out, "healthy") {
 		t.Errorf("another file: %d\n%s", code, out)
 	}
 	// By the valid values of another file.
@@ -107,7 +109,8 @@ func TestCommandsWithInvalidConfiguration(t *testing.T) {
 	if err := os.Remove(p.lastGood()); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Node.Write(simConfig + "\nhealth: {stateFile: '', socket: DIR/agent.sock}\nplugin: {kubeletDir: DIR}\nmetrics: {listen: ADDRESS}"); err != nil {
+	if err := p.Node.Write(simConfig +
+		"\nhealth: {stateFile: '', socket: DIR/agent.sock}\nplugin: {kubeletDir: DIR}\nmetrics: {listen: ADDRESS}"); err != nil {
 		t.Fatal(err)
 	}
 	p.launch("GPU_NODE_AGENT_HEALTH_STATE_FILE=", "GPU_NODE_AGENT_HEALTH_SOCKET=")

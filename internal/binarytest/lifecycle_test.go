@@ -22,7 +22,8 @@ func TestAgentServesKubeletAndPrometheus(t *testing.T) {
 	if out, code := run(t, "sim", "--config", p.config(), "{gpu: 3, xid: 79, lost: true}"); code != 0 {
 		t.Fatal(out)
 	}
-	p.awaitMetrics(`gpu_node_agent_plugin_devices{health="unhealthy",resource="nvidia.com/gpu"} 1`, `gpu="3",hostname=`, `xid="79"} 1`, `cause="lost"`)
+	p.awaitMetrics(`gpu_node_agent_plugin_devices{health="unhealthy",resource="nvidia.com/gpu"} 1`, `gpu="3",hostname=`, `xid="79"} 1`,
+		`cause="lost"`)
 	if code, text := p.get("/readyz"); code != http.StatusOK {
 		t.Errorf("/readyz is %d with an unhealthy GPU: %s; the agent itself works", code, text)
 	}

@@ -165,7 +165,8 @@ func TestMPSRegisteredWithLimits(t *testing.T) {
 	t.Parallel()
 	n := newMPSNode(t, mpsConfig)
 	const delay = 5 * time.Second // of two of the commands before the limits are set
-	n.control.SetFaults(mpstest.AllDevices, mpstest.Faults{Delay: map[string]mpstest.Duration{"get_default_active_thread_percentage": mpstest.Duration(delay)}})
+	n.control.SetFaults(mpstest.AllDevices,
+		mpstest.Faults{Delay: map[string]mpstest.Duration{"get_default_active_thread_percentage": mpstest.Duration(delay)}})
 	var early, registered atomic.Bool // a list came before the limits of its devices were set
 	n.kubelet.OnDevices(func(resource string, _ int, devices []kubelettest.Device) {
 		if resource != sharedResource {
@@ -198,7 +199,8 @@ func TestMPSRegisteredWithLimits(t *testing.T) {
 	}
 
 	// So it is for a daemon that was restarted.
-	n.control.SetFaults(mpstest.AllDevices, mpstest.Faults{Delay: map[string]mpstest.Duration{"get_default_active_thread_percentage": mpstest.Duration(time.Second)}})
+	n.control.SetFaults(mpstest.AllDevices,
+		mpstest.Faults{Delay: map[string]mpstest.Duration{"get_default_active_thread_percentage": mpstest.Duration(time.Second)}})
 	before := n.control.Daemons()[n.gpu(6)]
 	if err := syscall.Kill(before, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -432,7 +434,8 @@ func TestMPSCommand(t *testing.T) {
 	kept := n.connect(n.gpu(6), mpstest.ClientRequest{PID: 4_000_001})
 	ended := n.connect(n.gpu(6), mpstest.ClientRequest{PID: 4_000_002})
 	for _, output := range []string{"text", "json"} {
-		if out := n.command(0, "mps", "-o", output); !strings.Contains(out, n.gpu(7)) || !strings.Contains(out, "4000001") || !strings.Contains(out, "4000002") {
+		if out := n.command(0, "mps", "-o", output); !strings.Contains(out, n.gpu(7)) || !strings.Contains(out, "4000001") ||
+			!strings.Contains(out, "4000002") {
 			t.Errorf("mps -o %s: %s", output, out)
 		}
 	}
@@ -538,7 +541,10 @@ func TestMPSWithoutDaemon(t *testing.T) {
 func TestMemoryUnits(t *testing.T) {
 	t.Parallel()
 	const h100, l4 = (81559 - 551 - 512) / 1024, (23034 - 435 - 512) / 1024
-	for profile, perGPU := range map[string][]int{"h100-8": {h100, h100, h100, h100, h100, h100, h100, h100}, "mixed-4": {h100, h100, l4, l4}} {
+	for profile, perGPU := range map[string][]int{
+		"h100-8":  {h100, h100, h100, h100, h100, h100, h100, h100},
+		"mixed-4": {h100, h100, l4, l4},
+	} {
 		t.Run(profile, func(t *testing.T) {
 			t.Parallel()
 			n := newMPSNode(t, fmt.Sprintf("source: {mode: sim, sim: {profile: %s, control: DIR/sim.sock}}\n"+

@@ -68,8 +68,10 @@ func build(dir string) error {
 	}
 	binary = filepath.Join(dir, "gpu-node-agent")
 	info, _ := debug.ReadBuildInfo()
-	raced = slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) // the agent has the race detector if the tests have it
-	build := exec.Command("go", "build", "-race="+strconv.FormatBool(raced), "-ldflags", "-w", "-o", binary, "github.com/gpu-node-agent/gpu-node-agent")
+	// the agent has the race detector if the tests have it
+	raced = slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"})
+	build := exec.Command("go", "build", "-race="+strconv.FormatBool(raced), "-ldflags", "-w", "-o", binary,
+		"github.com/gpu-node-agent/gpu-node-agent")
 	build.Stderr = os.Stderr
 	return build.Run()
 }

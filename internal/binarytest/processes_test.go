@@ -32,7 +32,8 @@ func TestProcesses(t *testing.T) {
 		}
 	}
 	write(fmt.Sprintf("log/pods/%s_%s_%s/%s/0.log", pod.Namespace, pod.Pod, uid, pod.Name), "")
-	write("proc/4242/cgroup", "0::/../../kubepods-burstable-pod"+strings.ReplaceAll(uid, "-", "_")+".slice/cri-containerd-"+containerID+".scope\n")
+	write("proc/4242/cgroup", "0::/../../kubepods-burstable-pod"+strings.ReplaceAll(uid, "-", "_")+".slice/cri-containerd-"+containerID+
+		".scope\n")
 	held := 0
 	for _, gpu := range p.snapshot().GPUs {
 		if len(gpu.Holders) > 0 {
@@ -42,13 +43,15 @@ func TestProcesses(t *testing.T) {
 	free := (held + 1) % 8
 	p.awaitSeries("processes", held, "", "0")
 
-	p.sim(fmt.Sprintf("{gpu: %d, processes: [{pid: 4242, memory: 1073741824}, {pid: 4242, memory: 1073741824, kind: graphics}, {pid: 7, memory: 1048576}]}", held))
+	p.sim(fmt.Sprintf("{gpu: %d, processes: [{pid: 4242, memory: 1073741824}, {pid: 4242, memory: 1073741824, kind: graphics}, {pid: 7, "+
+		"memory: 1048576}]}", held))
 	p.sim(fmt.Sprintf("{gpu: %d, processes: [{pid: 4242, memory: 2097152}]}", free))
 	p.awaitSeries("process_memory_bytes", held, pod.Pod, "1.073741824e+09")
 	p.awaitSeries("processes", held, pod.Pod, "1")
 	p.awaitSeries("process_memory_bytes", held, "", "1.048576e+06") // an unknown process
 	p.awaitSeries("process_memory_bytes", free, "", "2.097152e+06") // the pod does not hold this device
-	p.awaitMetrics(`gpu_node_agent_processes_without_pod{reason="not_holder"} 1`, `gpu_node_agent_processes_without_pod{reason="unreadable"} 1`)
+	p.awaitMetrics(`gpu_node_agent_processes_without_pod{reason="not_holder"} 1`,
+		`gpu_node_agent_processes_without_pod{reason="unreadable"} 1`)
 	p.sim(fmt.Sprintf("{gpu: %d, processes: []}", held))
 	p.awaitSeries("processes", held, "", "0")
 

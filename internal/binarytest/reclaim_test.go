@@ -16,8 +16,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 )
 
-// A dry run with objects from a file finds the idle Deployment with its GPU-hours, and leaves the others alone. It needs no API server, and an
-// invalid configuration of the agent does not matter.
+// A dry run with objects from a file finds the idle Deployment with its GPU-hours, and leaves the others alone. It needs no API server, and
+// an invalid configuration of the agent does not matter.
 func TestReclaimDryRun(t *testing.T) {
 	t.Parallel()
 	p := newProcess(t, `source: {mode: sim, interval: 1s, sim: {scenario: [{at: 0s, gpu: 0, processes: []}, {at: 0s, gpu: 1, processes: [{pid: 4242, sm: 0.9}]}]}}
@@ -68,7 +68,8 @@ status: {conditions: [{type: Ready, status: "True", lastTransitionTime: %q}]}
 `, name, metadata, node, since)
 	}
 	objects.WriteString("{apiVersion: apps/v1, kind: Deployment, metadata: {name: web}}\n")
-	pod(idle[0], "node-1", "labels: {pod-template-hash: x1}, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: web-x1, controller: true}]", ready(2*time.Hour))
+	pod(idle[0], "node-1", "labels: {pod-template-hash: x1}, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: web-x1, "+
+		"controller: true}]", ready(2*time.Hour))
 	pod(idle[1], "node-1", "annotations: {gpu-node-agent/reclaim-opt-out: ''}", ready(2*time.Hour))
 	pod(idle[2], "node-1", "annotations: {}", ready(0))
 	pod(busy, "node-1", "annotations: {}", ready(2*time.Hour))
@@ -83,7 +84,8 @@ status: {conditions: [{type: Ready, status: "True", lastTransitionTime: %q}]}
 	objectsFile := write("objects.yaml", objects.String())
 	for _, evidence := range []string{"noWork", "noProcess"} {
 		policy := write("policy.yaml", "namespaces: [default]\nidle: {after: 1s, evidence: "+evidence+"}\nnotice: 0s\n")
-		cmd := exec.CommandContext(t.Context(), binary, "reclaim", "--policy", policy, "--objects", objectsFile, "--snapshot", p.URL, "-o", "json")
+		cmd := exec.CommandContext(t.Context(), binary, "reclaim", "--policy", policy, "--objects", objectsFile, "--snapshot", p.URL, "-o",
+			"json")
 		cmd.Env = append(os.Environ(), raceOptions)
 		out, err := cmd.Output()
 		if err != nil {
@@ -100,7 +102,8 @@ status: {conditions: [{type: Ready, status: "True", lastTransitionTime: %q}]}
 		a := r.Actions[0]
 		all, _ := holders()
 		most := max(*all[idle[0]].NoWork, *all[idle[0]].NoProcess) / 3600
-		if a.Kind != reclaim.ActionScale || a.String() != "Deployment default/web" || a.GPUs != 1 || a.GPUHours < 2.0/3600-1e-6 || a.GPUHours > most+1e-6 ||
+		if a.Kind != reclaim.ActionScale || a.String() != "Deployment default/web" || a.GPUs != 1 || a.GPUHours < 2.0/3600-1e-6 ||
+			a.GPUHours > most+1e-6 ||
 			math.Abs(a.Idle/3600-a.GPUHours) > 1e-6 || a.Evidence != evidence || a.Done || !r.DryRun {
 			t.Errorf("%+v, expected at most %f GPU-hours", a, most)
 		}

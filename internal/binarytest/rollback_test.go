@@ -76,8 +76,8 @@ func TestDRAAfterRollback(t *testing.T) {
 	n.prepare(refused)
 }
 
-// A release with DRA, rolled back to one without its mounts while a pod has a claim: the agent names the pod that cannot end, and the cure, and
-// with the cure it ends.
+// A release with DRA, rolled back to one without its mounts while a pod has a claim: the agent names the pod that cannot end, and the cure,
+// and with the cure it ends.
 func TestDRARollbackNamesClaims(t *testing.T) {
 	t.Parallel()
 	n := startDRANode(t, kubelettest.V137)
@@ -95,7 +95,8 @@ func TestDRARollbackNamesClaims(t *testing.T) {
 	}
 	n.await("the event", func() bool {
 		return slices.ContainsFunc(n.api.Events(), func(e corev1.Event) bool {
-			return e.Reason == "GPUClaimsWithoutDriver" && e.InvolvedObject.Name == draNodeName && strings.Contains(e.Message, "default/pod-of-train")
+			return e.Reason == "GPUClaimsWithoutDriver" && e.InvolvedObject.Name == draNodeName &&
+				strings.Contains(e.Message, "default/pod-of-train")
 		})
 	})
 	n.stop()

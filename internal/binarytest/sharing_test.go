@@ -18,7 +18,8 @@ func TestLogOfLostSharedGPU(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newProcess(t, fmt.Sprintf("source: {mode: sim, sim: {profile: %s, control: DIR/sim.sock}}\n"+
-				"plugin: {kubeletDir: DIR, migStrategy: mixed, sharing: {timeSlicing: {resources: [{name: %s, replicas: 10}]}}}", c.profile, c.resource))
+				"plugin: {kubeletDir: DIR, migStrategy: mixed, sharing: {timeSlicing: {resources: [{name: %s, replicas: 10}]}}}", c.profile,
+				c.resource))
 			p.startKubelet()
 			p.launch()
 			p.awaitPage("/readyz", http.StatusOK)
@@ -39,7 +40,8 @@ func TestLogOfLostSharedGPU(t *testing.T) {
 func TestTooManyReplicas(t *testing.T) { // not parallel: beside other tests, a list of 64,624 devices reaches the kubelet after the audit
 	config := func(replicas int) string {
 		return fmt.Sprintf("source: {mode: sim, sim: {profile: h100-16-mig}}\n"+
-			"plugin: {kubeletDir: DIR, migStrategy: mixed, sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: %d}]}}}", replicas)
+			"plugin: {kubeletDir: DIR, migStrategy: mixed, sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: %d}]}}}",
+			replicas)
 	}
 	p := newProcess(t, config(1000))
 	k := p.startKubelet()

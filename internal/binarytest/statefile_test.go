@@ -49,7 +49,8 @@ func TestStateFileSharedByTwoAgents(t *testing.T) {
 	t.Parallel()
 	first := startWithFinding(t)
 	second := start(t, simConfig, "GPU_NODE_AGENT_HEALTH_STATE_FILE="+first.stateFile())
-	second.awaitMetrics(`cause="xid-48"`, `state="healthy"} 1`, "gpu_node_agent_file_unwritten_since_timestamp_seconds{", "gpu_node_agent_state_file_read 1")
+	second.awaitMetrics(`cause="xid-48"`, `state="healthy"} 1`, "gpu_node_agent_file_unwritten_since_timestamp_seconds{",
+		"gpu_node_agent_state_file_read 1")
 	if s := second.snapshot(); !strings.Contains(s.Memory.Error, strconv.Itoa(first.Pid())) {
 		t.Errorf("error %q lacks the other agent's process", s.Memory.Error)
 	}
@@ -73,8 +74,8 @@ func (p *process) awaitNoMetric(text string) {
 	})
 }
 
-// lease makes each other process that opens a file wait, like a disk that does not answer, until end is called or the kernel breaks the lease
-// (fs.lease-break-time, 45 s).
+// lease makes each other process that opens a file wait, like a disk that does not answer, until end is called or the kernel breaks the
+// lease (fs.lease-break-time, 45 s).
 func lease(t *testing.T, path string) (end func()) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -87,8 +88,8 @@ func lease(t *testing.T, path string) (end func()) {
 	return sync.OnceFunc(func() { _ = f.Close() })
 }
 
-// An agent whose state file does not answer serves, says what is unknown, and restores the findings when the file answers. It ends at SIGTERM
-// all the same, which the end of the test checks too.
+// An agent whose state file does not answer serves, says what is unknown, and restores the findings when the file answers. It ends at
+// SIGTERM all the same, which the end of the test checks too.
 func TestStateFileAnswersLate(t *testing.T) {
 	t.Parallel()
 	p := startWithFinding(t)
@@ -96,7 +97,8 @@ func TestStateFileAnswersLate(t *testing.T) {
 	end := lease(t, p.stateFile())
 	defer end()
 	p.launch()
-	p.awaitMetrics("gpu_node_agent_state_file_read 0", `gpu_node_agent_file_unwritten_since_timestamp_seconds{file="`+p.stateFile()+`"}`, `state="healthy"} 1`)
+	p.awaitMetrics("gpu_node_agent_state_file_read 0", `gpu_node_agent_file_unwritten_since_timestamp_seconds{file="`+p.stateFile()+`"}`,
+		`state="healthy"} 1`)
 	const unknown = "verdicts of before the start are unknown: "
 	if _, text := p.get("/readyz"); !strings.Contains(text, "health.stateFile: "+unknown+p.stateFile()) {
 		t.Errorf("/readyz has %q", text)

@@ -48,7 +48,8 @@ func TestTwoAgents(t *testing.T) {
 			first.awaitAllocatable(k, 8)
 			second.awaitPage("/readyz", http.StatusServiceUnavailable, strconv.Itoa(first.Pid()))
 			for line := range strings.Lines(page(second)) {
-				if strings.HasPrefix(line, "DCGM_") || strings.HasPrefix(line, "gpu_node_agent_device_") || strings.HasPrefix(line, "gpu_node_agent_plugin_") {
+				if strings.HasPrefix(line, "DCGM_") || strings.HasPrefix(line, "gpu_node_agent_device_") ||
+					strings.HasPrefix(line, "gpu_node_agent_plugin_") {
 					t.Errorf("the second agent exports %s", line)
 				}
 			}
@@ -84,8 +85,8 @@ func TestMonitorBesideServingAgent(t *testing.T) {
 	}
 }
 
-// An agent that waited, and whose plugin is switched off, measures as one whose plugin was never on, and leaves the node to the other one, also
-// while that restarts.
+// An agent that waited, and whose plugin is switched off, measures as one whose plugin was never on, and leaves the node to the other one,
+// also while that restarts.
 func TestWaitingAgentSwitchedOff(t *testing.T) {
 	t.Parallel()
 	first, k := startRegistered(t, simConfig)

@@ -34,7 +34,8 @@ var (
 // Present returns a sample of a healthy GPU, changed by edit.
 func Present(edit ...func(*health.Sample)) health.Sample {
 	s := health.Sample{Presence: health.Present, Values: map[health.Field]float64{
-		health.FieldRecoveryAction: 0, health.FieldGPUTemp: 40, health.FieldRemapFailed: 0, health.FieldRemapPending: 0, health.FieldUnrepairable: 0,
+		health.FieldRecoveryAction: 0, health.FieldGPUTemp: 40, health.FieldRemapFailed: 0, health.FieldRemapPending: 0,
+		health.FieldUnrepairable: 0,
 	}}
 	for _, e := range edit {
 		e(&s)
@@ -85,10 +86,12 @@ func Reading(seconds int, samples map[health.DeviceID]health.Sample, devices ...
 
 // Judge judges a Reading and adds the decisions.
 func Judge(
-	c health.Config, before []health.DeviceState, seconds int, held health.Held, samples map[health.DeviceID]health.Sample, devices ...health.Device,
+	c health.Config, before []health.DeviceState, seconds int, held health.Held, samples map[health.DeviceID]health.Sample,
+	devices ...health.Device,
 ) []health.DeviceState {
 	r, now := Reading(seconds, samples, devices...)
-	return health.Decide(c, before, health.Judge(c, before, r, health.ReadingContext{XIDHistory: true}, now), held, health.Detachment{}, health.MPSState{}, now)
+	return health.Decide(c, before, health.Judge(c, before, r, health.ReadingContext{XIDHistory: true}, now), held, health.Detachment{},
+		health.MPSState{}, now)
 }
 
 // WantStates checks the states of all devices.
@@ -123,8 +126,8 @@ func Advance(d time.Duration) {
 	synctest.Wait()
 }
 
-// Main runs the tests of a package. They wait for timers and the disk most of the time, so more of them run at once than there are processors.
-// They may leave no goroutine.
+// Main runs the tests of a package. They wait for timers and the disk most of the time, so more of them run at once than there are
+// processors. They may leave no goroutine.
 func Main(m *testing.M) {
 	flag.Parse()
 	if err := flag.Set("test.parallel", "8"); err != nil {

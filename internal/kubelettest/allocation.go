@@ -44,7 +44,8 @@ func (k *Kubelet) AllocateTo(ctx context.Context, to Container, resource string,
 		}
 	}
 	if n < 1 || len(available) < n {
-		return Allocation{}, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", resource, n, len(available))
+		return Allocation{}, fmt.Errorf("requested number of devices unavailable for %s. Requested: %d, Available: %d", resource, n,
+			len(available))
 	}
 	ids := available
 	if r.Preferred {

@@ -63,7 +63,10 @@ func (c *Client) Allocate(ctx context.Context, ids ...string) (*pluginapi.Contai
 // PreferredAllocation returns the n devices that the plugin prefers among the available ones for one container.
 func (c *Client) PreferredAllocation(ctx context.Context, available []string, n int) ([]string, error) {
 	resp, err := c.api.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{
-		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{AvailableDeviceIDs: available, AllocationSize: int32(min(n, 1<<30))}},
+		ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{{
+			AvailableDeviceIDs: available,
+			AllocationSize:     int32(min(n, 1<<30)),
+		}},
 	})
 	if err != nil {
 		return nil, err

@@ -75,12 +75,13 @@ func StartDRA(dir string, v Version) (*DRA, error) {
 	return d, d.Start()
 }
 
-// WipingDelay is how long the kubelet waits for a driver whose socket is lost before it deletes the ResourceSlices of the driver on its node
-// (k8s.io/kubernetes v1.37.0, pkg/kubelet/cm/dra/manager.go, defaultWipingDelay).
+// WipingDelay is how long the kubelet waits for a driver whose socket is lost before it deletes the ResourceSlices of the driver on its
+// node (k8s.io/kubernetes v1.37.0, pkg/kubelet/cm/dra/manager.go, defaultWipingDelay).
 const WipingDelay = 30 * time.Second
 
 // StartDRAWith is StartDRA for a manager that wipes ResourceSlices as the kubelet does: all of the node at each of its starts, for which
-// driver is empty, and those of a driver to which it has had no connection for the delay. It tries until wipe succeeds or the driver is back.
+// driver is empty, and those of a driver to which it has had no connection for the delay. It tries until wipe succeeds or the driver is
+// back.
 func StartDRAWith(dir string, v Version, delay time.Duration, wipe func(driver string) error) (*DRA, error) {
 	d := &DRA{version: v, registry: filepath.Join(dir, "plugins_registry"), notify: make(chan struct{}), wipingDelay: delay, wipe: wipe}
 	return d, d.Start()

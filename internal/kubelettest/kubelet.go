@@ -91,8 +91,8 @@ func (k *Kubelet) Restart() error {
 	return k.start()
 }
 
-// Age makes the kubelet look as if it had started so long before now, as that of a node on which an agent is installed. Its age is that of its
-// sockets. A restarted kubelet is new.
+// Age makes the kubelet look as if it had started so long before now, as that of a node on which an agent is installed. Its age is that of
+// its sockets. A restarted kubelet is new.
 func (k *Kubelet) Age(d time.Duration) error {
 	at := time.Now().Add(-d)
 	return os.Chtimes(filepath.Join(k.pods, "kubelet.sock"), at, at)

@@ -12,8 +12,8 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
 
-// NVIDIA is a stand-in for NVIDIA's device plugin. All its streams take health events from one unbuffered channel, and an event reaches only
-// the stream that takes it, also if that is not the kubelet's (NVIDIA/k8s-device-plugin v0.20.0, internal/plugin/server.go).
+// NVIDIA is a stand-in for NVIDIA's device plugin. All its streams take health events from one unbuffered channel, and an event reaches
+// only the stream that takes it, also if that is not the kubelet's (NVIDIA/k8s-device-plugin v0.20.0, internal/plugin/server.go).
 type NVIDIA struct {
 	pluginapi.UnimplementedDevicePluginServer
 
@@ -28,11 +28,14 @@ type NVIDIA struct {
 	allocates int
 }
 
-// StartNVIDIA serves devices at the socket that NVIDIA's plugin has for nvidia.com/gpu, and registers them under a resource. The caller must
-// call Stop.
+// StartNVIDIA serves devices at the socket that NVIDIA's plugin has for nvidia.com/gpu, and registers them under a resource. The caller
+// must call Stop.
 func StartNVIDIA(ctx context.Context, dir, resource string, ids ...string) (*NVIDIA, error) {
 	const socket = "nvidia-gpu.sock"
-	p := &NVIDIA{ids: ids, events: make(chan string), stop: make(chan struct{}), server: grpc.NewServer(grpc.WaitForHandlers(true)), ended: make(chan struct{})}
+	p := &NVIDIA{
+		ids: ids, events: make(chan string), stop: make(chan struct{}), server: grpc.NewServer(grpc.WaitForHandlers(true)),
+		ended: make(chan struct{}),
+	}
 	l, err := new(net.ListenConfig).Listen(ctx, "unix", filepath.Join(dir, "device-plugins", socket))
 	if err != nil {
 		return nil, err
@@ -41,7 +44,8 @@ func StartNVIDIA(ctx context.Context, dir, resource string, ids ...string) (*NVI
 	go func() { defer close(p.ended); _ = p.server.Serve(l) }()
 	conn, err := dialUnix(filepath.Join(dir, "device-plugins", "kubelet.sock"))
 	if err == nil {
-		_, err = pluginapi.NewRegistrationClient(conn).Register(ctx, &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: socket, ResourceName: resource})
+		_, err = pluginapi.NewRegistrationClient(conn).Register(ctx,
+			&pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: socket, ResourceName: resource})
 		err = errors.Join(err, conn.Close())
 	}
 	if err != nil {

@@ -73,7 +73,9 @@ func (p podResources) List(context.Context, *podsapi.ListPodResourcesRequest) (*
 }
 
 // GetAllocatableResources returns the healthy devices.
-func (p podResources) GetAllocatableResources(context.Context, *podsapi.AllocatableResourcesRequest) (*podsapi.AllocatableResourcesResponse, error) {
+func (p podResources) GetAllocatableResources(context.Context, *podsapi.AllocatableResourcesRequest) (*podsapi.AllocatableResourcesResponse,
+	error,
+) {
 	if fault := p.kubelet.currentFault(); fault.AllocatableError != "" {
 		return nil, status.Error(codes.Unknown, fault.AllocatableError)
 	}

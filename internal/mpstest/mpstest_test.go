@@ -120,7 +120,8 @@ func TestDefaultsReachServersStartedLater(t *testing.T) {
 	server := strconv.Itoa(c.Server)
 	d.expect("set_default_active_thread_percentage 50", "50.0", "get_server_list", server,
 		"get_active_thread_percentage "+server, "25.0", "get_server_status "+server, "ACTIVE", "get_client_list "+server, "1000")
-	if c := d.connect(0, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G"); c.Limits.ThreadPercentage != 25 || c.Limits.PinnedMemory[device] != 2<<30 {
+	if c := d.connect(0, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=40", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2G"); c.Limits.ThreadPercentage != 25 ||
+		c.Limits.PinnedMemory[device] != 2<<30 {
 		t.Error("only tighter limits count:", c)
 	}
 	d.expect("set_active_thread_percentage "+server+" 50", "50.0", "set_device_pinned_mem_limit "+server+" 0 1G", "")
@@ -209,7 +210,8 @@ func TestMaxClientsAndTerminate(t *testing.T) {
 	if _, err := Connect(d.pipe, request(0)); !errors.Is(err, Error(MaxClients)) {
 		t.Error(err)
 	}
-	d.expect("terminate_client "+strconv.Itoa(last.Server)+" 1", "Client 1 not found", "terminate_client "+strconv.Itoa(last.Server)+" 1000", "")
+	d.expect("terminate_client "+strconv.Itoa(last.Server)+" 1", "Client 1 not found", "terminate_client "+strconv.Itoa(last.Server)+" 1000",
+		"")
 }
 
 func TestQuit(t *testing.T) {
@@ -253,7 +255,8 @@ func TestKill(t *testing.T) {
 		t.Errorf("a second daemon: %s", out)
 	}
 	d.kill()
-	if left := d.Processes(); len(left) != 1 || !left[0].Server || left[0].PID != c.Server || left[0].Device != device || left[0].Pipe != d.pipe {
+	if left := d.Processes(); len(left) != 1 || !left[0].Server || left[0].PID != c.Server || left[0].Device != device ||
+		left[0].Pipe != d.pipe {
 		t.Fatal("a server without its daemon:", left)
 	}
 	for _, stale := range []string{"control", "nvidia-cuda-mps-control.pid"} {
@@ -299,7 +302,10 @@ func TestFaultsOfCommands(t *testing.T) {
 	d.expect(get, "100.0", "get_default_device_pinned_mem_limit 0", "Unknown command: get_default_device_pinned_mem_limit")
 	d.SetFaults(device, Faults{Ignore: []string{set}})
 	d.expect(set+" 10", "10.0", get, "100.0")
-	d.SetFaults(device, Faults{Answer: map[string]string{get: "7.0"}, Delay: map[string]Duration{AllCommands: Duration(50 * time.Millisecond)}})
+	d.SetFaults(device, Faults{
+		Answer: map[string]string{get: "7.0"},
+		Delay:  map[string]Duration{AllCommands: Duration(50 * time.Millisecond)},
+	})
 	begin := time.Now()
 	d.expect(get, "7.0")
 	if time.Since(begin) < 50*time.Millisecond {
@@ -316,7 +322,8 @@ func TestFaultsOfCommands(t *testing.T) {
 	for _, c := range d.Commands() {
 		commands = append(commands, c.Text)
 	}
-	if want := "start," + set + " 10," + get + ",get_default_device_pinned_mem_limit 0," + set + " 10," + get + "," + get + "," + set + " 10"; strings.Join(commands, ",") != want {
+	if want := "start," + set + " 10," + get + ",get_default_device_pinned_mem_limit 0," + set + " 10," + get + "," + get + "," + set +
+		" 10"; strings.Join(commands, ",") != want {
 		t.Error(commands)
 	}
 }
@@ -376,7 +383,8 @@ func TestClientProgram(t *testing.T) {
 		out, err := d.Control(d.pipe, "get_client_list "+servers)
 		return err == nil && out == strconv.Itoa(cmd.Process.Pid)
 	})
-	if out, err := d.Control(d.pipe, "ps"); err != nil || !strings.Contains(out, strconv.Itoa(cmd.Process.Pid)) || !strings.Contains(out, "standin-client") {
+	if out, err := d.Control(d.pipe, "ps"); err != nil || !strings.Contains(out, strconv.Itoa(cmd.Process.Pid)) ||
+		!strings.Contains(out, "standin-client") {
 		t.Error(out, err)
 	}
 	_ = in.Close()

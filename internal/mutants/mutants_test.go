@@ -60,7 +60,9 @@ func TestFind(t *testing.T) {
 	}
 	want := []string{
 		`condition: t.n > 2 && t.s != "x" -> !(t.n > 2 && t.s != "x")`, `condition: && -> ||`, `condition: > -> >=`, `constant: 2 -> 4`,
-		`condition: != -> ==`, `constant: "x" -> ""`, `assignment: t.n = 0 -> `, `constant: 0 -> 1`, `assignment: n: 1, -> `, `assignment: s: name -> `, `constant: 1 -> 2`, `assignment: t.s -> _`, `call: clear(names) -> `, `return: t.n -> (t.n)+1`, `return: err -> nil`,
+		`condition: != -> ==`, `constant: "x" -> ""`, `assignment: t.n = 0 -> `, `constant: 0 -> 1`, `assignment: n: 1, -> `,
+		`assignment: s: name -> `, `constant: 1 -> 2`, `assignment: t.s -> _`, `call: clear(names) -> `, `return: t.n -> (t.n)+1`,
+		`return: err -> nil`,
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got\n%q, want\n%q", got, want)

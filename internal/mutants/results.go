@@ -97,7 +97,8 @@ func (r *results) parse(line string) error {
 func (r *results) write() error {
 	var b strings.Builder
 	noticed, total := r.score()
-	fmt.Fprintf(&b, "# %s, seed %d: the unit tests notice %d of %d mutants (%d %%)\n# sources %s\n", r.path, r.seed, noticed, total, 100*noticed/max(total, 1), r.hash)
+	fmt.Fprintf(&b, "# %s, seed %d: the unit tests notice %d of %d mutants (%d %%)\n# sources %s\n", r.path, r.seed, noticed, total,
+		100*noticed/max(total, 1), r.hash)
 	for _, row := range r.rows {
 		verb := "survived"
 		if row.noticed {

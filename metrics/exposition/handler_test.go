@@ -98,7 +98,8 @@ func TestHandlerNegotiatesFormat(t *testing.T) {
 		}
 	}
 	w := get(t, "/metrics", acceptNativeHistograms, "")
-	if mediaType := w.Header().Get("Content-Type"); !strings.HasPrefix(mediaType, "application/vnd.google.protobuf") || !strings.Contains(w.Body.String(), "ENERGY") {
+	if mediaType := w.Header().Get("Content-Type"); !strings.HasPrefix(mediaType, "application/vnd.google.protobuf") ||
+		!strings.Contains(w.Body.String(), "ENERGY") {
 		t.Errorf("native histograms: got %s", mediaType)
 	}
 }
@@ -157,7 +158,8 @@ func TestHandlerNegotiatesCompression(t *testing.T) {
 func TestHandlerEscapesLabels(t *testing.T) {
 	for _, model := range []string{`quote " backslash \ end`, "new\nline", "tab\tand ümlaut", "", "{a=\"b\"} 1\n", "bad \xff\xfe byte"} {
 		w := httptest.NewRecorder()
-		Handler(collect(model), response.NewRenderer(), discard).ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
+		Handler(collect(model), response.NewRenderer(), discard).ServeHTTP(w,
+			httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil))
 		page := w.Body.String()
 		if _, err := promlint.New(strings.NewReader(page)).Lint(); err != nil {
 			t.Errorf("model %q: the page cannot be parsed: %v", model, err)

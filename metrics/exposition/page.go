@@ -90,7 +90,8 @@ func (p *Page) Labels(base []*dto.LabelPair, more ...Label) []*dto.LabelPair {
 	start := len(p.lists)
 	p.lists = append(p.lists, base...)
 	for _, l := range more {
-		i, found := slices.BinarySearchFunc(p.lists[start:], l.Name, func(a *dto.LabelPair, name string) int { return strings.Compare(*a.Name, name) })
+		i, found := slices.BinarySearchFunc(p.lists[start:], l.Name,
+			func(a *dto.LabelPair, name string) int { return strings.Compare(*a.Name, name) })
 		if !found {
 			x := p.pairs.next()
 			x.name, x.value = l.Name, strings.ToValidUTF8(l.Value, "�")

@@ -26,7 +26,8 @@ func TestDCGMFieldsText(t *testing.T) {
 			t.Fatalf("line %q: too few columns", line)
 		}
 		id, err := strconv.Atoi(columns[0])
-		if kind := columns[1]; err != nil || id <= last || !slices.Contains(append(exportedKinds, "binary", "mark"), kind) && entityName(kind) == kind {
+		if kind := columns[1]; err != nil || id <= last || !slices.Contains(append(exportedKinds, "binary", "mark"), kind) &&
+			entityName(kind) == kind {
 			t.Errorf("invalid line %q after number %d: %v", line, last, err)
 		}
 		last, names = id, names+len(columns)-2
@@ -86,12 +87,18 @@ func TestSelectEveryDCGMField(t *testing.T) {
 
 func TestLookup(t *testing.T) {
 	for name, want := range map[string]row{
-		"DCGM_FI_DEV_BANKS_REMAP_ROWS_AVAIL_MAX": {id: 385, name: "DCGM_FI_DEV_BANKS_REMAP_ROWS_AVAIL_MAX", typ: TypeGauge, help: "Field 385 of DCGM."},
-		"dcgm_fi_dev_bank_remap_avail_max":       {id: 385, name: "DCGM_FI_DEV_BANK_REMAP_AVAIL_MAX", typ: TypeGauge, help: "Field 385 of DCGM."},
-		"DCGM_FI_DEV_FABRIC_CLUSTER_UUID":        {id: 172, name: "DCGM_FI_DEV_FABRIC_CLUSTER_UUID", typ: TypeLabel, help: "Field 172 of DCGM."},
+		"DCGM_FI_DEV_BANKS_REMAP_ROWS_AVAIL_MAX": {
+			id: 385, name: "DCGM_FI_DEV_BANKS_REMAP_ROWS_AVAIL_MAX", typ: TypeGauge,
+			help: "Field 385 of DCGM.",
+		},
+		"dcgm_fi_dev_bank_remap_avail_max": {id: 385, name: "DCGM_FI_DEV_BANK_REMAP_AVAIL_MAX", typ: TypeGauge, help: "Field 385 of DCGM."},
+		"DCGM_FI_DEV_FABRIC_CLUSTER_UUID":  {id: 172, name: "DCGM_FI_DEV_FABRIC_CLUSTER_UUID", typ: TypeLabel, help: "Field 172 of DCGM."},
 		// Names of dcgm-exporter 1: the metric keeps the name.
-		"dcgm_power_usage":              {id: 155, name: "dcgm_power_usage", typ: TypeGauge, help: "Power draw (in W)."},
-		"dcgm_fi_prof_gr_engine_active": {id: 1001, name: "dcgm_fi_prof_gr_engine_active", typ: TypeGauge, help: "Ratio of time the graphics engine is active."},
+		"dcgm_power_usage": {id: 155, name: "dcgm_power_usage", typ: TypeGauge, help: "Power draw (in W)."},
+		"dcgm_fi_prof_gr_engine_active": {
+			id: 1001, name: "dcgm_fi_prof_gr_engine_active", typ: TypeGauge,
+			help: "Ratio of time the graphics engine is active.",
+		},
 		// The ratio, also in lower case; 1.x's name is a percentage.
 		"DCGM_FI_DEV_GPU_UTIL_RATIO": {id: 1613, name: "DCGM_FI_DEV_GPU_UTIL_RATIO", typ: TypeGauge, help: "GPU utilization (0 to 1)."},
 		"dcgm_fi_dev_gpu_util_ratio": {id: 1613, name: "DCGM_FI_DEV_GPU_UTIL_RATIO", typ: TypeGauge, help: "GPU utilization (0 to 1)."},

@@ -49,7 +49,8 @@ func TestBaseUnitFields(t *testing.T) {
 	}
 	for n := range 18 {
 		id := 1630 + health.Field(n)
-		if name, want := nameIn(id, Names48), fmt.Sprintf("DCGM_FI_DEV_NVLINK_BANDWIDTH_L%d", n); name != want || nameIn(olderField(id), Names49) != dcgmFields().ids[id][0] {
+		if name, want := nameIn(id, Names48), fmt.Sprintf("DCGM_FI_DEV_NVLINK_BANDWIDTH_L%d", n); name != want ||
+			nameIn(olderField(id), Names49) != dcgmFields().ids[id][0] {
 			t.Errorf("field %d replaces %s, want %s", id, name, want)
 		}
 	}
@@ -58,7 +59,8 @@ func TestBaseUnitFields(t *testing.T) {
 // No name has two units: what ends in _RATIO is never a percentage, and so on.
 func TestNamesSayUnits(t *testing.T) {
 	units := map[string]string{
-		"_RATIO": "0 to 1", "_HERTZ": "Hz", "_BYTES_PER_SECOND": "B/s", "_WATTS": "W", "_CELSIUS": "°C", "_SECONDS_TOTAL": "s", "_JOULES_TOTAL": "J",
+		"_RATIO": "0 to 1", "_HERTZ": "Hz", "_BYTES_PER_SECOND": "B/s", "_WATTS": "W", "_CELSIUS": "°C", "_SECONDS_TOTAL": "s",
+		"_JOULES_TOTAL": "J",
 	}
 	for name, f := range dcgmFields().names {
 		r, ok := rowOf(f.id)
@@ -91,7 +93,8 @@ func TestDefaultSetOfEachGeneration(t *testing.T) {
 		}
 	}
 	for want, got := range map[string][]Field{
-		"DCGM_FI_DRIVER_VERSION": s48.Labels, "DCGM_FI_SYSTEM_DRIVER_VERSION": s49.Labels, "DCGM_FI_DRIVER_VERSION DCGM_FI_SYSTEM_DRIVER_VERSION": s.Labels,
+		"DCGM_FI_DRIVER_VERSION": s48.Labels, "DCGM_FI_SYSTEM_DRIVER_VERSION": s49.Labels,
+		"DCGM_FI_DRIVER_VERSION DCGM_FI_SYSTEM_DRIVER_VERSION": s.Labels,
 	} {
 		if names := strings.Join(namesOf(got), " "); names != want {
 			t.Errorf("labels %s, want %s", names, want)
@@ -108,12 +111,23 @@ func TestSelectNames(t *testing.T) {
 		generations []string
 		want        []string
 	}{
-		"older name": {specs("DCGM_FI_DEV_SM_CLOCK"), []string{Names49}, []string{field("DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock frequency (in MHz).")}},
-		"newer name": {specs("DCGM_FI_DEV_SM_CLOCK_HERTZ"), []string{Names48}, []string{field("DCGM_FI_DEV_SM_CLOCK_HERTZ", "gauge", "SM clock frequency (in Hz).")}},
+		"older name": {
+			specs("DCGM_FI_DEV_SM_CLOCK"),
+			[]string{Names49},
+			[]string{field("DCGM_FI_DEV_SM_CLOCK", "gauge", "SM clock frequency (in MHz).")},
+		},
+		"newer name": {
+			specs("DCGM_FI_DEV_SM_CLOCK_HERTZ"),
+			[]string{Names48},
+			[]string{field("DCGM_FI_DEV_SM_CLOCK_HERTZ", "gauge", "SM clock frequency (in Hz).")},
+		},
 		"older name, both": {
 			[]Spec{{Name: "DCGM_FI_DEV_SM_CLOCK", Type: "counter", Help: "custom"}},
 			both,
-			[]string{field("DCGM_FI_DEV_SM_CLOCK", "counter", "custom"), field("DCGM_FI_DEV_SM_CLOCK_HERTZ", "gauge", "SM clock frequency (in Hz).")},
+			[]string{
+				field("DCGM_FI_DEV_SM_CLOCK", "counter", "custom"),
+				field("DCGM_FI_DEV_SM_CLOCK_HERTZ", "gauge", "SM clock frequency (in Hz)."),
+			},
 		},
 		"newer name, both": {
 			[]Spec{{Name: "DCGM_FI_DEV_GPU_TEMP_CELSIUS", Help: "custom"}},
@@ -123,25 +137,33 @@ func TestSelectNames(t *testing.T) {
 		"a written name wins": {
 			[]Spec{{Name: "DCGM_FI_DEV_FB_USED"}, {Name: "DCGM_FI_DEV_FB_USED_BYTES", Help: "custom"}},
 			both,
-			[]string{field("DCGM_FI_DEV_FB_USED", "gauge", "Framebuffer memory used (in MiB)."), field("DCGM_FI_DEV_FB_USED_BYTES", "gauge", "custom")},
+			[]string{
+				field("DCGM_FI_DEV_FB_USED", "gauge", "Framebuffer memory used (in MiB)."),
+				field("DCGM_FI_DEV_FB_USED_BYTES", "gauge", "custom"),
+			},
 		},
 		"dcgm-exporter 1's name": {
 			specs("dcgm_gpu_utilization"), both,
 			[]string{
 				field("dcgm_gpu_utilization", "gauge", "GPU utilization (in %)."),
-				field("DCGM_FI_DEV_GPU_UTIL", "gauge", "GPU utilization (in %)."), field("DCGM_FI_DEV_GPU_UTIL_RATIO", "gauge", "GPU utilization (0 to 1)."),
+				field("DCGM_FI_DEV_GPU_UTIL", "gauge", "GPU utilization (in %)."),
+				field("DCGM_FI_DEV_GPU_UTIL_RATIO", "gauge", "GPU utilization (0 to 1)."),
 			},
 		},
 		"not in the table": {
 			[]Spec{{Name: "DCGM_FI_DEV_NVLINK_COUNT_TX_DISCARDS", Type: "counter", Help: "custom"}},
 			both,
-			[]string{field("DCGM_FI_DEV_NVLINK_COUNT_TX_DISCARDS", "counter", "custom"), field("DCGM_FI_DEV_NVLINK_TX_DISCARD_TOTAL", "counter", "custom")},
+			[]string{
+				field("DCGM_FI_DEV_NVLINK_COUNT_TX_DISCARDS", "counter", "custom"),
+				field("DCGM_FI_DEV_NVLINK_TX_DISCARD_TOTAL", "counter", "custom"),
+			},
 		},
 		"not in the table, another unit": {
 			[]Spec{{Name: "DCGM_FI_DEV_NVLINK_BANDWIDTH_L17", Type: "counter", Help: "custom"}},
 			both,
 			[]string{
-				field("DCGM_FI_DEV_NVLINK_BANDWIDTH_L17", "counter", "custom"), field("DCGM_FI_DEV_NVLINK_THROUGHPUT_L17_BYTES_PER_SECOND", "gauge", "Field 1647 of DCGM."),
+				field("DCGM_FI_DEV_NVLINK_BANDWIDTH_L17", "counter", "custom"),
+				field("DCGM_FI_DEV_NVLINK_THROUGHPUT_L17_BYTES_PER_SECOND", "gauge", "Field 1647 of DCGM."),
 			},
 		},
 		"one name": {specs("DCGM_FI_DEV_MIG_MODE", "DCGM_EXP_P2P_STATUS"), both, []string{
@@ -152,15 +174,26 @@ func TestSelectNames(t *testing.T) {
 			both,
 			[]string{
 				field("DCGM_FI_DEV_SERIAL", "label", "Device Serial Number"), field("DCGM_FI_DEV_MAX_SM_CLOCK", "label", "Maximum SM clock (in MHz)."),
-				field("DCGM_FI_DEV_BOARD_SERIAL", "label", "Device Serial Number"), field("DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ", "label", "Maximum SM clock (in Hz)."),
+				field("DCGM_FI_DEV_BOARD_SERIAL", "label", "Device Serial Number"),
+				field("DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ", "label", "Maximum SM clock (in Hz)."),
 			},
 		},
 		"selected and rejected": {
-			[]Spec{{Name: "DCGM_FI_DEV_C2C_LINK_ERROR_INTR", Type: "counter", Help: "custom"}, {Name: "DCGM_FI_DEV_C2C_LINK_ERROR_INTR", Type: "histogram"}},
+			[]Spec{
+				{Name: "DCGM_FI_DEV_C2C_LINK_ERROR_INTR", Type: "counter", Help: "custom"},
+				{Name: "DCGM_FI_DEV_C2C_LINK_ERROR_INTR", Type: "histogram"},
+			},
 			both,
-			[]string{field("DCGM_FI_DEV_C2C_LINK_ERROR_INTR", "counter", "custom"), field("DCGM_FI_DEV_C2C_LINK_ERROR_TOTAL", "counter", "custom"), "rejected DCGM_FI_DEV_C2C_LINK_ERROR_INTR"},
+			[]string{
+				field("DCGM_FI_DEV_C2C_LINK_ERROR_INTR", "counter", "custom"), field("DCGM_FI_DEV_C2C_LINK_ERROR_TOTAL", "counter", "custom"),
+				"rejected DCGM_FI_DEV_C2C_LINK_ERROR_INTR",
+			},
 		},
-		"rejected": {[]Spec{{Name: "DCGM_FI_DEV_SM_CLOCK", Type: "histogram"}, {Name: "DCGM_FI_DEV_NOTHING"}}, both, []string{"rejected DCGM_FI_DEV_SM_CLOCK", "rejected DCGM_FI_DEV_NOTHING"}},
+		"rejected": {
+			[]Spec{{Name: "DCGM_FI_DEV_SM_CLOCK", Type: "histogram"}, {Name: "DCGM_FI_DEV_NOTHING"}},
+			both,
+			[]string{"rejected DCGM_FI_DEV_SM_CLOCK", "rejected DCGM_FI_DEV_NOTHING"},
+		},
 	} {
 		s := Select(c.specs, c.generations...)
 		var got []string
@@ -213,7 +246,10 @@ func TestFieldValue(t *testing.T) {
 			[]health.Field{203, 206, 207, 1627},
 		},
 		"derived, because DCGM is older": {
-			[]string{"DCGM_FI_DEV_FB_USED_BYTES"}, map[health.Field]float64{252: 3}, "DCGM_FI_DEV_FB_USED_BYTES", 3 << 20, true, []health.Field{203, 206, 207, 1627},
+			[]string{"DCGM_FI_DEV_FB_USED_BYTES"},
+			map[health.Field]float64{252: 3},
+			"DCGM_FI_DEV_FB_USED_BYTES", 3 << 20, true,
+			[]health.Field{203, 206, 207, 1627},
 		},
 		"derived, because the older field is measured": {
 			[]string{"DCGM_FI_DEV_FB_USED_BYTES", "DCGM_FI_DEV_FB_USED"},
@@ -228,16 +264,29 @@ func TestFieldValue(t *testing.T) {
 			[]health.Field{100, 203, 206, 207},
 		},
 		"the older field is measured for the idle time only": {
-			[]string{"DCGM_FI_DEV_GPU_UTIL_RATIO"}, map[health.Field]float64{1613: 0.875, 203: 87}, "DCGM_FI_DEV_GPU_UTIL_RATIO", 0.875, true, []health.Field{203, 206, 207, 1613},
+			[]string{"DCGM_FI_DEV_GPU_UTIL_RATIO"},
+			map[health.Field]float64{1613: 0.875, 203: 87},
+			"DCGM_FI_DEV_GPU_UTIL_RATIO", 0.875, true,
+			[]health.Field{203, 206, 207, 1613},
 		},
 		"the older field is selected, but has no value": {
-			[]string{"DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_GPU_UTIL"}, map[health.Field]float64{1613: 0.5}, "DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5, true, []health.Field{203, 206, 207},
+			[]string{"DCGM_FI_DEV_GPU_UTIL_RATIO", "DCGM_FI_DEV_GPU_UTIL"},
+			map[health.Field]float64{1613: 0.5},
+			"DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5,
+			true,
+			[]health.Field{203, 206, 207},
 		},
 		"neither": {
-			[]string{"DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"}, map[health.Field]float64{203: 0}, "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 0, false, []health.Field{203, 206, 207, 1611},
+			[]string{"DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"},
+			map[health.Field]float64{203: 0},
+			"DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 0, false,
+			[]health.Field{203, 206, 207, 1611},
 		},
 		"energy is whole joules": {
-			[]string{"DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"}, map[health.Field]float64{156: 1999}, "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 1, true, []health.Field{203, 206, 207, 1611},
+			[]string{"DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL"},
+			map[health.Field]float64{156: 1999},
+			"DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL", 1, true,
+			[]health.Field{203, 206, 207, 1611},
 		},
 		"not convertible": {
 			[]string{"DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND", "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL"},
@@ -246,7 +295,10 @@ func TestFieldValue(t *testing.T) {
 			[]health.Field{203, 206, 207, 449, 1648},
 		},
 		"an older field of no use": {
-			[]string{"DCGM_FI_DEV_FB_USED"}, map[health.Field]float64{1627: 1 << 20}, "DCGM_FI_DEV_FB_USED", 0, false, []health.Field{203, 206, 207, 252},
+			[]string{"DCGM_FI_DEV_FB_USED"},
+			map[health.Field]float64{1627: 1 << 20},
+			"DCGM_FI_DEV_FB_USED", 0, false,
+			[]health.Field{203, 206, 207, 252},
 		},
 	} {
 		var specs []Spec
@@ -272,10 +324,14 @@ func TestRequirements(t *testing.T) {
 		generations []string
 		want        []string
 	}{
-		"4.8":    {specs(SetDefault, SetProfiling, SetOptional), []string{Names48}, nil},
-		"4.9":    {specs(SetDefault), []string{Names49}, []string{"DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND"}},
-		"both":   {specs(SetDefault), both, []string{"DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND"}},
-		"a name": {specs("DCGM_FI_DEV_C2C_MAX_BANDWIDTH_BYTES_PER_SECOND"), []string{Names48}, []string{"DCGM_FI_DEV_C2C_MAX_BANDWIDTH_BYTES_PER_SECOND"}},
+		"4.8":  {specs(SetDefault, SetProfiling, SetOptional), []string{Names48}, nil},
+		"4.9":  {specs(SetDefault), []string{Names49}, []string{"DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND"}},
+		"both": {specs(SetDefault), both, []string{"DCGM_FI_DEV_NVLINK_THROUGHPUT_BYTES_PER_SECOND"}},
+		"a name": {
+			specs("DCGM_FI_DEV_C2C_MAX_BANDWIDTH_BYTES_PER_SECOND"),
+			[]string{Names48},
+			[]string{"DCGM_FI_DEV_C2C_MAX_BANDWIDTH_BYTES_PER_SECOND"},
+		},
 		"a label": {
 			[]Spec{{Name: "DCGM_FI_DEV_NVLINK_THROUGHPUT_L3_BYTES_PER_SECOND", Type: "label"}, {Name: "DCGM_FI_DEV_SM_CLOCK_HERTZ", Type: "label"}},
 			[]string{Names49},

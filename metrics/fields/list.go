@@ -12,17 +12,18 @@ const (
 
 // Info describes a field of the table.
 type Info struct {
-	ID        health.Field `json:"id,omitempty"` // DCGM's number; absent if the agent computes the metric
-	Name      string       `json:"name"`
-	Name49    string       `json:"name49,omitempty"`   // dcgm-exporter 4.9's name for the field, or for the one in base units that replaces it; "" if it has the same
-	Inferred  bool         `json:"inferred,omitempty"` // whether the name in 4.9 is only inferred
-	Replaces  string       `json:"replaces,omitempty"` // the name of the field that this one replaces in 4.9
-	Since     string       `json:"since,omitempty"`    // the DCGM that introduced a field in base units; "" for the others
-	Type      string       `json:"type"`
-	Unit      string       `json:"unit,omitempty"`
-	Set       string       `json:"set,omitempty"`
-	Help      string       `json:"help"`
-	Supported string       `json:"supported"` // SupportedYes, SupportedDerived, SupportedNo or SupportedUnknown
+	ID   health.Field `json:"id,omitempty"` // DCGM's number; absent if the agent computes the metric
+	Name string       `json:"name"`
+	// dcgm-exporter 4.9's name for the field, or for the one in base units that replaces it; "" if it has the same
+	Name49    string `json:"name49,omitempty"`
+	Inferred  bool   `json:"inferred,omitempty"` // whether the name in 4.9 is only inferred
+	Replaces  string `json:"replaces,omitempty"` // the name of the field that this one replaces in 4.9
+	Since     string `json:"since,omitempty"`    // the DCGM that introduced a field in base units; "" for the others
+	Type      string `json:"type"`
+	Unit      string `json:"unit,omitempty"`
+	Set       string `json:"set,omitempty"`
+	Help      string `json:"help"`
+	Supported string `json:"supported"` // SupportedYes, SupportedDerived, SupportedNo or SupportedUnknown
 }
 
 // List returns the fields of the table. The argument holds the fields that the source provides; nil means unknown.

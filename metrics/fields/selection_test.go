@@ -159,7 +159,8 @@ func TestSelectSets(t *testing.T) {
 	if ids := Select(specs(SetDefault, SetProfiling), Names48).IDs(); !profiling(ids) {
 		t.Errorf("the profiling set measures no profiling fields: %v", ids)
 	}
-	if ids := Select(specs("DCGM_FI_DEV_SM_CLOCK")).IDs(); !slices.Equal(ids, []health.Field{health.FieldSMClock, health.FieldGPUUtil, health.FieldEncUtil, health.FieldDecUtil}) {
+	if ids := Select(specs("DCGM_FI_DEV_SM_CLOCK")).IDs(); !slices.Equal(ids,
+		[]health.Field{health.FieldSMClock, health.FieldGPUUtil, health.FieldEncUtil, health.FieldDecUtil}) {
 		t.Errorf("one field measures %v", ids)
 	}
 	if s := Select(specs(SetDefault, SetOptional), Names48); len(s.Labels) != 1 || s.Labels[0].ID != fieldDriverVersion {
@@ -187,14 +188,17 @@ func TestSpecValidate(t *testing.T) {
 			t.Errorf("%+v: %s, want %s", c.spec, got, c.want)
 		}
 	}
-	if names := Names(); !slices.Contains(names, "DCGM_FI_DEV_GPU_TEMP") || !slices.Contains(names, "DCGM_FI_DEV_FB_RESERVED") || !slices.Contains(names, SetProfiling) {
+	if names := Names(); !slices.Contains(names, "DCGM_FI_DEV_GPU_TEMP") || !slices.Contains(names, "DCGM_FI_DEV_FB_RESERVED") ||
+		!slices.Contains(names, SetProfiling) {
 		t.Errorf("names %q", names)
 	}
 }
 
 func TestSelectCSV(t *testing.T) {
-	text := "# Format,,\r\n\r\nDCGM_FI_DEV_SM_CLOCK,  gauge, SM clock, in MHz.\r\nDCGM_FI_DEV_DEC_UTIL ,     gauge, Decoder utilization (in %).\n" +
-		"DCGM_FI_DRIVER_VERSION,        label, Driver Version\n  # a comment\nDCGM_FI_DEV_GPU_TEMP gauge\ndefault, gauge, x\nDCGM_FI_DEV_X,gauge,x\n"
+	text := "# Format,,\r\n\r\nDCGM_FI_DEV_SM_CLOCK,  gauge, SM clock, in MHz.\r\nDCGM_FI_DEV_DEC_UTIL ,     gauge, Decoder utilization (in " +
+		"%).\n" +
+		"DCGM_FI_DRIVER_VERSION,        label, Driver Version\n  # a comment\nDCGM_FI_DEV_GPU_TEMP gauge\ndefault, gauge, " +
+		"x\nDCGM_FI_DEV_X,gauge,x\n"
 	s := SelectCSV(text)
 	want := []Field{
 		{ID: health.FieldSMClock, Name: "DCGM_FI_DEV_SM_CLOCK", Type: "gauge", Help: "SM clock, in MHz."},

@@ -102,7 +102,8 @@ func (f *Follower) awaitHolders(ctx context.Context) {
 // measureOnce publishes a measurement. Once ctx has ended, nothing is published while the measurement returns.
 func (f *Follower) measureOnce(ctx context.Context, m *measurement, publish func(*Snapshot)) {
 	health.Call(ctx, m.source.Limit, func() *Snapshot { return m.measure(ctx) }, publish, func() {
-		publish(&Snapshot{Err: fmt.Sprintf("no measurement within %v; the driver does not answer, or metrics.processes.podLogs cannot be read", m.source.Limit)})
+		publish(&Snapshot{Err: fmt.Sprintf("no measurement within %v; the driver does not answer, or metrics.processes.podLogs cannot be read",
+			m.source.Limit)})
 	}, func() { f.latest.Store(nil) })
 }
 
@@ -210,7 +211,8 @@ var errNothingListed = errors.New("the driver lists the processes of no device")
 
 // hiddenProcesses is the error of lists that are empty and may not have all processes. NVIDIA's driver omits processes that have no
 // PID in the caller's PID namespace (open-gpu-kernel-modules, gpuGetProcWithObject).
-const hiddenProcesses = "no process is listed, and the driver hides those outside the agent's PID namespace; run the agent in that of the host: hostPID"
+const hiddenProcesses = "no process is listed, and the driver hides those outside the agent's PID namespace; run the agent in that of " +
+	"the host: hostPID"
 
 // awaitDevices waits until there are devices. Without it the first measurement would be an interval late.
 func (m *measurement) awaitDevices(ctx context.Context) {

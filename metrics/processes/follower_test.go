@@ -384,7 +384,10 @@ func TestFollowerWithoutDevices(t *testing.T) {
 func TestFollowerWhereDriverHidesProcesses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, _, _ := testFollower(enabled(t))
-		f.Snapshots.Store(&health.Snapshot{Devices: []health.DeviceState{{Device: health.Device{ID: "GPU-a"}}, {Device: health.Device{ID: "GPU-b"}}}})
+		f.Snapshots.Store(&health.Snapshot{Devices: []health.DeviceState{
+			{Device: health.Device{ID: "GPU-a"}},
+			{Device: health.Device{ID: "GPU-b"}},
+		}})
 		measured := []health.DeviceID{"GPU-b", "GPU-a"}
 		d := newDriver(behavior{reading: health.ProcessReading{Measured: measured}})
 		source := d.source()
@@ -431,7 +434,8 @@ func TestFollowerWarns(t *testing.T) {
 				}
 				wait(interval)
 				s := f.Latest().Load()
-				if !strings.Contains(s.Warning, test.want) || logs.Len() != 1 || len(s.Usage) != 1 || s.Usage[0].Container != (Container{}) || s.Usage[0].Memory != 1<<30 {
+				if !strings.Contains(s.Warning, test.want) || logs.Len() != 1 || len(s.Usage) != 1 || s.Usage[0].Container != (Container{}) ||
+					s.Usage[0].Memory != 1<<30 {
 					t.Errorf("%+v; %d log entries", s, logs.Len())
 				}
 				for range 3 { // a process that comes and goes

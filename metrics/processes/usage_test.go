@@ -55,8 +55,11 @@ func testAttribution() *attribution {
 			100: "/system.slice/x.service",
 		}),
 		names: containers.Names{
-			Pods:       map[string]containers.Pod{uid(1): pod("pod-1"), uid(2): pod("pod-2"), uid(3): pod("pod-3")},
-			Containers: map[string]containers.Container{containerID(11): container("pod-1", "main"), containerID(12): container("pod-1", "aux"), containerID(31): container("pod-9", "other")},
+			Pods: map[string]containers.Pod{uid(1): pod("pod-1"), uid(2): pod("pod-2"), uid(3): pod("pod-3")},
+			Containers: map[string]containers.Container{
+				containerID(11): container("pod-1", "main"), containerID(12): container("pod-1", "aux"),
+				containerID(31): container("pod-9", "other"),
+			},
 		},
 		holders: podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
 			"GPU-a": {holder("pod-1", "main"), holder("pod-1", "aux"), holder("pod-2", "one"), holder("pod-2", "two")},
@@ -90,7 +93,11 @@ func TestContainerOf(t *testing.T) {
 		"exited":                          {"GPU-a", 99, nil, Container{}, ReasonUnreadable},
 		"pod without a name":              {"GPU-a", 40, nil, Container{}, ReasonUnknownPod},
 		"holders unknown":                 {"GPU-a", 10, func(a *attribution) { a.holders.By = nil }, Container{}, ReasonHoldersUnknown},
-		"nobody holds a device":           {"GPU-a", 10, func(a *attribution) { a.holders.By = map[health.DeviceID][]podresources.Holder{} }, Container{}, ReasonNotHolder},
+		"nobody holds a device": {
+			"GPU-a", 10, func(a *attribution) { a.holders.By = map[health.DeviceID][]podresources.Holder{} },
+			Container{},
+			ReasonNotHolder,
+		},
 		"holder of that name in another namespace": {"GPU-a", 10, func(a *attribution) {
 			a.holders.By = map[health.DeviceID][]podresources.Holder{"GPU-a": {{Namespace: "other", Pod: "pod-1", Container: "main"}}}
 		}, Container{}, ReasonNotHolder},
@@ -184,7 +191,10 @@ func TestUsageLimitsContainers(t *testing.T) {
 	for _, device := range []health.DeviceID{"GPU-a", "GPU-b"} {
 		list = append(list, Usage{Device: device, Processes: 1, Memory: 1, HasMemory: true})
 		for i := range maxContainers + 2 {
-			list = append(list, Usage{Device: device, Container: Container{"team", fmt.Sprintf("pod-%03d", i), "main"}, Processes: 1, Memory: 1, HasMemory: true})
+			list = append(list, Usage{
+				Device: device, Container: Container{"team", fmt.Sprintf("pod-%03d", i), "main"}, Processes: 1, Memory: 1,
+				HasMemory: true,
+			})
 		}
 	}
 	got := limitContainers(list)
@@ -192,14 +202,18 @@ func TestUsageLimitsContainers(t *testing.T) {
 		s := Snapshot{ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"GPU-a", "GPU-b"}}, Usage: got}
 		usage, _ := s.Of(device)
 		last := usage[len(usage)-1]
-		if len(usage) != maxContainers+1 || usage[0].Container != (Container{}) || last.Container != (Container{Name: Other}) || last.Processes != 3 || last.Memory != 3 {
+		if len(usage) != maxContainers+1 || usage[0].Container != (Container{}) || last.Container != (Container{Name: Other}) ||
+			last.Processes != 3 || last.Memory != 3 {
 			t.Errorf("%s: %d containers, first %+v, last %+v", device, len(usage), usage[0], last)
 		}
 	}
 }
 
 func TestSnapshotOf(t *testing.T) {
-	s := &Snapshot{ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"a", "c"}}, Usage: []Usage{{Device: "c", Processes: 1}, {Device: "c", Processes: 2}}}
+	s := &Snapshot{
+		ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"a", "c"}},
+		Usage:          []Usage{{Device: "c", Processes: 1}, {Device: "c", Processes: 2}},
+	}
 	for id, want := range map[health.DeviceID]int{"a": 0, "b": -1, "c": 2, "d": -1} {
 		if usage, measured := s.Of(id); measured != (want >= 0) || measured && len(usage) != want {
 			t.Errorf("%s: %v, %v", id, usage, measured)
@@ -210,8 +224,11 @@ func TestSnapshotOf(t *testing.T) {
 	}
 	// A process of two devices is that of a pod, also if it does not hold the first.
 	s = &Snapshot{
-		ProcessReading: health.ProcessReading{Processes: []health.Process{process("a", 1, 0), process("a", 2, 0), process("b", 1, 0), process("b", 3, 0)}},
-		Containers:     []Container{{}, {"n", "p", "c"}, {"n", "q", "d"}},
+		ProcessReading: health.ProcessReading{Processes: []health.Process{
+			process("a", 1, 0), process("a", 2, 0), process("b", 1, 0),
+			process("b", 3, 0),
+		}},
+		Containers: []Container{{}, {"n", "p", "c"}, {"n", "q", "d"}},
 	}
 	for pid, want := range map[int]Container{1: {"n", "q", "d"}, 2: {"n", "p", "c"}, 3: {}, 4: {}} {
 		if got := s.ContainerOf(pid); got != want {

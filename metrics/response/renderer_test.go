@@ -227,7 +227,8 @@ func TestRendererSendsErrorsAsPlainText(t *testing.T) {
 		w = httptest.NewRecorder()
 		w.Header().Set("X-Frame-Options", "deny")
 		r.Handler("page", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "page") }).ServeHTTP(w, req)
-		if h := w.Header(); w.Code != http.StatusOK || h.Get("Content-Encoding") != "gzip" || h.Get("X-Content-Type-Options") != "" || h.Get("X-Frame-Options") != "deny" {
+		if h := w.Header(); w.Code != http.StatusOK || h.Get("Content-Encoding") != "gzip" || h.Get("X-Content-Type-Options") != "" ||
+			h.Get("X-Frame-Options") != "deny" {
 			t.Errorf("status %d, header %v", w.Code, h)
 		}
 	}

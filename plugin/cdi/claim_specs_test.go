@@ -16,7 +16,10 @@ func TestClaimSpecs(t *testing.T) {
 		t.Fatalf("got %v, %v", uids, err)
 	}
 	devices := []ClaimDevice{
-		{Name: "u-1-gpu-0", Env: map[string]string{"B": "2", "A": "1"}, Mounts: []ClaimMount{{HostPath: "/run/x", ContainerPath: "/x"}, {HostPath: "/run/y", ContainerPath: "/y", ReadOnly: true}}},
+		{
+			Name: "u-1-gpu-0", Env: map[string]string{"B": "2", "A": "1"},
+			Mounts: []ClaimMount{{HostPath: "/run/x", ContainerPath: "/x"}, {HostPath: "/run/y", ContainerPath: "/y", ReadOnly: true}},
+		},
 		{Name: "u-1-gpu-1-share", Env: map[string]string{"C": "3"}},
 	}
 	if err := WriteClaimSpec(dir, "u-1", devices); err != nil {
@@ -31,10 +34,14 @@ func TestClaimSpecs(t *testing.T) {
 		t.Fatalf("not found: %v", cache.GetErrors())
 	}
 	edits := first.ContainerEdits
-	if !slices.Equal(edits.Env, []string{"A=1", "B=2"}) || len(edits.Mounts) != 2 || !slices.Contains(edits.Mounts[0].Options, "rw") || !slices.Contains(edits.Mounts[1].Options, "ro") {
+	if !slices.Equal(edits.Env, []string{"A=1", "B=2"}) || len(edits.Mounts) != 2 || !slices.Contains(edits.Mounts[0].Options, "rw") ||
+		!slices.Contains(edits.Mounts[1].Options, "ro") {
 		t.Errorf("got %+v", edits)
 	}
-	for _, foreign := range []string{"nvidia.json", "k8s.gpu.nvidia.com-claim_u.yaml", "k8s.gpu-node-agent-claim_.json", "k8s.gpu-node-agent-claim_a.b.json"} {
+	for _, foreign := range []string{
+		"nvidia.json", "k8s.gpu.nvidia.com-claim_u.yaml", "k8s.gpu-node-agent-claim_.json",
+		"k8s.gpu-node-agent-claim_a.b.json",
+	} {
 		if err := os.WriteFile(filepath.Join(dir, foreign), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -14,10 +14,11 @@ import (
 type Config struct {
 	// Generate writes a spec as NVIDIA's plugin does. Without it a spec must exist: the NVIDIA container toolkit maintains
 	// one in /var/run/cdi from version 1.18 on.
-	Generate         bool   `yaml:"generate"`
-	Kind             string `yaml:"kind"`             // VENDOR/CLASS of the names; empty: that of the program that writes the spec
-	Dir              string `yaml:"dir"`              // where specs are written, and read from in addition to /etc/cdi
-	HookPath         string `yaml:"hookPath"`         // nvidia-cdi-hook or nvidia-ctk on the host; empty: specs without hooks, and without nvcdi
+	Generate bool   `yaml:"generate"`
+	Kind     string `yaml:"kind"` // VENDOR/CLASS of the names; empty: that of the program that writes the spec
+	Dir      string `yaml:"dir"`  // where specs are written, and read from in addition to /etc/cdi
+	// nvidia-cdi-hook or nvidia-ctk on the host; empty: specs without hooks, and without nvcdi
+	HookPath         string `yaml:"hookPath"`
 	AnnotationPrefix string `yaml:"annotationPrefix"` // of the key that cdi-annotations writes
 	Runtime          string `yaml:"runtime"`          // whether the container runtime supports CDI: auto, supported
 }

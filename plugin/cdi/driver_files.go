@@ -35,7 +35,10 @@ func otherFiles(version string) []string {
 		"usr/share/egl/egl_external_platform.d/*_nvidia_*.json", "usr/share/glvnd/egl_vendor.d/10_nvidia.json",
 		"usr/share/nvidia/nvoptix.bin",
 	}
-	for _, program := range []string{"nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"} {
+	for _, program := range []string{
+		"nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control",
+		"nvidia-cuda-mps-server",
+	} {
 		files = append(files, "usr/bin/"+program, "bin/"+program)
 	}
 	return files

@@ -21,29 +21,54 @@ func TestLimitHooks(t *testing.T) {
 		return fmt.Sprintf(`{"name": %q, "containerEdits": {"hooks": [%s]}}`, name, hooks)
 	}
 	spec := func(devices, common string) string {
-		return fmt.Sprintf(`{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [%s], "containerEdits": {"hooks": [%s]}}`, devices, common)
+		return fmt.Sprintf(`{"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [%s], "containerEdits": {"hooks": [%s]}}`, devices,
+			common)
 	}
 	for name, test := range map[string]struct {
 		files map[string]string // by path: etc is the static directory
 		want  map[string][]string
 	}{
-		"no spec":        {nil, map[string][]string{}},
-		"without hooks":  {map[string]string{"run/a.json": spec(device("GPU-0", ""), "")}, map[string][]string{"GPU-0": nil}},
-		"by UUID":        {map[string]string{"run/a.json": spec(device("GPU-0", limits("GPU-0"))+","+device("GPU-1", ""), "")}, map[string][]string{"GPU-0": {"GPU-0"}, "GPU-1": nil}},
-		"by index":       {map[string]string{"etc/a.json": spec(device("0", limits("GPU-0")), "")}, map[string][]string{"0": {"GPU-0"}}},
-		"several GPUs":   {map[string]string{"etc/a.json": spec(device("all", limits("GPU-0")+","+limits("GPU-1")), "")}, map[string][]string{"all": {"GPU-0", "GPU-1"}}},
+		"no spec":       {nil, map[string][]string{}},
+		"without hooks": {map[string]string{"run/a.json": spec(device("GPU-0", ""), "")}, map[string][]string{"GPU-0": nil}},
+		"by UUID": {
+			map[string]string{"run/a.json": spec(device("GPU-0", limits("GPU-0"))+","+device("GPU-1", ""), "")},
+			map[string][]string{"GPU-0": {"GPU-0"}, "GPU-1": nil},
+		},
+		"by index": {map[string]string{"etc/a.json": spec(device("0", limits("GPU-0")), "")}, map[string][]string{"0": {"GPU-0"}}},
+		"several GPUs": {
+			map[string]string{"etc/a.json": spec(device("all", limits("GPU-0")+","+limits("GPU-1")), "")},
+			map[string][]string{"all": {"GPU-0", "GPU-1"}},
+		},
 		"of all devices": {map[string]string{"run/a.json": spec(device("GPU-0", ""), limits("GPU-0"))}, map[string][]string{"GPU-0": {"GPU-0"}}},
-		"flag with =":    {map[string]string{"run/a.json": spec(device("GPU-0", hook(`"nvidia-ctk", "hook", "apply-cuda-memory-limits", "--gpu-id=GPU-0"`)), "")}, map[string][]string{"GPU-0": {"GPU-0"}}},
-		"other hook":     {map[string]string{"run/a.json": spec(device("GPU-0", hook(`"nvidia-ctk", "hook", "chmod", "--gpu-id", "GPU-0"`)), "")}, map[string][]string{"GPU-0": nil}},
-		"no value":       {map[string]string{"run/a.json": spec(device("GPU-0", hook(`"apply-cuda-memory-limits", "--gpu-id"`)), "")}, map[string][]string{"GPU-0": nil}},
-		"other kind":     {map[string]string{"run/a.json": `{"kind": "other.com/gpu", "devices": [` + device("GPU-0", limits("GPU-0")) + `]}`}, map[string][]string{}},
-		"YAML":           {map[string]string{"run/a.yaml": "kind: nvidia.com/gpu\ndevices:\n- name: GPU-0\n  containerEdits:\n    hooks:\n    - args: [x, apply-cuda-memory-limits, --gpu-id, GPU-0]"}, map[string][]string{"GPU-0": {"GPU-0"}}},
-		"broken":         {map[string]string{"run/a.json": "{", "run/b.json": spec(device("GPU-0", limits("GPU-0")), "")}, map[string][]string{"GPU-0": {"GPU-0"}}},
+		"flag with =": {map[string]string{"run/a.json": spec(device("GPU-0",
+			hook(`"nvidia-ctk", "hook", "apply-cuda-memory-limits", "--gpu-id=GPU-0"`)), "")}, map[string][]string{"GPU-0": {"GPU-0"}}},
+		"other hook": {
+			map[string]string{"run/a.json": spec(device("GPU-0", hook(`"nvidia-ctk", "hook", "chmod", "--gpu-id", "GPU-0"`)), "")},
+			map[string][]string{"GPU-0": nil},
+		},
+		"no value": {
+			map[string]string{"run/a.json": spec(device("GPU-0", hook(`"apply-cuda-memory-limits", "--gpu-id"`)), "")},
+			map[string][]string{"GPU-0": nil},
+		},
+		"other kind": {
+			map[string]string{"run/a.json": `{"kind": "other.com/gpu", "devices": [` + device("GPU-0", limits("GPU-0")) + `]}`},
+			map[string][]string{},
+		},
+		"YAML": {map[string]string{
+			"run/a.yaml": "kind: nvidia.com/gpu\ndevices:\n- name: GPU-0\n  containerEdits:\n    hooks:\n    - args: [x, " +
+				"apply-cuda-memory-limits, --gpu-id, GPU-0]",
+		}, map[string][]string{"GPU-0": {"GPU-0"}}},
+		"broken": {
+			map[string]string{"run/a.json": "{", "run/b.json": spec(device("GPU-0", limits("GPU-0")), "")},
+			map[string][]string{"GPU-0": {"GPU-0"}},
+		},
 		"one of two specs": {
-			map[string]string{"etc/a.json": spec(device("GPU-0", ""), ""), "run/a.json": spec(device("GPU-0", limits("GPU-0")), "")}, map[string][]string{"GPU-0": {}},
+			map[string]string{"etc/a.json": spec(device("GPU-0", ""), ""), "run/a.json": spec(device("GPU-0", limits("GPU-0")), "")},
+			map[string][]string{"GPU-0": {}},
 		},
 		"both specs": {
-			map[string]string{"etc/a.json": spec(device("GPU-0", limits("GPU-0")), ""), "run/a.json": spec(device("GPU-0", limits("GPU-0")), "")}, map[string][]string{"GPU-0": {"GPU-0"}},
+			map[string]string{"etc/a.json": spec(device("GPU-0", limits("GPU-0")), ""), "run/a.json": spec(device("GPU-0", limits("GPU-0")), "")},
+			map[string][]string{"GPU-0": {"GPU-0"}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +112,10 @@ func TestSpecThatFitsMemoryLimits(t *testing.T) {
 
 // FuzzLimitHooks reads any spec. A GPU that is found is in the spec after the flag.
 func FuzzLimitHooks(f *testing.F) {
-	for _, args := range []string{`"apply-cuda-memory-limits", "--gpu-id", "GPU-0"`, `"apply-cuda-memory-limits", "--gpu-id=GPU-0", "--gpu-id"`, `"x"`, `{}`} {
+	for _, args := range []string{
+		`"apply-cuda-memory-limits", "--gpu-id", "GPU-0"`,
+		`"apply-cuda-memory-limits", "--gpu-id=GPU-0", "--gpu-id"`, `"x"`, `{}`,
+	} {
 		f.Add(`{"kind": "nvidia.com/gpu", "devices": [{"name": "0", "containerEdits": {"hooks": [{"args": [` + args + `]}]}}]}`)
 	}
 	f.Add("kind: nvidia.com/gpu\ndevices: [{name: 0}, null, {containerEdits: {hooks: [null]}}]")
@@ -95,7 +123,8 @@ func FuzzLimitHooks(f *testing.F) {
 		dir := t.TempDir()
 		writeFile(t, filepath.Join(dir, "spec.yaml"), text)
 		for name, gpus := range (&LimitHooks{staticDir: dir, log: zap.NewNop()}).GPUs(Config{Dir: filepath.Join(dir, "run")}) {
-			if len(gpus) > 0 && (!strings.Contains(text, limitsHook) || !strings.Contains(text, "gpu-id")) && !strings.ContainsAny(text, `\&*`) { // YAML's escapes and aliases
+			// YAML's escapes and aliases
+			if len(gpus) > 0 && (!strings.Contains(text, limitsHook) || !strings.Contains(text, "gpu-id")) && !strings.ContainsAny(text, `\&*`) {
 				t.Errorf("%q has %q", name, gpus)
 			}
 		}

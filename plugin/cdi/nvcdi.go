@@ -22,8 +22,8 @@ import (
 //
 // The spec must work with every toolkit and runtime that the agent's own generator serves. So the hooks are those of all
 // releases of nvidia-cdi-hook and nvidia-ctk: before 1.18 they fail on an unknown one, and the container with them. Where memory
-// is shared and the driver can limit it, there is also the hook of 1.20 that sets the limits. And there are no additional group IDs, which need CDI 0.7. nvsandboxutils stays off: it is another library of the driver, of which a
-// missing function would end the process.
+// is shared and the driver can limit it, there is also the hook of 1.20 that sets the limits. And there are no additional group IDs, which
+// need CDI 0.7. nvsandboxutils stays off: it is another library of the driver, of which a missing function would end the process.
 func nvcdiEdits(r request, id health.DeviceID, log *zap.Logger) (*specs.ContainerEdits, error) {
 	library, release, err := nvml.Use()
 	if err != nil {

@@ -66,7 +66,10 @@ func nvcdiMachine(t *testing.T) (top string) {
 	for _, node := range nvcdiNodes() {
 		writeFile(t, filepath.Join(top, "driver-root/dev", node), "")
 	}
-	for _, file := range []string{"usr/bin/nvidia-imex", "usr/share/vulkan/icd.d/nvidia_icd.json", "usr/lib/x86_64-linux-gnu/libnvidia-nvvm70.so.4"} {
+	for _, file := range []string{
+		"usr/bin/nvidia-imex", "usr/share/vulkan/icd.d/nvidia_icd.json",
+		"usr/lib/x86_64-linux-gnu/libnvidia-nvvm70.so.4",
+	} {
 		writeFile(t, filepath.Join(top, "driver-root", file), "")
 	}
 	writeFile(t, filepath.Join(top, "driver-root/dev/dri/by-path/other"), "")
@@ -122,8 +125,9 @@ func testNVCDI(t *testing.T, top string) {
 
 	for name, test := range map[string]func(*nvcdiTest){
 		"spec": (*nvcdiTest).testSpec, "bad GPUs": (*nvcdiTest).testBadGPUs, "no node": (*nvcdiTest).testNoNode,
-		"detach": (*nvcdiTest).testDetach, "no driver": (*nvcdiTest).testNoDriver, "MIG without privileges": (*nvcdiTest).testMIGWithoutPrivileges,
-		"memory limits": (*nvcdiTest).testMemoryLimits,
+		"detach": (*nvcdiTest).testDetach, "no driver": (*nvcdiTest).testNoDriver,
+		"MIG without privileges": (*nvcdiTest).testMIGWithoutPrivileges,
+		"memory limits":          (*nvcdiTest).testMemoryLimits,
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := &nvcdiTest{T: t}

@@ -109,7 +109,8 @@ func (c Config) Judge(r Runtime, annotated bool) RuntimeVerdict {
 		return RuntimeVerdict{Support: Supported, Found: "the container runtime " + r.Version + " supports CDI devices"}
 	case without:
 		return RuntimeVerdict{
-			Support: SupportDepends, Found: ignores + ", unless NVIDIA's container runtime is its default and gets the annotations of containers", Fix: looked + upgrade,
+			Support: SupportDepends, Found: ignores + ", unless NVIDIA's container runtime is its default and gets the annotations of containers",
+			Fix: looked + upgrade,
 		}
 	}
 	return RuntimeVerdict{
@@ -118,8 +119,8 @@ func (c Config) Judge(r Runtime, annotated bool) RuntimeVerdict {
 	}
 }
 
-// annotatesUntil is the first minor version of Kubernetes 1 whose kubelet gives the CDI names of a device plugin to the container runtime in the
-// field of the CRI only. Earlier ones also annotate the container (kubernetes pull request 126435).
+// annotatesUntil is the first minor version of Kubernetes 1 whose kubelet gives the CDI names of a device plugin to the container runtime
+// in the field of the CRI only. Earlier ones also annotate the container (kubernetes pull request 126435).
 const annotatesUntil = 32
 
 var kubeletVersion = regexp.MustCompile(`^v1\.(\d{1,4})\.`)

@@ -47,7 +47,8 @@ func TestJudge(t *testing.T) {
 				want = SupportDepends
 			}
 			v := Config{Runtime: RuntimeAuto}.Judge(Runtime{Version: version}, annotated)
-			if v.Support != want || v.Found == "" || (v.Fix != "") != (want == SupportIgnored || want == SupportDepends) || !strings.Contains(v.String(), version) {
+			if v.Support != want || v.Found == "" || (v.Fix != "") != (want == SupportIgnored || want == SupportDepends) ||
+				!strings.Contains(v.String(), version) {
 				t.Errorf("%q, annotated %v: got %s (%s), want %s", version, annotated, v.Support, v, want)
 			}
 			if want == SupportDepends {
@@ -73,16 +74,21 @@ func TestKubeletAnnotates(t *testing.T) {
 	}
 }
 
-// Only releases of containerd before 1.7 are refused, whatever a runtime calls itself, and none that a user has looked at may come out worse.
+// Only releases of containerd before 1.7 are refused, whatever a runtime calls itself, and none that a user has looked at may come out
+// worse.
 func FuzzJudge(f *testing.F) {
-	for _, s := range []string{"containerd://1.6.36", "containerd://1.7.27-0ubuntu1", "containerd://2.0.0-beta.0", "cri-o://1.31.0", "docker://", "containerd://1.06.1"} {
+	for _, s := range []string{
+		"containerd://1.6.36", "containerd://1.7.27-0ubuntu1", "containerd://2.0.0-beta.0", "cri-o://1.31.0",
+		"docker://", "containerd://1.06.1",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, version string) {
 		r := Runtime{Version: version}
 		auto, looked := Config{Runtime: RuntimeAuto}.Judge(r, false), Config{Runtime: RuntimeSupported}.Judge(r, false)
 		refused := auto.Support == SupportIgnored
-		if rest, ok := strings.CutPrefix(strings.Replace(version, "://v", "://", 1), "containerd://"); refused && (!ok || strings.TrimLeft(rest, "0") == "" || rest[0] > '1') {
+		if rest, ok := strings.CutPrefix(strings.Replace(version, "://v", "://", 1), "containerd://"); refused &&
+			(!ok || strings.TrimLeft(rest, "0") == "" || rest[0] > '1') {
 			t.Errorf("%q is refused", version)
 		}
 		if refused != (looked.Support == SupportIgnored) || looked.Support == SupportDepends {

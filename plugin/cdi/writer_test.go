@@ -33,12 +33,14 @@ func hostDir(t *testing.T, root, version string) string {
 	lib := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
 	for file, text := range map[string]string{
 		"dev/nvidiactl": "", "dev/nvidia-uvm": "", "dev/nvidia-uvm-tools": "",
-		"proc/driver/nvidia-caps/mig-minors":               "config 1\nmonitor 2\ngpu1/gi7/access 66\ngpu1/gi7/ci0/access 67\ngpu1/gi8/access 75\ngpu1/gi8/ci0/access 76\n",
+		"proc/driver/nvidia-caps/mig-minors": "config 1\nmonitor 2\ngpu1/gi7/access 66\ngpu1/gi7/ci0/access 67\ngpu1/gi8/access " +
+			"75\ngpu1/gi8/ci0/access 76\n",
 		"proc/driver/nvidia/gpus/0000:12:00.0/information": "Model: \t\t NVIDIA H100\nIRQ:   \t\t 18\nDevice Minor: \t 5\n",
 
 		lib + "/libcuda.so." + version: "", lib + "/libnvidia-ml.so." + version: "", lib + "/vdpau/libvdpau_nvidia.so." + version: "",
 		lib + "/libc.so.6": "", lib + "/libcuda.so.1.bak": "",
-		root + "/usr/bin/nvidia-smi": "", root + "/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": "", root + "/run/nvidia-persistenced/socket": "",
+		root + "/usr/bin/nvidia-smi": "", root + "/lib/firmware/nvidia/" + version + "/gsp_ga10x.bin": "",
+		root + "/run/nvidia-persistenced/socket": "",
 	} {
 		writeFile(t, filepath.Join(top, file), text)
 	}
@@ -231,13 +233,15 @@ func TestSpecIsWrittenAfterChanges(t *testing.T) {
 	step("driver files absent", upgraded, false, "/usr/lib/x86_64-linux-gnu/libcuda.so."+driverVersion)
 	writeFile(t, filepath.Join(top, "usr/lib/x86_64-linux-gnu/libcuda.so.590.1.2"), "")
 	step("driver upgraded", upgraded, true, "")
-	if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), "libcuda.so.590.1.2") || strings.Contains(string(text), driverVersion) {
+	if text, err := os.ReadFile(file); err != nil || !strings.Contains(string(text), "libcuda.so.590.1.2") ||
+		strings.Contains(string(text), driverVersion) {
 		t.Errorf("%v: %s", err, text)
 	}
 
 	// A device without known nodes does not affect the others.
 	step("one device without nodes", with(upgraded, withoutNodes), true, "")
-	if warnings := logs.FilterLevelExact(zapcore.WarnLevel).All(); len(warnings) != 1 || !strings.Contains(fmt.Sprint(warnings[0].ContextMap()), "GPU-1") {
+	if warnings := logs.FilterLevelExact(zapcore.WarnLevel).All(); len(warnings) != 1 ||
+		!strings.Contains(fmt.Sprint(warnings[0].ContextMap()), "GPU-1") {
 		t.Errorf("warnings: %v", warnings)
 	}
 	upgraded.Devices = one.Devices
@@ -293,14 +297,16 @@ func TestSpecsOfOthers(t *testing.T) {
 		}
 	}
 	step("no spec", noSpec)
-	writeFile(t, filepath.Join(in.Config.Dir, "other.json"), `{"cdiVersion": "0.5.0", "kind": "intel.com/gpu", "devices": [{"name": "GPU-0"}]}`)
+	writeFile(t, filepath.Join(in.Config.Dir, "other.json"),
+		`{"cdiVersion": "0.5.0", "kind": "intel.com/gpu", "devices": [{"name": "GPU-0"}]}`)
 	writeFile(t, filepath.Join(in.Config.Dir, "broken.yaml"), "{")
 	writeFile(t, filepath.Join(in.Config.Dir, "nvidia.yaml.tmp"), "kind: nvidia.com/gpu")
 	step("other kinds only", noSpec)
 	if logs.FilterField(zap.String("file", filepath.Join(in.Config.Dir, "broken.yaml"))).Len() != 1 {
 		t.Error("the broken spec was not logged")
 	}
-	writeFile(t, filepath.Join(w.StaticDir, "nvidia.yaml"), "cdiVersion: 9.9.9\nkind: nvidia.com/gpu\nfuture: yes\ndevices: [{name: '0'}, {name: '1'}, {name: all}]")
+	writeFile(t, filepath.Join(w.StaticDir, "nvidia.yaml"),
+		"cdiVersion: 9.9.9\nkind: nvidia.com/gpu\nfuture: yes\ndevices: [{name: '0'}, {name: '1'}, {name: all}]")
 	step("by index", []string{"GPU-0", "GPU-1"})
 	in.Devices[0].Name, in.Devices[1].Name = "0", "1"
 	step("by index as wanted", nil)
@@ -334,7 +340,8 @@ func TestFindDriverFilesInOtherDirectories(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(files.libraries, []string{"/lib64/libcuda.so." + driverVersion}) || !slices.Equal(files.others, []string{"/bin/nvidia-smi"}) ||
+	if !slices.Equal(files.libraries, []string{"/lib64/libcuda.so." + driverVersion}) ||
+		!slices.Equal(files.others, []string{"/bin/nvidia-smi"}) ||
 		files.links["/lib64/libcuda.so.1"] != "/lib64/libcuda.so."+driverVersion {
 		t.Errorf("%+v", files)
 	}

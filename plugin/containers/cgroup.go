@@ -19,7 +19,8 @@ type Ref struct {
 // podElement matches the element of a path that the kubelet creates for a pod: pod<UID> with the cgroupfs driver,
 // kubepods-burstable-pod<UID>.slice with systemd's, which escapes each - of the UID. The UID of a static pod is a hash. A
 // runtime with the cgroupfs driver below a kubelet with systemd's appends :cri-containerd:<ID>.
-var podElement = regexp.MustCompile(`^(?:.*-)?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?::[^:]*:([0-9a-f]{64}))?$`)
+var podElement = regexp.MustCompile(
+	`^(?:.*-)?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?::[^:]*:([0-9a-f]{64}))?$`)
 
 // containerElement matches the element below that of the pod: <ID>, or <runtime>-<ID>.scope with systemd's driver.
 var containerElement = regexp.MustCompile(`^(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?$`)

@@ -35,7 +35,8 @@ func (c *Cgroups) CheckVersion() error {
 	case exists(filepath.Join(c.Root, "cgroup.controllers")):
 		return nil
 	case exists(filepath.Join(c.Root, "unified")):
-		return fmt.Errorf("the control groups at %s are of version 1 and 2; expected version 2 only, as with the kernel parameter systemd.unified_cgroup_hierarchy=1", c.Root)
+		return fmt.Errorf("the control groups at %s are of version 1 and 2; expected version 2 only, as with the kernel parameter "+
+			"systemd.unified_cgroup_hierarchy=1", c.Root)
 	case exists(filepath.Join(c.Root, "devices")), exists(filepath.Join(c.Root, "memory")):
 		return fmt.Errorf("the control groups at %s are of version 1; expected version 2", c.Root)
 	}

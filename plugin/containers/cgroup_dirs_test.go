@@ -30,14 +30,24 @@ func TestCgroupDir(t *testing.T) {
 		"cgroupfs guaranteed":       {dir: "kubepods/pod" + podUID + "/" + id},
 		"cgroupfs CRI-O":            {dir: "kubepods/besteffort/pod" + podUID + "/crio-" + id},
 		"cgroupfs runtime, systemd": {dir: "system.slice/containerd.service/kubepods-burstable-pod" + systemdUID + ".slice:cri-containerd:" + id},
-		"kind":                      {dir: "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod" + systemdUID + ".slice/cri-containerd-" + id + ".scope"},
-		"kind, from outside":        {dir: "docker/" + otherID + "/kubelet/kubepods/besteffort/pod" + podUID + "/" + id},
-		"beside the pod's sandbox":  {dir: slice + "cri-containerd-" + id + ".scope", more: []string{slice + "cri-containerd-" + otherID + ".scope"}},
-		"beside CRI-O's monitor":    {dir: slice + "crio-" + id + ".scope", more: []string{slice + "crio-conmon-" + id + ".scope"}},
-		"cgroupfs, CRI-O's monitor": {dir: "kubepods/pod" + podUID + "/crio-" + id, more: []string{"kubepods/pod" + podUID + "/crio-conmon-" + id}},
-		"group made by a container": {
+		"kind": {
+			dir: "kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod" + systemdUID +
+				".slice/cri-containerd-" + id + ".scope",
+		},
+		"kind, from outside": {dir: "docker/" + otherID + "/kubelet/kubepods/besteffort/pod" + podUID + "/" + id},
+		"beside the pod's sandbox": {
 			dir:  slice + "cri-containerd-" + id + ".scope",
-			more: []string{"kubepods.slice/kubepods-pod" + otherUID + ".slice/cri-containerd-" + otherID + ".scope/kubepods/pod" + podUID + "/" + id},
+			more: []string{slice + "cri-containerd-" + otherID + ".scope"},
+		},
+		"beside CRI-O's monitor": {dir: slice + "crio-" + id + ".scope", more: []string{slice + "crio-conmon-" + id + ".scope"}},
+		"cgroupfs, CRI-O's monitor": {
+			dir:  "kubepods/pod" + podUID + "/crio-" + id,
+			more: []string{"kubepods/pod" + podUID + "/crio-conmon-" + id},
+		},
+		"group made by a container": {
+			dir: slice + "cri-containerd-" + id + ".scope",
+			more: []string{"kubepods.slice/kubepods-pod" + otherUID + ".slice/cri-containerd-" + otherID + ".scope/kubepods/pod" + podUID + "/" +
+				id},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -99,9 +109,10 @@ func TestCgroupsVersion(t *testing.T) {
 		dirs             []string
 		version, visible bool
 	}{
-		"v2 host":             {[]string{"cgroup.controllers", "kubepods.slice", "system.slice"}, true, true},
-		"v2 kind":             {[]string{"cgroup.controllers", "kubelet.slice/kubelet-kubepods.slice"}, true, true},
-		"v2 with pods only":   {[]string{"cgroup.controllers", "system.slice/containerd.service/kubepods-pod" + systemdUID + ".slice:cri-containerd:" + id}, true, true},
+		"v2 host": {[]string{"cgroup.controllers", "kubepods.slice", "system.slice"}, true, true},
+		"v2 kind": {[]string{"cgroup.controllers", "kubelet.slice/kubelet-kubepods.slice"}, true, true},
+		"v2 with pods only": {[]string{"cgroup.controllers", "system.slice/containerd.service/kubepods-pod" + systemdUID +
+			".slice:cri-containerd:" + id}, true, true},
 		"v2 own namespace":    {[]string{"cgroup.controllers"}, true, false},
 		"v1":                  {[]string{"devices/kubepods", "memory/kubepods"}, false, true},
 		"hybrid":              {[]string{"unified", "devices"}, false, false},

@@ -22,29 +22,45 @@ func TestParseCgroup(t *testing.T) {
 		text string
 		want Ref // zero: no pod
 	}{
-		"v2 systemd containerd":             {"0::" + slice + "/cri-containerd-" + id + ".scope\n", Ref{podUID, id}},
-		"v2 systemd CRI-O":                  {"0::" + slice + "/crio-" + id + ".scope\n", Ref{podUID, id}},
-		"v2 systemd CRI-O with crun":        {"0::" + slice + "/crio-" + id + ".scope/container\n", Ref{podUID, id}},
-		"v2 systemd cri-dockerd":            {"0::" + slice + "/docker-" + id + ".scope\n", Ref{podUID, id}},
-		"v2 systemd guaranteed":             {"0::/kubepods.slice/kubepods-pod" + systemdUID + ".slice/cri-containerd-" + id + ".scope\n", Ref{podUID, id}},
-		"v2 cgroupfs":                       {"0::/kubepods/burstable/pod" + podUID + "/" + id + "\n", Ref{podUID, id}},
-		"v2 cgroupfs guaranteed":            {"0::/kubepods/pod" + podUID + "/" + id + "\n", Ref{podUID, id}},
-		"v2 cgroupfs CRI-O":                 {"0::/kubepods/besteffort/pod" + podUID + "/crio-" + id + "\n", Ref{podUID, id}},
-		"no final newline":                  {"0::/kubepods/pod" + podUID + "/" + id, Ref{podUID, id}},
-		"static pod":                        {"0::/kubepods.slice/kubepods-pod" + staticID + ".slice/cri-containerd-" + id + ".scope\n", Ref{staticID, id}},
-		"cgroupfs runtime, systemd kubelet": {"0::/system.slice/containerd.service/kubepods-burstable-pod" + systemdUID + ".slice:cri-containerd:" + id + "\n", Ref{podUID, id}},
-		"kind":                              {"0::/docker/" + otherID + "/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod" + systemdUID + ".slice/cri-containerd-" + id + ".scope\n", Ref{podUID, id}},
-		"kind with cgroupfs":                {"0::/docker/" + otherID + "/kubelet/kubepods/besteffort/pod" + podUID + "/" + id + "\n", Ref{podUID, id}},
-		"k3s":                               {"0::/kubepods/besteffort/pod" + podUID + "/" + id + "\n", Ref{podUID, id}},
-		"nested in the container":           {"0::" + slice + "/cri-containerd-" + id + ".scope/user.slice/docker-" + otherID + ".scope\n", Ref{podUID, id}},
-		"pod inside the container":          {"0::" + slice + "/cri-containerd-" + id + ".scope/kubepods/pod" + otherUID + "/" + otherID + "\n", Ref{podUID, id}},
-		"kata sandbox":                      {"0::" + slice + "/kata_overhead\n", Ref{podUID, ""}},
-		"pod itself":                        {"0::" + slice + "\n", Ref{podUID, ""}},
-		"removed":                           {"0::" + slice + "/cri-containerd-" + id + ".scope (deleted)\n", Ref{podUID, ""}},
+		"v2 systemd containerd":      {"0::" + slice + "/cri-containerd-" + id + ".scope\n", Ref{podUID, id}},
+		"v2 systemd CRI-O":           {"0::" + slice + "/crio-" + id + ".scope\n", Ref{podUID, id}},
+		"v2 systemd CRI-O with crun": {"0::" + slice + "/crio-" + id + ".scope/container\n", Ref{podUID, id}},
+		"v2 systemd cri-dockerd":     {"0::" + slice + "/docker-" + id + ".scope\n", Ref{podUID, id}},
+		"v2 systemd guaranteed": {
+			"0::/kubepods.slice/kubepods-pod" + systemdUID + ".slice/cri-containerd-" + id + ".scope\n",
+			Ref{podUID, id},
+		},
+		"v2 cgroupfs":            {"0::/kubepods/burstable/pod" + podUID + "/" + id + "\n", Ref{podUID, id}},
+		"v2 cgroupfs guaranteed": {"0::/kubepods/pod" + podUID + "/" + id + "\n", Ref{podUID, id}},
+		"v2 cgroupfs CRI-O":      {"0::/kubepods/besteffort/pod" + podUID + "/crio-" + id + "\n", Ref{podUID, id}},
+		"no final newline":       {"0::/kubepods/pod" + podUID + "/" + id, Ref{podUID, id}},
+		"static pod":             {"0::/kubepods.slice/kubepods-pod" + staticID + ".slice/cri-containerd-" + id + ".scope\n", Ref{staticID, id}},
+		"cgroupfs runtime, systemd kubelet": {"0::/system.slice/containerd.service/kubepods-burstable-pod" + systemdUID +
+			".slice:cri-containerd:" + id + "\n", Ref{podUID, id}},
+		"kind": {"0::/docker/" + otherID +
+			"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod" + systemdUID +
+			".slice/cri-containerd-" + id + ".scope\n", Ref{podUID, id}},
+		"kind with cgroupfs": {"0::/docker/" + otherID + "/kubelet/kubepods/besteffort/pod" + podUID + "/" + id + "\n", Ref{podUID, id}},
+		"k3s":                {"0::/kubepods/besteffort/pod" + podUID + "/" + id + "\n", Ref{podUID, id}},
+		"nested in the container": {
+			"0::" + slice + "/cri-containerd-" + id + ".scope/user.slice/docker-" + otherID + ".scope\n",
+			Ref{podUID, id},
+		},
+		"pod inside the container": {
+			"0::" + slice + "/cri-containerd-" + id + ".scope/kubepods/pod" + otherUID + "/" + otherID + "\n",
+			Ref{podUID, id},
+		},
+		"kata sandbox": {"0::" + slice + "/kata_overhead\n", Ref{podUID, ""}},
+		"pod itself":   {"0::" + slice + "\n", Ref{podUID, ""}},
+		"removed":      {"0::" + slice + "/cri-containerd-" + id + ".scope (deleted)\n", Ref{podUID, ""}},
 
 		// As an agent in a cgroup namespace of its own reads it.
-		"namespace systemd":               {"0::/../../../kubepods-besteffort.slice/kubepods-besteffort-pod" + systemdUID + ".slice/cri-containerd-" + id + ".scope\n", Ref{podUID, id}},
-		"namespace systemd, same class":   {"0::/../../kubepods-burstable-pod" + systemdUID + ".slice/cri-containerd-" + id + ".scope\n", Ref{podUID, id}},
+		"namespace systemd": {"0::/../../../kubepods-besteffort.slice/kubepods-besteffort-pod" + systemdUID +
+			".slice/cri-containerd-" + id + ".scope\n", Ref{podUID, id}},
+		"namespace systemd, same class": {
+			"0::/../../kubepods-burstable-pod" + systemdUID + ".slice/cri-containerd-" + id + ".scope\n",
+			Ref{podUID, id},
+		},
 		"namespace cgroupfs, same class":  {"0::/../../pod" + podUID + "/" + id + "\n", Ref{podUID, id}},
 		"namespace cgroupfs, other class": {"0::/../../../burstable/pod" + podUID + "/" + id + "\n", Ref{podUID, id}},
 		"namespace, agent's own pod":      {"0::/../cri-containerd-" + id + ".scope\n", Ref{}},
@@ -54,8 +70,11 @@ func TestParseCgroup(t *testing.T) {
 			"12:memory:/kubepods/burstable/pod" + podUID + "/" + id + "\n11:cpu,cpuacct:/kubepods/burstable/pod" + podUID + "/" + id +
 				"\n1:name=systemd:/kubepods/burstable/pod" + podUID + "/" + id + "\n", Ref{podUID, id},
 		},
-		"v1 systemd": {"5:devices:" + slice + "/docker-" + id + ".scope\n1:name=systemd:" + slice + "/docker-" + id + ".scope\n", Ref{podUID, id}},
-		"hybrid":     {"3:cpu:/kubepods/pod" + podUID + "/" + id + "\n1:name=systemd:/\n0::/\n", Ref{podUID, id}},
+		"v1 systemd": {
+			"5:devices:" + slice + "/docker-" + id + ".scope\n1:name=systemd:" + slice + "/docker-" + id + ".scope\n",
+			Ref{podUID, id},
+		},
+		"hybrid": {"3:cpu:/kubepods/pod" + podUID + "/" + id + "\n1:name=systemd:/\n0::/\n", Ref{podUID, id}},
 		"v1, one hierarchy without the container": {
 			"3:cpu:/kubepods/pod" + podUID + "\n2:devices:/kubepods/pod" + podUID + "/" + id + "\n", Ref{podUID, id},
 		},
@@ -86,7 +105,8 @@ func TestParseCgroup(t *testing.T) {
 func FuzzParseCgroup(f *testing.F) {
 	for _, text := range []string{
 		"0::/kubepods/pod" + podUID + "/" + id + "\n", "0::/../../kubepods-pod" + systemdUID + ".slice/crio-" + id + ".scope\n",
-		"2:a:/pod" + podUID + "\n1:b:/pod" + otherUID + "\n", "0::/x:y-pod" + systemdUID + ".slice:cri-containerd:" + id, "::", "\x00", "0::/pod/pod-/" + id,
+		"2:a:/pod" + podUID + "\n1:b:/pod" + otherUID + "\n", "0::/x:y-pod" + systemdUID + ".slice:cri-containerd:" + id, "::", "\x00",
+		"0::/pod/pod-/" + id,
 	} {
 		f.Add(text, "pod"+otherUID+"/"+otherID)
 	}
@@ -98,7 +118,8 @@ func FuzzParseCgroup(f *testing.F) {
 			if c != (Ref{}) {
 				t.Errorf("%+v although it names no pod", c)
 			}
-		} else if !uid.MatchString(c.Pod) || !runtimeID.MatchString(c.ID) || !strings.Contains(strings.ReplaceAll(text, "_", "-"), c.Pod) || !strings.Contains(text, c.ID) {
+		} else if !uid.MatchString(c.Pod) || !runtimeID.MatchString(c.ID) || !strings.Contains(strings.ReplaceAll(text, "_", "-"), c.Pod) ||
+			!strings.Contains(text, c.ID) {
 			t.Errorf("invalid: %+v", c)
 		}
 		if strings.ContainsAny(below, "\n") {

@@ -29,7 +29,8 @@ func TestReadNames(t *testing.T) {
 		"pods/team_train-0_" + podUID + "/main/0.log": "", "pods/kube-system_etcd_" + staticID + "/etcd/0.log": "",
 		"pods/lost+found/x": "", "pods/a_b/x": "", "pods/_b_c/x": "", "pods/a_b_c_d/x": "",
 		"containers/train-0_team_main-" + id + ".log": "", "containers/train-0_team_side-car-" + otherID + ".log": "",
-		"containers/README": "", "containers/train-0_team_x-" + id[1:] + ".log": "", ("containers/" + long + "_team_x-" + id)[:len("containers/")+251] + ".log": "",
+		"containers/README": "", "containers/train-0_team_x-" + id[1:] + ".log": "",
+		("containers/" + long + "_team_x-" + id)[:len("containers/")+251] + ".log": "",
 	})
 	got, err := ReadNames(filepath.Join(dir, "pods") + "/")
 	if err != nil {
@@ -38,7 +39,8 @@ func TestReadNames(t *testing.T) {
 	if want := map[string]Pod{podUID: {"team", "train-0"}, staticID: {"kube-system", "etcd"}}; !maps.Equal(got.Pods, want) {
 		t.Errorf("pods %v, want %v", got.Pods, want)
 	}
-	if want := map[string]Container{id: {"team", "train-0", "main"}, otherID: {"team", "train-0", "side-car"}}; !maps.Equal(got.Containers, want) {
+	if want := map[string]Container{id: {"team", "train-0", "main"}, otherID: {"team", "train-0", "side-car"}}; !maps.Equal(got.Containers,
+		want) {
 		t.Errorf("containers %v, want %v", got.Containers, want)
 	}
 }

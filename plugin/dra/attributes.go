@@ -24,8 +24,8 @@ const (
 	AttributeState  resourceapi.QualifiedName = Domain + "/state"        // healthy, degraded or unhealthy
 )
 
-// The values of the attribute type. NVIDIA's driver has the first two, and its DeviceClasses select them. It publishes no GPU in MIG mode beside
-// static MIG devices: a claim that tolerates every taint would get it, and its pod would wait for ever.
+// The values of the attribute type. NVIDIA's driver has the first two, and its DeviceClasses select them. It publishes no GPU in MIG mode
+// beside static MIG devices: a claim that tolerates every taint would get it, and its pod would wait for ever.
 const (
 	typeGPU       = "gpu"
 	typeMIG       = "mig"
@@ -55,7 +55,8 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 			return
 		}
 		if len(value) > resourceapi.DeviceAttributeMaxValueLength || !utf8.ValidString(value) {
-			b.warnings.add(d, "attribute %s is left out: expected at most %d bytes of text, got %.80q", name, resourceapi.DeviceAttributeMaxValueLength, value)
+			b.warnings.add(d, "attribute %s is left out: expected at most %d bytes of text, got %.80q", name,
+				resourceapi.DeviceAttributeMaxValueLength, value)
 			return
 		}
 		all[name] = resourceapi.DeviceAttribute{StringValue: b.text(value)}

@@ -46,7 +46,10 @@ func TestParseCheckpointRefuses(t *testing.T) {
 // FuzzCheckpoint checks that what is read can be written, read again equally, and names no other file.
 func FuzzCheckpoint(f *testing.F) {
 	c := checkpoint{BootID: "b", Publishing: true, Names: map[health.DeviceID]string{"GPU-0": "gpu-0"}, Claims: map[types.UID]Claim{
-		"a": {UID: "a", Namespace: "n", Name: "c", CDIDir: "/var/run/cdi", Devices: []ClaimDevice{{Request: "r", Pool: "p", Name: "gpu-0", Device: "GPU-0", Memory: 1 << 30}}},
+		"a": {
+			UID: "a", Namespace: "n", Name: "c", CDIDir: "/var/run/cdi",
+			Devices: []ClaimDevice{{Request: "r", Pool: "p", Name: "gpu-0", Device: "GPU-0", Memory: 1 << 30}},
+		},
 	}}
 	text, err := c.encode()
 	if err != nil {
@@ -93,7 +96,8 @@ func TestRememberIsBounded(t *testing.T) {
 	}
 	n := newClaimNode(t)
 	names["GPU-1"] = "gpu-1"
-	if err := n.prepare.remember(t.Context(), names); err != nil || !reflect.DeepEqual(n.prepare.names(), map[health.DeviceID]string{"GPU-1": "gpu-1", "MIG-0": "gpu-0-mig-0", "MIG-1": "gpu-0-mig-1"}) {
+	if err := n.prepare.remember(t.Context(), names); err != nil ||
+		!reflect.DeepEqual(n.prepare.names(), map[health.DeviceID]string{"GPU-1": "gpu-1", "MIG-0": "gpu-0-mig-0", "MIG-1": "gpu-0-mig-1"}) {
 		t.Errorf("%v: %d names, want those of the node", err, len(n.prepare.names()))
 	}
 	delete(names, "GPU-1")
@@ -158,7 +162,8 @@ func TestCheckpointFailureStatus(t *testing.T) {
 	n.refused(claim("b", result("gpu-1")), reasonCheckpoint, "no space left")
 	status := func() (s Status) { n.prepare.status(&s); return s }
 	n.prepare.retryWrite(t.Context())
-	if f := status().Checkpoint; f.Path != path || !strings.Contains(f.Err, "no space left") || f.Since.Before(before) || f.Since.After(time.Now()) {
+	if f := status().Checkpoint; f.Path != path || !strings.Contains(f.Err, "no space left") || f.Since.Before(before) ||
+		f.Since.After(time.Now()) {
 		t.Errorf("%+v", f)
 	}
 	n.faults.setFull(false)

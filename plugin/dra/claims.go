@@ -118,7 +118,8 @@ type claimTiming struct {
 
 func defaultClaimTiming() claimTiming {
 	return claimTiming{
-		api: 5 * time.Second, mps: 20 * time.Second, base: 5 * time.Second, sweep: 10 * time.Minute, lost: time.Minute, unprepare: 10 * time.Second,
+		api: 5 * time.Second, mps: 20 * time.Second, base: 5 * time.Second, sweep: 10 * time.Minute, lost: time.Minute,
+		unprepare:  10 * time.Second,
 		retryWrite: 10 * time.Second,
 	}
 }
@@ -130,8 +131,8 @@ type disk struct {
 	removeSpec func(dir, uid string) error
 }
 
-// preparer prepares claims for the kubelet. Its checkpoint has every claim before a container can get a device of it, and as long as one may.
-// The CDI spec of a claim is written last: a claim of the checkpoint that has one is prepared.
+// preparer prepares claims for the kubelet. Its checkpoint has every claim before a container can get a device of it, and as long as one
+// may. The CDI spec of a claim is written last: a claim of the checkpoint that has one is prepared.
 type preparer struct {
 	options      *Options
 	published    *health.Latest[Claims]
@@ -188,7 +189,8 @@ func newPreparer(o *Options, claims *health.Latest[Claims]) *preparer {
 	}
 }
 
-// open reads the checkpoint in the driver's directory. It creates nothing. Its error means that there is a file which may be readable later.
+// open reads the checkpoint in the driver's directory. It creates nothing. Its error means that there is a file which may be readable
+// later.
 func (p *preparer) open(dir string) error {
 	p.writing <- struct{}{}
 	defer func() { <-p.writing }()
@@ -216,7 +218,8 @@ func (p *preparer) open(dir string) error {
 		if uids, _ := cdi.ClaimSpecs(p.cdiDir()); len(uids) > 0 {
 			s.Lost, s.Publishing = true, true
 			s.warning = fmt.Sprintf("the checkpoint %s is missing, and %d claims have a CDI spec", path, len(uids))
-			p.options.Log.Error("checkpoint is missing; devices that pods hold by lost claims are refused", zap.String("file", path), zap.Strings("claims", uids))
+			p.options.Log.Error("checkpoint is missing; devices that pods hold by lost claims are refused", zap.String("file", path),
+				zap.Strings("claims", uids))
 		}
 	default:
 		return fmt.Errorf("cannot read the checkpoint: %w", err)
@@ -285,7 +288,8 @@ func (p *preparer) store(s *claimState) {
 		for i, d := range doubled {
 			names[i] = d.String()
 		}
-		s.doubled = fmt.Sprintf("claims %s have devices that they cannot share, and that are not offered to others; end their pods", strings.Join(names, " and "))
+		s.doubled = fmt.Sprintf("claims %s have devices that they cannot share, and that are not offered to others; end their pods",
+			strings.Join(names, " and "))
 	}
 	p.state.Store(s)
 	p.published.Store(&Claims{ByUID: s.Claims}) //nolint:forbidigo // makes it
@@ -403,7 +407,8 @@ func (p *preparer) write(path string, text []byte) error {
 	case err != nil:
 		return err
 	case p.writes.SetUnreserved(w.Unreserved):
-		p.options.Log.Warn("no space is reserved for the checkpoint; a full disk would refuse claims", zap.String("file", path), zap.Error(w.Unreserved))
+		p.options.Log.Warn("no space is reserved for the checkpoint; a full disk would refuse claims", zap.String("file", path),
+			zap.Error(w.Unreserved))
 	}
 	if w.Aside != "" {
 		p.options.Log.Warn("set aside what was in the place of the checkpoint", zap.String("file", path), zap.String("aside", w.Aside))
@@ -411,13 +416,16 @@ func (p *preparer) write(path string, text []byte) error {
 	return nil
 }
 
-// retryWrite writes the checkpoint again if the last write has failed: the claim or the name that it was for may not come again, and then nothing
-// would tell that the disk works.
+// retryWrite writes the checkpoint again if the last write has failed: the claim or the name that it was for may not come again, and then
+// nothing would tell that the disk works.
 func (p *preparer) retryWrite(ctx context.Context) {
 	if p.writes.Failure().Err == "" {
 		return
 	}
-	_ = p.enqueue(ctx, &change{retries: true, done: make(chan error, 1), apply: func(c checkpoint) (checkpoint, bool, error) { return c, false, nil }})
+	_ = p.enqueue(ctx, &change{
+		retries: true, done: make(chan error, 1),
+		apply: func(c checkpoint) (checkpoint, bool, error) { return c, false, nil },
+	})
 }
 
 // names returns the names of devices that have been published.
@@ -481,7 +489,8 @@ func (p *preparer) notServing() string {
 	if !p.refuses.Load() {
 		return ""
 	}
-	return "plugin.enabled, plugin.api, plugin.kubeletDir or plugin.dra.driverName changed: the driver releases the devices and prepares no new claim"
+	return "plugin.enabled, plugin.api, plugin.kubeletDir or plugin.dra.driverName changed: the driver releases the devices and prepares no " +
+		"new claim"
 }
 
 // status adds what the preparer has done.
@@ -542,7 +551,9 @@ func (p *preparer) begin(ctx context.Context, uid types.UID) (end func(), err er
 }
 
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin.
-func (p *preparer) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (p *preparer) PrepareResourceClaims(ctx context.Context,
+	claims []*resourceapi.ResourceClaim,
+) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	start := time.Now()
 	results := make([]kubeletplugin.PrepareResult, len(claims))
 	var calls sync.WaitGroup
@@ -700,7 +711,8 @@ func (p *preparer) prepare(ctx context.Context, claim *resourceapi.ResourceClaim
 		}
 		return nil, err
 	}
-	p.options.Log.Info("claim prepared", zap.String("claim", plan.claim.String()), zap.String("uid", string(claim.UID)), zap.Strings("devices", plan.claim.deviceNames()))
+	p.options.Log.Info("claim prepared", zap.String("claim", plan.claim.String()), zap.String("uid", string(claim.UID)),
+		zap.Strings("devices", plan.claim.deviceNames()))
 	return &plan.claim, nil
 }
 
@@ -777,7 +789,8 @@ func (p *preparer) unprepare(ctx context.Context, uid types.UID) error {
 	}
 	err := p.removeClaim(ctx, uid)
 	if exists && err == nil {
-		p.options.Log.Info("claim unprepared", zap.String("claim", c.String()), zap.String("uid", string(uid)), zap.Strings("devices", c.deviceNames()))
+		p.options.Log.Info("claim unprepared", zap.String("claim", c.String()), zap.String("uid", string(uid)),
+			zap.Strings("devices", c.deviceNames()))
 	}
 	return err
 }

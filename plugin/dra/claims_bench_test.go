@@ -21,8 +21,9 @@ func benchNode(b *testing.B) *claimNode {
 		for i := range 8 {
 			s.Devices = append(s.Devices, health.DeviceState{
 				Device: health.Device{
-					ID: health.DeviceID(fmt.Sprintf("GPU-%d", i)), Kind: health.KindGPU, Index: i, Minor: i, Memory: 80 * gib, PCI: fmt.Sprintf("00000000:1%d:00.0", i),
-					GI: -1, CI: -1, MIGIndex: -1,
+					ID: health.DeviceID(fmt.Sprintf("GPU-%d", i)), Kind: health.KindGPU, Index: i, Minor: i, Memory: 80 * gib,
+					PCI: fmt.Sprintf("00000000:1%d:00.0", i),
+					GI:  -1, CI: -1, MIGIndex: -1,
 				},
 				Sample: health.Sample{Presence: health.Present}, Verdict: health.Verdict{State: health.Healthy},
 			})
@@ -83,7 +84,8 @@ func BenchmarkPrepare(b *testing.B) {
 	}
 }
 
-// BenchmarkPrepareCycles prepares and unprepares a claim again and again beside 200 others, and reports the anonymous memory before and after.
+// BenchmarkPrepareCycles prepares and unprepares a claim again and again beside 200 others, and reports the anonymous memory before and
+// after.
 func BenchmarkPrepareCycles(b *testing.B) {
 	n := benchNode(b)
 	for i := range 200 {

@@ -39,8 +39,8 @@ func claimHolder(c *resourceapi.ResourceClaim, device string) podresources.Holde
 	}
 }
 
-// A container that holds a device by a device plugin keeps it, its GPU and its parts from claims, except from those with adminAccess and those
-// that were prepared before.
+// A container that holds a device by a device plugin keeps it, its GPU and its parts from claims, except from those with adminAccess and
+// those that were prepared before.
 func TestPrepareDeviceOfPlugin(t *testing.T) {
 	n := newClaimNode(t)
 	before := claim("before", result("gpu-0"))
@@ -209,8 +209,8 @@ func TestPrepareAwaitsUnprepare(t *testing.T) {
 	})
 }
 
-// A claim that does not exist any more is removed without the kubelet only if it cannot have a container: the kubelet does not list those of a pod
-// that was deleted by force, which may end after minutes.
+// A claim that does not exist any more is removed without the kubelet only if it cannot have a container: the kubelet does not list those
+// of a pod that was deleted by force, which may end after minutes.
 func TestPrepareAfterStaleClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newClaimNode(t)

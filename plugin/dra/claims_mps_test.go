@@ -32,10 +32,12 @@ func (n *claimNode) awaitMPS(want ...mps.Spec) {
 	}
 }
 
-// Each device that claims use by MPS has one daemon, with the limits of a whole device: those of shares are in the environment of containers.
+// Each device that claims use by MPS has one daemon, with the limits of a whole device: those of shares are in the environment of
+// containers.
 func TestClaimsOrderMPSDaemons(t *testing.T) {
 	n := newClaimNode(t, func(c *plugin.Config) {
-		c.Sharing.Memory.Resource, c.Sharing.Memory.Devices, c.Sharing.Memory.Enforcement = "nvidia.com/gpu-memory", []string{"2"}, plugin.EnforceMPS
+		c.Sharing.Memory.Resource, c.Sharing.Memory.Devices, c.Sharing.Memory.Enforcement = "nvidia.com/gpu-memory", []string{"2"},
+			plugin.EnforceMPS
 	})
 	small := withConfig(claim("small", result(mig0)), "FromClaim", opaque("MigDeviceConfig", `,"sharing":{"strategy":"MPS"}`))
 	large := withConfig(claim("large", result("gpu-1")), "FromClaim", gpuConfigMPS)
@@ -77,9 +79,12 @@ func TestPrepareAwaitsMPS(t *testing.T) {
 		daemon *health.MPSDaemon
 		reason string // empty: it is ready
 	}{
-		"none":                   {limited, nil, "not examined yet"},
-		"starting":               {limited, &health.MPSDaemon{Reason: "it starts"}, "it starts"},
-		"leaving":                {limited, &health.MPSDaemon{Ready: true, Leaving: true, ThreadPercentage: 50, PinnedMemory: 10 * gib}, "not ready"},
+		"none":     {limited, nil, "not examined yet"},
+		"starting": {limited, &health.MPSDaemon{Reason: "it starts"}, "it starts"},
+		"leaving": {
+			limited, &health.MPSDaemon{Ready: true, Leaving: true, ThreadPercentage: 50, PinnedMemory: 10 * gib},
+			"not ready",
+		},
 		"ready":                  {limited, ready(50, 10*gib), ""},
 		"one percent more":       {limited, ready(51, 10*gib), ""},
 		"two percent more":       {limited, ready(52, 10*gib), "its limits are not set yet"},
@@ -143,7 +148,8 @@ func TestPrepareAwaitsAllMPSDaemons(t *testing.T) {
 	n.prepare.timing.mps = 10 * time.Millisecond
 	n.stopMPS()
 	n.device("GPU-0", func(d *health.DeviceState) { d.MPS = &health.MPSDaemon{Ready: true, ThreadPercentage: 50} })
-	two := withConfig(claim("a", result("gpu-2", byRequest("plain")), result("gpu-0", byRequest("b")), result("gpu-1", byRequest("c"))), "FromClaim", gpuConfigMPS, "b", "c")
+	two := withConfig(claim("a", result("gpu-2", byRequest("plain")), result("gpu-0", byRequest("b")), result("gpu-1", byRequest("c"))),
+		"FromClaim", gpuConfigMPS, "b", "c")
 	n.refused(two, reasonMPSNotReady, "device gpu-1", "not examined yet", "mps-daemon must run")
 	n.prepare.timing.mps = 10 * time.Second
 	answer := make(chan error, 1)

@@ -42,9 +42,11 @@ type plan struct {
 	offered  map[health.DeviceID]uint64 // the memory that all shares of a device may have
 }
 
-// newPlan returns what a claim gets, or why it gets nothing. It asks nobody but, once after a start, what checks the CDI spec of the devices.
+// newPlan returns what a claim gets, or why it gets nothing. It asks nobody but, once after a start, what checks the CDI spec of the
+// devices.
 func (p *preparer) newPlan(
-	ctx context.Context, in *claimInput, facts *offer.Facts, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult,
+	ctx context.Context, in *claimInput, facts *offer.Facts, claim *resourceapi.ResourceClaim,
+	results []resourceapi.DeviceRequestAllocationResult,
 ) (*plan, error) {
 	pl := &plan{
 		claim:  Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name, Prepared: time.Now().UTC(), CDIDir: in.cfg.CDI.Dir},
@@ -86,7 +88,8 @@ func (pl *plan) planned() (*ClaimDevice, *offer.Request, *cdi.ClaimDevice) {
 
 // addDevice adds the device of a result.
 func (pl *plan) addDevice(
-	in *claimInput, claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult, state *health.DeviceState, related map[health.DeviceID][]health.DeviceID,
+	in *claimInput, claim *resourceapi.ResourceClaim, r *resourceapi.DeviceRequestAllocationResult, state *health.DeviceState,
+	related map[health.DeviceID][]health.DeviceID,
 ) {
 	device := &state.Device
 	d := ClaimDevice{
@@ -134,8 +137,8 @@ func (pl *plan) mergedSpecs() (specs []cdi.ClaimDevice) {
 	return specs
 }
 
-// factsFor returns what the decision about a claim depends on. What the checkpoint has, and claims with adminAccess only, are given whatever
-// containers hold.
+// factsFor returns what the decision about a claim depends on. What the checkpoint has, and claims with adminAccess only, are given
+// whatever containers hold.
 func (p *preparer) factsFor(
 	ctx context.Context, in *claimInput, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult, exists bool,
 ) (*offer.Facts, error) {
@@ -147,7 +150,8 @@ func (p *preparer) factsFor(
 	f.NoCDI = in.cfg.JudgeRuntime(runtime).Refusal()
 	state := p.state.Load()
 	f.Claims = state.offerClaims(in.cfg.DRA.DriverName)
-	if f.NotServing != "" || exists || !slices.ContainsFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool { return !isAdmin(&r) }) {
+	if f.NotServing != "" || exists || !slices.ContainsFunc(results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool { return !isAdmin(&r) }) {
 		return f, nil
 	}
 	f.Holders, f.NoPlugin = p.askHolders(ctx), p.options.NoPlugin()
@@ -278,7 +282,8 @@ func (p *preparer) addShare(
 		return nil
 	}
 	if shared {
-		return refuse(reasonConfiguration, "device %s: expected a whole device for sharing.strategy %s, found a share of its memory", d.Name, strategyMPS)
+		return refuse(reasonConfiguration, "device %s: expected a whole device for sharing.strategy %s, found a share of its memory", d.Name,
+			strategyMPS)
 	}
 	for _, other := range pl.claim.Devices[:len(pl.claim.Devices)-1] {
 		if other.Request == d.Request && other.MPS {
@@ -336,7 +341,8 @@ func consumedMemory(r *resourceapi.DeviceRequestAllocationResult) (memory uint64
 	return 0, r.ShareID != nil
 }
 
-// checkShares returns why a container could not use all devices of a claim together: the variables that limit its memory are for all devices.
+// checkShares returns why a container could not use all devices of a claim together: the variables that limit its memory are for all
+// devices.
 func (pl *plan) checkShares() error {
 	var first *ClaimDevice
 	for i := range pl.claim.Devices {
@@ -348,7 +354,8 @@ func (pl *plan) checkShares() error {
 		case first == nil:
 			first = d
 		case d.MPS && first.Request == d.Request:
-			return refuse(reasonMemory, "request %s: expected shares of one device with plugin.sharing.memory.enforcement %s, found %s and %s; use a request for each",
+			return refuse(reasonMemory,
+				"request %s: expected shares of one device with plugin.sharing.memory.enforcement %s, found %s and %s; use a request for each",
 				d.Request, plugin.EnforceMPS, first.Name, d.Name)
 		case d.Memory != first.Memory && first.Request == d.Request:
 			return refuse(reasonMemory, "request %s: expected shares of equal size, found %d MiB of %s and %d MiB of %s", d.Request,
@@ -374,7 +381,8 @@ func (p *preparer) awaitMPS(ctx context.Context, claim *Claim) error {
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return refuse(reasonMPSNotReady, "device %s: the MPS daemon is not ready: %s; gpu-node-agent mps-daemon must run on the node", name, reason)
+			return refuse(reasonMPSNotReady, "device %s: the MPS daemon is not ready: %s; gpu-node-agent mps-daemon must run on the node", name,
+				reason)
 		}
 	}
 }
@@ -408,7 +416,8 @@ type baseSpec struct{ err error }
 // text returns why they cannot, and what to do.
 func (b *baseSpec) text() string {
 	if missing, ok := errors.AsType[*cdi.MissingError](b.err); ok && missing.Devices != nil {
-		return fmt.Sprintf("the CDI spec for %s in %s lacks %s and has %s; run nvidia-ctk cdi generate --device-name-strategy=uuid, or set plugin.cdi.generate to true",
+		return fmt.Sprintf("the CDI spec for %s in %s lacks %s and has %s; run nvidia-ctk cdi generate --device-name-strategy=uuid, or set "+
+			"plugin.cdi.generate to true",
 			missing.Kind, strings.Join(missing.Dirs, " or "), cdi.Abbreviate(missing.Devices), orNone(cdi.Abbreviate(missing.Names)))
 	}
 	return b.err.Error()

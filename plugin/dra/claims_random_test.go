@@ -71,7 +71,8 @@ func (c *randomCluster) schedule() {
 		return
 	}
 	next := claim(name, results...)
-	if c.rng.IntN(3) == 0 && slices.ContainsFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Device == "gpu-2" && !isAdmin(&r) }) {
+	if c.rng.IntN(3) == 0 && slices.ContainsFunc(results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Device == "gpu-2" && !isAdmin(&r) }) {
 		i := slices.IndexFunc(results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Device == "gpu-2" })
 		withConfig(next, "FromClaim", gpuConfigMPS, results[i].Request)
 	}
@@ -94,11 +95,13 @@ func (c *randomCluster) taken(one *resourceapi.ResourceClaim) bool {
 	all := c.prepare.state.Load().Claims
 	return slices.ContainsFunc(slices.Collect(maps.Values(c.used)), func(other *resourceapi.ResourceClaim) bool {
 		known := all[other.UID]
-		return other != one && known.UID != "" && (slices.Contains(c.exist, other) || known.hasSpec()) && slices.ContainsFunc(other.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-			return !isAdmin(&r) && slices.ContainsFunc(one.Status.Allocation.Devices.Results, func(o resourceapi.DeviceRequestAllocationResult) bool {
-				return !isAdmin(&o) && o.Device == r.Device
+		return other != one && known.UID != "" && (slices.Contains(c.exist, other) || known.hasSpec()) &&
+			slices.ContainsFunc(other.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+				return !isAdmin(&r) && slices.ContainsFunc(one.Status.Allocation.Devices.Results,
+					func(o resourceapi.DeviceRequestAllocationResult) bool {
+						return !isAdmin(&o) && o.Device == r.Device
+					})
 			})
-		})
 	})
 }
 
@@ -196,13 +199,16 @@ func (c *randomCluster) check() {
 	}
 }
 
-// Whatever is prepared, unprepared, deleted by force, killed at a write, restarted and rebooted in whatever order: no device and no memory is
-// in two claims, and nothing remains.
+// Whatever is prepared, unprepared, deleted by force, killed at a write, restarted and rebooted in whatever order: no device and no memory
+// is in two claims, and nothing remains.
 func TestPrepareRandomSequences(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			c := &randomCluster{claimNode: newClaimNode(t, shareMemory), rng: rand.New(rand.NewPCG(seed, 18)), used: make(map[types.UID]*resourceapi.ResourceClaim), undone: make(map[types.UID]bool)} //nolint:gosec // a test
+			c := &randomCluster{
+				claimNode: newClaimNode(t, shareMemory), rng: rand.New(rand.NewPCG(seed, 18)),
+				used: make(map[types.UID]*resourceapi.ResourceClaim), undone: make(map[types.UID]bool),
+			} //nolint:gosec // a test
 			for range 120 {
 				c.step()
 			}

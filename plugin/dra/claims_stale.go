@@ -47,9 +47,10 @@ func (p *preparer) getClaim(ctx context.Context, namespace, name string) (*resou
 	return claim, nil
 }
 
-// removeStale waits until a claim that keeps another one from a device is unprepared, if it does not exist any more or is not allocated to that
-// device: its container may still run. After a pod is deleted by force, the kubelet may prepare the claim of a new pod before it ends that of the
-// old one, and does not list the old one. One that cannot have a container is removed. The error is a refusal of the other claim.
+// removeStale waits until a claim that keeps another one from a device is unprepared, if it does not exist any more or is not allocated to
+// that device: its container may still run. After a pod is deleted by force, the kubelet may prepare the claim of a new pod before it ends
+// that of the old one, and does not list the old one. One that cannot have a container is removed. The error is a refusal of the other
+// claim.
 func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict) error {
 	c, exists := p.state.Load().Claims[types.UID(found.Claim.UID)]
 	if !exists {
@@ -61,7 +62,8 @@ func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict) error
 	claim, err := p.getClaim(ctx, c.Namespace, c.Name)
 	switch {
 	case err != nil:
-		return refuse(reasonAPIServer, "device %s is prepared for claim %s, and the API server cannot be asked whether that claim still exists: %v", found.Device, &c, err)
+		return refuse(reasonAPIServer,
+			"device %s is prepared for claim %s, and the API server cannot be asked whether that claim still exists: %v", found.Device, &c, err)
 	case claim == nil || claim.UID != c.UID || !allocated(claim):
 	case found.Memory > 0:
 		return refuse(reasonMemory, "device %s: expected at most %d MiB of memory for all claims, found %d MiB, with that of claim %s of %s",
@@ -82,7 +84,8 @@ func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict) error
 		select {
 		case <-changed:
 		case <-wait.Done():
-			return refuse(reasonInUse, "device %s is prepared for claim %s, which does not exist any more or has other devices, and which the kubelet "+
+			return refuse(reasonInUse, "device %s is prepared for claim %s, which does not exist any more or has other devices, and which the "+
+				"kubelet "+
 				"has not unprepared yet; the kubelet tries again", found.Device, &c)
 		}
 	}
@@ -90,9 +93,10 @@ func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict) error
 
 // allocatedTo reports whether a claim of the API server has a device for which it was prepared.
 func (d *ClaimDevice) allocatedTo(claim *resourceapi.ResourceClaim) bool {
-	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return d.isOf(&r)
-	})
+	return claim.Status.Allocation != nil && slices.ContainsFunc(claim.Status.Allocation.Devices.Results,
+		func(r resourceapi.DeviceRequestAllocationResult) bool {
+			return d.isOf(&r)
+		})
 }
 
 // users names the pods of a claim.
@@ -163,7 +167,8 @@ func (p *preparer) exemptAdmins(
 				if state.lacks(h, driver) && (h.Namespace != claim.Namespace || h.Claim.Name != claim.Name) {
 					other, err := p.getClaim(ctx, h.Namespace, h.Claim.Name)
 					if err != nil {
-						return refuse(reasonAPIServer, "device %s: the checkpoint was lost, and the API server cannot be asked about claim %s/%s of pod %s: %v",
+						return refuse(reasonAPIServer,
+							"device %s: the checkpoint was lost, and the API server cannot be asked about claim %s/%s of pod %s: %v",
 							results[i].Device, h.Namespace, h.Claim.Name, h.Pod, err)
 					}
 					if other != nil && onlyAdmin(other, driver, h.DeviceID) {
@@ -238,8 +243,8 @@ func (p *preparer) run(ctx context.Context) {
 	}
 }
 
-// sweep removes claims that do not exist any more, or that have other devices now, and that cannot have a container, and the specs of claims that
-// are not prepared.
+// sweep removes claims that do not exist any more, or that have other devices now, and that cannot have a container, and the specs of
+// claims that are not prepared.
 func (p *preparer) sweep(ctx context.Context) {
 	s, in := p.state.Load(), p.input.Load()
 	if in == nil || in.cfg == nil {
@@ -283,8 +288,8 @@ func (p *preparer) sweep(ctx context.Context) {
 	p.sweepSpecs(ctx, in.cfg.CDI.Dir)
 }
 
-// removeUnused removes a claim that does not exist any more, or that has other devices now, if it cannot have a container: it has no CDI spec,
-// because it was never prepared, or was unprepared when the checkpoint could not be written, and no pod holds it.
+// removeUnused removes a claim that does not exist any more, or that has other devices now, if it cannot have a container: it has no CDI
+// spec, because it was never prepared, or was unprepared when the checkpoint could not be written, and no pod holds it.
 func (p *preparer) removeUnused(ctx context.Context, c *Claim) (removed bool, err error) {
 	end, err := p.begin(ctx, c.UID)
 	if err != nil {
@@ -300,7 +305,8 @@ func (p *preparer) removeUnused(ctx context.Context, c *Claim) (removed bool, er
 	if h := p.askHolders(ctx); h.Unknown(time.Now()) != "" || h.ClaimHeld(c.Namespace, c.Name) {
 		return false, nil
 	}
-	p.options.Log.Info("claim is removed: it does not exist any more or has other devices, and has no CDI spec", zap.String("claim", c.String()), zap.String("uid", string(c.UID)))
+	p.options.Log.Info("claim is removed: it does not exist any more or has other devices, and has no CDI spec",
+		zap.String("claim", c.String()), zap.String("uid", string(c.UID)))
 	return true, p.unprepare(ctx, c.UID)
 }
 
@@ -399,7 +405,8 @@ func (p *preparer) orderMPS(ctx context.Context) {
 		in, again := p.input.Watch()
 		if in != nil && in.cfg != nil && in.snap.Polled() && claims != nil {
 			desired := mpsDesired(in, claims)
-			if last := p.options.MPS.Load(); last == nil || last.Root != desired.Root || last.Control != desired.Control || !slices.Equal(last.Daemons, desired.Daemons) {
+			if last := p.options.MPS.Load(); last == nil || last.Root != desired.Root || last.Control != desired.Control ||
+				!slices.Equal(last.Daemons, desired.Daemons) {
 				p.options.MPS.Store(&desired)
 			}
 		}

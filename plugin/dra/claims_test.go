@@ -124,14 +124,16 @@ func testDevices() (devices []health.DeviceState) {
 	}
 	for i := range 4 {
 		add(health.Device{
-			ID: health.DeviceID(fmt.Sprintf("GPU-%d", i)), Kind: health.KindGPU, Index: i, Minor: i, Memory: 80 * gib, Model: "NVIDIA H100 80GB HBM3",
-			PCI: fmt.Sprintf("00000000:1%d:00.0", i), MIGMode: i == 3, GI: -1, CI: -1, MIGIndex: -1,
+			ID: health.DeviceID(fmt.Sprintf("GPU-%d", i)), Kind: health.KindGPU, Index: i, Minor: i, Memory: 80 * gib,
+			Model: "NVIDIA H100 80GB HBM3",
+			PCI:   fmt.Sprintf("00000000:1%d:00.0", i), MIGMode: i == 3, GI: -1, CI: -1, MIGIndex: -1,
 		})
 	}
 	for i := range 2 {
 		add(health.Device{
-			ID: health.DeviceID(fmt.Sprintf("MIG-%d", i)), Parent: "GPU-3", Kind: health.KindMIG, Index: 3, Minor: 3, Memory: 10 * gib, Model: "NVIDIA H100 80GB HBM3",
-			PCI: "00000000:13:00.0", Profile: "1g.10gb", GI: 7 + i, CI: 0, MIGIndex: i,
+			ID: health.DeviceID(fmt.Sprintf("MIG-%d", i)), Parent: "GPU-3", Kind: health.KindMIG, Index: 3, Minor: 3, Memory: 10 * gib,
+			Model: "NVIDIA H100 80GB HBM3",
+			PCI:   "00000000:13:00.0", Profile: "1g.10gb", GI: 7 + i, CI: 0, MIGIndex: i,
 			Properties: &health.Properties{MIG: &health.MIGProperties{ProfileID: 19, PlacementStart: i, MemorySlices: 1}},
 		})
 	}
@@ -139,7 +141,10 @@ func testDevices() (devices []health.DeviceState) {
 }
 
 func newClaimNode(t testing.TB, edit ...func(*plugin.Config)) *claimNode {
-	n := &claimNode{t: t, dir: t.TempDir(), cfg: plugin.DefaultConfig(), api: fake.NewClientset(), boot: "boot-1", mps: &health.Latest[mps.Desired]{}}
+	n := &claimNode{
+		t: t, dir: t.TempDir(), cfg: plugin.DefaultConfig(), api: fake.NewClientset(), boot: "boot-1",
+		mps: &health.Latest[mps.Desired]{},
+	}
 	n.cfg.API, n.cfg.KubeletDir, n.cfg.CDI.Dir = plugin.APIDRA, n.dir, filepath.Join(n.dir, "cdi")
 	for _, e := range edit {
 		e(&n.cfg)
@@ -191,7 +196,10 @@ func (n *claimNode) start() {
 		},
 	}
 	p.capabilities = &health.Latest[memlimits.Capabilities]{}
-	p.capabilities.Store(&memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": "", "GPU-1": "the driver is too old", "GPU-2": ""}})
+	p.capabilities.Store(&memlimits.Capabilities{Driver: map[health.DeviceID]string{
+		"GPU-0": "", "GPU-1": "the driver is too old",
+		"GPU-2": "",
+	}})
 	n.prepare = p
 	n.config.Store(&n.cfg)
 	if err := p.open(n.pluginDir()); err != nil {
@@ -227,7 +235,10 @@ func (n *claimNode) update(edit func(*health.Snapshot)) {
 	edit(&next)
 	n.snap = next
 	cfg := n.cfg
-	pool := BuildPool(PoolInput{Config: &cfg, Snapshot: &next, Names: n.prepare.names(), Capabilities: n.prepare.capabilities.Load(), Examined: true})
+	pool := BuildPool(PoolInput{
+		Config: &cfg, Snapshot: &next, Names: n.prepare.names(), Capabilities: n.prepare.capabilities.Load(),
+		Examined: true,
+	})
 	n.config.Store(&cfg)
 	n.snaps.Store(&next)
 	n.prepare.update(&cfg, &next, &pool)
@@ -296,7 +307,8 @@ func tolerating(tolerations ...resourceapi.DeviceToleration) func(*resourceapi.D
 func share(id types.UID, memory uint64) func(*resourceapi.DeviceRequestAllocationResult) {
 	return func(r *resourceapi.DeviceRequestAllocationResult) {
 		r.ShareID = new(id)
-		r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": *resource.NewQuantity(int64(memory), resource.BinarySI)} //nolint:gosec // small
+		r.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": *resource.NewQuantity(int64(memory),
+			resource.BinarySI)} //nolint:gosec // small
 	}
 }
 
@@ -311,7 +323,9 @@ func claim(name string, results ...resourceapi.DeviceRequestAllocationResult) *r
 	}
 }
 
-func withConfig(c *resourceapi.ResourceClaim, source resourceapi.AllocationConfigSource, parameters string, requests ...string) *resourceapi.ResourceClaim {
+func withConfig(c *resourceapi.ResourceClaim, source resourceapi.AllocationConfigSource, parameters string,
+	requests ...string,
+) *resourceapi.ResourceClaim {
 	c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
 		Source: source, Requests: requests,
 		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
@@ -487,11 +501,15 @@ func TestPrepareIsIdempotent(t *testing.T) {
 		t.Fatalf("got %v, want %v", names, want)
 	}
 	env, mounts := n.edits(slices.Clone(names)...)
-	wantEnv := []string{"GPU_NODE_AGENT_DEVICE_GPU_1=GPU-1", "GPU_NODE_AGENT_DEVICE_GPU_3_MIG_1G10GB_19_0=MIG-0", "NVIDIA_VISIBLE_DEVICES=void"}
+	wantEnv := []string{
+		"GPU_NODE_AGENT_DEVICE_GPU_1=GPU-1", "GPU_NODE_AGENT_DEVICE_GPU_3_MIG_1G10GB_19_0=MIG-0",
+		"NVIDIA_VISIBLE_DEVICES=void",
+	}
 	if !slices.Equal(env, wantEnv) || mounts != nil {
 		t.Errorf("got %v and %v, want %v", env, mounts, wantEnv)
 	}
-	if got := n.claims.Load().ByUID["uid-a"].Devices; len(got) != 2 || got[1].Request != "part" || got[1].Parent != "GPU-3" || got[0].Device != "GPU-1" {
+	if got := n.claims.Load().ByUID["uid-a"].Devices; len(got) != 2 || got[1].Request != "part" || got[1].Parent != "GPU-3" ||
+		got[0].Device != "GPU-1" {
 		t.Errorf("got %+v", got)
 	}
 	n.device("GPU-1", unhealthy("xid-79")) // a prepared claim is answered nevertheless
@@ -531,7 +549,8 @@ func TestPrepareRefuses(t *testing.T) {
 		},
 		"another taint tolerated": {
 			edit: func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) }, reason: reasonUnhealthyDevice,
-			claim: claim("a", result("gpu-0", tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid", Value: "48", Operator: resourceapi.DeviceTolerationOpEqual}))),
+			claim: claim("a", result("gpu-0",
+				tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid", Value: "48", Operator: resourceapi.DeviceTolerationOpEqual}))),
 		},
 		"NoSchedule tolerated of a cause that evicts": {
 			config: func(c *plugin.Config) { c.DRA.EvictOn = []string{"xid=79"} },
@@ -549,26 +568,45 @@ func TestPrepareRefuses(t *testing.T) {
 			},
 			claim: claim("a", result("gpu-0", asAdmin)), reason: reasonDetached,
 		},
-		"one GPU twice":     {claim: claim("a", result("gpu-0"), result("gpu-0", byRequest("b"))), reason: reasonConfiguration},
-		"two of one MIG":    {claim: claim("a", result(mig0), result(mig0, byRequest("b"))), reason: reasonConfiguration},
-		"another kind":      {claim: withConfig(claim("a", result("gpu-0")), "FromClaim", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`), reason: reasonConfiguration, parts: []string{"VfioDeviceConfig"}},
-		"MIG config of GPU": {claim: withConfig(claim("a", result("gpu-0")), "FromClaim", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"}`, "gpu"), reason: reasonConfiguration},
-		"two devices by MPS": {
-			claim: withConfig(claim("a", result("gpu-0"), result("gpu-1")), "FromClass", gpuConfigMPS), reason: reasonConfiguration, parts: []string{"gpu-0", "gpu-1"},
+		"one GPU twice":  {claim: claim("a", result("gpu-0"), result("gpu-0", byRequest("b"))), reason: reasonConfiguration},
+		"two of one MIG": {claim: claim("a", result(mig0), result(mig0, byRequest("b"))), reason: reasonConfiguration},
+		"another kind": {
+			claim: withConfig(claim("a", result("gpu-0")), "FromClaim",
+				`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`), reason: reasonConfiguration,
+			parts: []string{"VfioDeviceConfig"},
 		},
-		"share by MPS":  {config: shareMemory, claim: withConfig(claim("a", result("gpu-0", share("s", gib))), "FromClass", gpuConfigMPS), reason: reasonConfiguration},
-		"no MPS daemon": {edit: (*claimNode).stopMPS, claim: withConfig(claim("a", result("gpu-0")), "FromClass", gpuConfigMPS), reason: reasonMPSNotReady},
+		"MIG config of GPU": {claim: withConfig(claim("a", result("gpu-0")), "FromClaim",
+			`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig"}`, "gpu"), reason: reasonConfiguration},
+		"two devices by MPS": {
+			claim: withConfig(claim("a", result("gpu-0"), result("gpu-1")), "FromClass", gpuConfigMPS), reason: reasonConfiguration,
+			parts: []string{"gpu-0", "gpu-1"},
+		},
+		"share by MPS": {
+			config: shareMemory, claim: withConfig(claim("a", result("gpu-0", share("s", gib))), "FromClass", gpuConfigMPS),
+			reason: reasonConfiguration,
+		},
+		"no MPS daemon": {
+			edit: (*claimNode).stopMPS, claim: withConfig(claim("a", result("gpu-0")), "FromClass", gpuConfigMPS),
+			reason: reasonMPSNotReady,
+		},
 		"MPS of others": {edit: func(n *claimNode) {
 			n.stopMPS()
 			n.device("GPU-0", func(d *health.DeviceState) { d.MPS = &health.MPSDaemon{Leaving: true} })
 		}, claim: claim("a", result("gpu-0")), reason: reasonMPSNotReady},
-		"share too large":  {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 81*gib))), reason: reasonConfiguration, parts: []string{"82944 MiB"}},
+		"share too large": {
+			config: shareMemory, claim: claim("a", result("gpu-0", share("s", 81*gib))), reason: reasonConfiguration,
+			parts: []string{"82944 MiB"},
+		},
 		"share of nothing": {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 0))), reason: reasonMemory},
 		"share of unknown size": {
-			config: shareMemory, claim: claim("a", result("gpu-0", func(r *resourceapi.DeviceRequestAllocationResult) { r.ShareID = new(types.UID("s")) })),
+			config: shareMemory, claim: claim("a",
+				result("gpu-0", func(r *resourceapi.DeviceRequestAllocationResult) { r.ShareID = new(types.UID("s")) })),
 			reason: reasonMemory, parts: []string{"found 0 bytes"},
 		},
-		"share of less than 1 MiB": {config: shareMemory, claim: claim("a", result("gpu-0", share("s", 1<<20-1))), reason: reasonMemory, parts: []string{"1048575 bytes"}},
+		"share of less than 1 MiB": {
+			config: shareMemory, claim: claim("a", result("gpu-0", share("s", 1<<20-1))), reason: reasonMemory,
+			parts: []string{"1048575 bytes"},
+		},
 		"shares of several sizes": {
 			config: shareMemory, claim: claim("a", result("gpu-0", share("s", gib)), result("gpu-2", share("t", 2*gib))), reason: reasonMemory,
 			parts: []string{"request gpu", "1024 MiB of gpu-0 and 2048 MiB of gpu-2"},
@@ -616,22 +654,28 @@ func TestPrepareAccepts(t *testing.T) {
 	}{
 		"unhealthy, as admin": {edit: func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) }, claim: claim("a", result("gpu-0", asAdmin))},
 		"unhealthy, tolerated": {
-			edit:  func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) },
-			claim: claim("a", result("gpu-0", tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid", Value: "79", Operator: resourceapi.DeviceTolerationOpEqual}))),
+			edit: func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) },
+			claim: claim("a", result("gpu-0",
+				tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid", Value: "79", Operator: resourceapi.DeviceTolerationOpEqual}))),
 		},
 		"unhealthy, any XID tolerated": {
-			edit:  func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) },
-			claim: claim("a", result("gpu-0", tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid", Operator: resourceapi.DeviceTolerationOpExists}))),
+			edit: func(n *claimNode) { n.device("GPU-0", unhealthy("xid-79")) },
+			claim: claim("a", result("gpu-0",
+				tolerating(resourceapi.DeviceToleration{Key: "gpu-node-agent/xid", Operator: resourceapi.DeviceTolerationOpExists}))),
 		},
 		"MIG mode, as admin": {claim: claim("a", result("gpu-3", asAdmin))},
 		"twice, as admin":    {claim: claim("a", result("gpu-0", asAdmin), result("gpu-0", asAdmin, byRequest("b")))},
 		"another driver's device": {
 			claim: claim("a", result("gpu-0"), result("nic-0", func(r *resourceapi.DeviceRequestAllocationResult) { r.Driver = "nic.example.com" })),
 		},
-		"no device of the driver": {claim: claim("a", result("nic-0", func(r *resourceapi.DeviceRequestAllocationResult) { r.Driver = "nic.example.com" }))},
+		"no device of the driver": {claim: claim("a", result("nic-0",
+			func(r *resourceapi.DeviceRequestAllocationResult) { r.Driver = "nic.example.com" }))},
 		"share by the driver": {
 			config: shareMemory, claim: claim("a", result("gpu-0", share("s", 10*gib))),
-			env: []string{"GPU_NODE_AGENT_MEMORY_LIMIT_MIB=10240", "GPU_NODE_AGENT_MEMORY_FRACTION=0.1250", "NVIDIA_GPU_MEMORY_LIMIT=10240", "NVIDIA_GPU_MEMORY_REQUEST=0"},
+			env: []string{
+				"GPU_NODE_AGENT_MEMORY_LIMIT_MIB=10240", "GPU_NODE_AGENT_MEMORY_FRACTION=0.1250", "NVIDIA_GPU_MEMORY_LIMIT=10240",
+				"NVIDIA_GPU_MEMORY_REQUEST=0",
+			},
 		},
 		"share of a device that is not shared any more": {
 			claim: claim("a", result("gpu-0", share("s", 10*gib))), env: []string{"GPU_NODE_AGENT_MEMORY_LIMIT_MIB=10240"},
@@ -642,7 +686,10 @@ func TestPrepareAccepts(t *testing.T) {
 		"share by MPS": {
 			config: func(c *plugin.Config) { shareMemory(c); c.Sharing.Memory.Enforcement = plugin.EnforceMPS },
 			claim:  claim("a", result("gpu-0", share("s", 10*gib))),
-			env:    []string{"CUDA_MPS_PIPE_DIRECTORY=/mps/gpu-0/pipe", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M", "GPU_NODE_AGENT_MEMORY_LIMIT_MIB=10240"}, mounts: 3,
+			env: []string{
+				"CUDA_MPS_PIPE_DIRECTORY=/mps/gpu-0/pipe", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=10240M",
+				"GPU_NODE_AGENT_MEMORY_LIMIT_MIB=10240",
+			}, mounts: 3,
 		},
 		"MPS": {
 			claim: withConfig(claim("a", result("gpu-0")), "FromClass", gpuConfigMPS),
@@ -672,7 +719,8 @@ func TestPrepareAccepts(t *testing.T) {
 					t.Errorf("%v lacks %s", env, e)
 				}
 			}
-			if len(mounts) != test.mounts || test.env == nil && slices.ContainsFunc(env, func(e string) bool { return strings.Contains(e, "MPS") || strings.Contains(e, "MEMORY") }) {
+			if len(mounts) != test.mounts || test.env == nil && slices.ContainsFunc(env,
+				func(e string) bool { return strings.Contains(e, "MPS") || strings.Contains(e, "MEMORY") }) {
 				t.Errorf("got %v and %v", env, mounts)
 			}
 			if err := n.unprepare(test.claim); err != nil || len(n.prepared())+len(n.specs()) > 0 {
@@ -712,8 +760,14 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 		both          bool   // the first claim remains prepared
 		parts         []string
 	}{
-		"exists":         {first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), reason: reasonInUse, parts: []string{"gpu-0", "default/a", "pod-a"}},
-		"does not exist": {first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), before: gone, reason: reasonInUse, parts: unprepared},
+		"exists": {
+			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), reason: reasonInUse,
+			parts: []string{"gpu-0", "default/a", "pod-a"},
+		},
+		"does not exist": {
+			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), before: gone, reason: reasonInUse,
+			parts: unprepared,
+		},
 		"made again": {
 			first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0")), reason: reasonInUse, parts: unprepared,
 			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
@@ -733,7 +787,8 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 			},
 		},
 		"allocated in part elsewhere": {
-			first: claim("a", result("gpu-0"), result("gpu-1", byRequest("b"))), second: claim("b", result("gpu-0")), reason: reasonInUse, parts: unprepared,
+			first: claim("a", result("gpu-0"), result("gpu-1", byRequest("b"))), second: claim("b", result("gpu-0")), reason: reasonInUse,
+			parts: unprepared,
 			before: func(n *claimNode, first *resourceapi.ResourceClaim) {
 				n.remove(first)
 				again := first.DeepCopy()
@@ -767,17 +822,27 @@ func TestPrepareDeviceOfAnotherClaim(t *testing.T) {
 				n.device("GPU-3", func(d *health.DeviceState) { d.Device.MIGMode = false })
 			},
 		},
-		"shares that fit": {config: shareMemory, first: claim("a", result("gpu-0", share("s", 40*gib))), second: claim("b", result("gpu-0", share("t", 39*gib))), both: true},
+		"shares that fit": {
+			config: shareMemory, first: claim("a", result("gpu-0", share("s", 40*gib))),
+			second: claim("b", result("gpu-0", share("t", 39*gib))), both: true,
+		},
 		"shares that do not fit": {
 			config: shareMemory, first: claim("a", result("gpu-0", share("s", 50*gib))), second: claim("b", result("gpu-0", share("t", 40*gib))),
 			reason: reasonMemory, parts: []string{"80896 MiB", "92160 MiB", "default/a", "pod-a"},
 		},
 		"share that does not fit beside one of no claim": {
-			config: shareMemory, first: claim("a", result("gpu-0", share("s", 50*gib))), second: claim("b", result("gpu-0", share("t", 40*gib))), before: gone,
+			config: shareMemory, first: claim("a", result("gpu-0", share("s", 50*gib))), second: claim("b", result("gpu-0", share("t", 40*gib))),
+			before: gone,
 			reason: reasonInUse, parts: unprepared,
 		},
-		"whole beside a share": {config: shareMemory, first: claim("a", result("gpu-0", share("s", gib))), second: claim("b", result("gpu-0")), reason: reasonInUse},
-		"share beside a whole": {config: shareMemory, first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0", share("s", gib))), reason: reasonInUse},
+		"whole beside a share": {
+			config: shareMemory, first: claim("a", result("gpu-0", share("s", gib))), second: claim("b", result("gpu-0")),
+			reason: reasonInUse,
+		},
+		"share beside a whole": {
+			config: shareMemory, first: claim("a", result("gpu-0")), second: claim("b", result("gpu-0", share("s", gib))),
+			reason: reasonInUse,
+		},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -1150,7 +1215,8 @@ func TestPrepareLostCheckpoint(t *testing.T) {
 // The sweep removes claims that the API server does not have and that cannot have a container.
 func TestSweep(t *testing.T) {
 	n := newClaimNode(t)
-	exists, held, left, other := claim("exists", result("gpu-0")), claim("held", result("gpu-1")), claim("left", result("gpu-2")), claim("other", result(mig0))
+	exists, held, left, other := claim("exists", result("gpu-0")), claim("held", result("gpu-1")), claim("left", result("gpu-2")),
+		claim("other", result(mig0))
 	n.create(exists, held, left, other)
 	runs := claim("runs", result("gpu-0", asAdmin)) // and is of a pod that was deleted by force
 	for _, c := range []*resourceapi.ResourceClaim{exists, held, left, other, runs} {
@@ -1187,7 +1253,10 @@ func TestSweep(t *testing.T) {
 		t.Errorf("got %v", got)
 	}
 	n.mu.Lock()
-	n.holders.By = map[health.DeviceID][]podresources.Holder{"GPU-1": {{Namespace: "default", Pod: "p", Claim: podresources.ClaimRef{Name: "held"}}}}
+	n.holders.By = map[health.DeviceID][]podresources.Holder{"GPU-1": {{
+		Namespace: "default", Pod: "p",
+		Claim: podresources.ClaimRef{Name: "held"},
+	}}}
 	n.mu.Unlock()
 	n.down = errors.New("away")
 	n.prepare.sweep(t.Context())
@@ -1207,7 +1276,8 @@ func TestSweep(t *testing.T) {
 	}
 }
 
-// A claim that is prepared again while the sweep asks the API server about it stays, although it has no CDI spec yet: its MPS daemon starts.
+// A claim that is prepared again while the sweep asks the API server about it stays, although it has no CDI spec yet: its MPS daemon
+// starts.
 func TestSweepBesidePrepare(t *testing.T) {
 	n := newClaimNode(t)
 	a := claim("a", result("gpu-0"))
@@ -1344,13 +1414,15 @@ func TestPrepareEndsBeforeWrite(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		results, err := n.prepare.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{second})
-		if err != nil || results[second.UID].Err == nil || !strings.Contains(results[second.UID].Err.Error(), "the checkpoint is still being written") {
+		if err != nil || results[second.UID].Err == nil || !strings.Contains(results[second.UID].Err.Error(),
+			"the checkpoint is still being written") {
 			t.Errorf("%v, %v", results, err)
 		}
 		again, cancelAgain := context.WithTimeout(t.Context(), time.Second)
 		defer cancelAgain()
 		results, err = n.prepare.PrepareResourceClaims(again, []*resourceapi.ResourceClaim{first}) // its first call goes on
-		if err != nil || results[first.UID].Err == nil || !strings.Contains(results[first.UID].Err.Error(), "another call for claim uid-first has not ended") {
+		if err != nil || results[first.UID].Err == nil || !strings.Contains(results[first.UID].Err.Error(),
+			"another call for claim uid-first has not ended") {
 			t.Errorf("%v, %v", results, err)
 		}
 		close(end)
@@ -1377,7 +1449,8 @@ func TestPrepareAwaitsCheckOfSpec(t *testing.T) {
 		options := n.options
 		options.Simulated = func() bool { return false }
 		if err := errors.Join(os.MkdirAll(n.cfg.CDI.Dir, 0o700),
-			os.WriteFile(filepath.Join(n.cfg.CDI.Dir, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "GPU-0"}]}`), 0o600)); err != nil {
+			os.WriteFile(filepath.Join(n.cfg.CDI.Dir, "nvidia.json"), []byte(`{"kind": "nvidia.com/gpu", "devices": [{"name": "GPU-0"}]}`),
+				0o600)); err != nil {
 			t.Fatal(err)
 		}
 		p := newPreparer(&options, &health.Latest[Claims]{})
@@ -1392,7 +1465,8 @@ func TestPrepareAwaitsCheckOfSpec(t *testing.T) {
 			return errors.Join(err, results[c.UID].Err)
 		}
 		begin := time.Now()
-		if err := prepare(); err == nil || !strings.Contains(err.Error(), "the CDI spec of the devices is not checked yet") || time.Since(begin) != 5*time.Second {
+		if err := prepare(); err == nil || !strings.Contains(err.Error(), "the CDI spec of the devices is not checked yet") ||
+			time.Since(begin) != 5*time.Second {
 			t.Errorf("after %v: %v", time.Since(begin), err)
 		}
 		p.base.Store(&baseSpec{cdi.ErrPending})
@@ -1477,13 +1551,29 @@ func TestPrepareNamesUsers(t *testing.T) {
 		holders []podresources.Holder
 		want    string
 	}{
-		"reserved":          {nil, nil, "of pod default/pod-a"},
-		"held by it":        {nil, []podresources.Holder{{Namespace: "default", Pod: "pod-a", Claim: podresources.ClaimRef{Name: "a"}}}, "of pod default/pod-a"},
-		"held by another":   {nil, []podresources.Holder{{Namespace: "default", Pod: "job", Claim: podresources.ClaimRef{Name: "a"}}}, "of pod default/job, default/pod-a"},
-		"by another claim":  {nil, []podresources.Holder{{Namespace: "default", Pod: "job", Claim: podresources.ClaimRef{Name: "b"}}}, "of pod default/pod-a"},
-		"another namespace": {nil, []podresources.Holder{{Namespace: "other", Pod: "job", Claim: podresources.ClaimRef{Name: "a"}}}, "of pod default/pod-a"},
-		"nobody":            {func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil }, nil, "of no pod"},
-		"no pod":            {func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].Resource = "jobs" }, nil, "of no pod"},
+		"reserved": {nil, nil, "of pod default/pod-a"},
+		"held by it": {
+			nil,
+			[]podresources.Holder{{Namespace: "default", Pod: "pod-a", Claim: podresources.ClaimRef{Name: "a"}}},
+			"of pod default/pod-a",
+		},
+		"held by another": {
+			nil,
+			[]podresources.Holder{{Namespace: "default", Pod: "job", Claim: podresources.ClaimRef{Name: "a"}}},
+			"of pod default/job, default/pod-a",
+		},
+		"by another claim": {
+			nil,
+			[]podresources.Holder{{Namespace: "default", Pod: "job", Claim: podresources.ClaimRef{Name: "b"}}},
+			"of pod default/pod-a",
+		},
+		"another namespace": {
+			nil,
+			[]podresources.Holder{{Namespace: "other", Pod: "job", Claim: podresources.ClaimRef{Name: "a"}}},
+			"of pod default/pod-a",
+		},
+		"nobody": {func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil }, nil, "of no pod"},
+		"no pod": {func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor[0].Resource = "jobs" }, nil, "of no pod"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newClaimNode(t)

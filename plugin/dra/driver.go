@@ -103,7 +103,10 @@ func New(o Options) *Driver {
 	}
 	d.preparer = newPreparer(&d.Options, &d.claims)
 	t, claims := &d.timing, &d.preparer.timing
-	for _, interval := range []*time.Duration{&t.poll, &t.retryMin, &t.retryMax, &t.properties, &t.resend, &t.streamLost, &claims.sweep, &claims.lost, &claims.unprepare} {
+	for _, interval := range []*time.Duration{
+		&t.poll, &t.retryMin, &t.retryMax, &t.properties, &t.resend, &t.streamLost, &claims.sweep,
+		&claims.lost, &claims.unprepare,
+	} {
 		*interval /= time.Duration(max(1, o.Faster))
 	}
 	return d
@@ -131,8 +134,9 @@ type timing struct {
 
 func defaultTiming() timing {
 	return timing{
-		poll: time.Second, retryMin: time.Second, retryMax: 30 * time.Second, call: 2 * time.Second, answer: time.Second / 2, properties: 10 * time.Second,
-		resend: 10 * time.Second, streamLost: 15 * time.Second,
+		poll: time.Second, retryMin: time.Second, retryMax: 30 * time.Second, call: 2 * time.Second, answer: time.Second / 2,
+		properties: 10 * time.Second,
+		resend:     10 * time.Second, streamLost: 15 * time.Second,
 	}
 }
 
@@ -205,8 +209,8 @@ func (d *Driver) Run(ctx context.Context) error {
 	return nil
 }
 
-// requestLock requests the lock of the node if there is something to serve, by this driver or the device plugin. It returns whether the driver
-// may serve, and a channel that closes when that changes.
+// requestLock requests the lock of the node if there is something to serve, by this driver or the device plugin. It returns whether the
+// driver may serve, and a channel that closes when that changes.
 func (d *Driver) requestLock(cfg *plugin.Config) (s nodelock.State, changed <-chan struct{}) {
 	if cfg == nil || !cfg.Enabled && !slices.ContainsFunc(checkpoints(cfg.KubeletDir), neededCheckpoint) {
 		d.Lock.Request("")

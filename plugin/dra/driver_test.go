@@ -104,7 +104,8 @@ func servingRig(t *testing.T) *driverRig {
 // start starts a process of the driver, whose intervals are short.
 func (g *driverRig) start() {
 	o := Options{
-		Config: g.config, Snapshots: g.snapshots, Node: testNode, BootID: "boot", Connect: g.api.Client, Released: g.plugin, Holders: g.holders, Ask: g.ask,
+		Config: g.config, Snapshots: g.snapshots, Node: testNode, BootID: "boot", Connect: g.api.Client, Released: g.plugin, Holders: g.holders,
+		Ask:      g.ask,
 		NoPlugin: func() bool { return false }, MPS: g.mps, Simulated: func() bool { return true }, Faster: 50,
 		Properties: func(ctx context.Context, d []health.Device) map[health.DeviceID]*health.Properties {
 			return g.properties(ctx, d)
@@ -278,7 +279,8 @@ func (g *driverRig) specs(dir string) []string {
 	return uids
 }
 
-// A driver publishes the devices, prepares claims for the kubelet and tells it the health of devices. A restart of it changes nothing of that.
+// A driver publishes the devices, prepares claims for the kubelet and tells it the health of devices. A restart of it changes nothing of
+// that.
 func TestDriverServesKubelet(t *testing.T) {
 	t.Parallel()
 	g := servingRig(t)
@@ -299,10 +301,14 @@ func TestDriverServesKubelet(t *testing.T) {
 	}
 	g.await("healthy for the kubelet", func() bool { h, ok := g.kubelet.Health("node1/gpu-1"); return ok && h.Health == "HEALTHY" })
 	s := g.Status()
-	if !s.Enabled || s.Handover || !s.HandoverSince.IsZero() || s.DriverName != plugin.DefaultDRADriver || s.Pool != testNode || s.Devices != 3 || s.Slices != 1 {
+	if !s.Enabled || s.Handover || !s.HandoverSince.IsZero() || s.DriverName != plugin.DefaultDRADriver || s.Pool != testNode ||
+		s.Devices != 3 || s.Slices != 1 {
 		t.Errorf("status %+v", s)
 	}
-	if want := []string{filepath.Join(g.dir, "plugins_registry"), filepath.Join(g.dir, "plugins", plugin.DefaultDRADriver)}; !slices.Equal(g.Dirs(), want) {
+	if want := []string{
+		filepath.Join(g.dir, "plugins_registry"),
+		filepath.Join(g.dir, "plugins", plugin.DefaultDRADriver),
+	}; !slices.Equal(g.Dirs(), want) {
 		t.Errorf("directories %q, want %q", g.Dirs(), want)
 	}
 	if r := g.Released().Load(); r.Released || r.Reason == "" {
@@ -311,7 +317,8 @@ func TestDriverServesKubelet(t *testing.T) {
 	if devices, known := g.PublishedDevices(); !known || len(devices) != 3 {
 		t.Errorf("published %q, %v", devices, known)
 	}
-	if n := len(DurationBounds()) + 1; len(s.Prepares.Counts) != n || len(s.Unprepares.Counts) != n || s.Prepares.Sum <= 0 || s.Unprepares.Sum != 0 {
+	if n := len(DurationBounds()) + 1; len(s.Prepares.Counts) != n || len(s.Unprepares.Counts) != n || s.Prepares.Sum <= 0 ||
+		s.Unprepares.Sum != 0 {
 		t.Errorf("durations %+v, %+v", s.Prepares, s.Unprepares)
 	}
 	version := g.api.Slices()[0].ResourceVersion
@@ -348,7 +355,10 @@ func (g *driverRig) hold(by map[health.DeviceID][]podresources.Holder) {
 func TestDriverAwaitsConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		config := &health.Latest[plugin.Config]{}
-		d := New(Options{Config: config, Released: &health.Latest[plugin.Handover]{}, Snapshots: &health.Latest[health.Snapshot]{}, Log: zap.NewNop()})
+		d := New(Options{
+			Config: config, Released: &health.Latest[plugin.Handover]{}, Snapshots: &health.Latest[health.Snapshot]{},
+			Log: zap.NewNop(),
+		})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- d.Run(ctx) }()
@@ -390,7 +400,8 @@ func TestDriverHandsOver(t *testing.T) {
 		t.Errorf("%d slices, want an empty one", n)
 	}
 	g.await("handing over", func() bool { return !g.Status().HandoverSince.IsZero() })
-	if s := g.Status(); !s.Enabled || !s.Handover || s.HandoverSince.Before(before.Round(0)) || s.HandoverSince.After(time.Now()) || s.Err != "" || !s.Registered {
+	if s := g.Status(); !s.Enabled || !s.Handover || s.HandoverSince.Before(before.Round(0)) || s.HandoverSince.After(time.Now()) ||
+		s.Err != "" || !s.Registered {
 		t.Errorf("status %+v", s)
 	}
 	if !g.Released().Load().Pods {
@@ -486,8 +497,8 @@ func TestDriverOfAnotherName(t *testing.T) {
 	}
 }
 
-// While another driver of its name is on the node, a driver does not register and leaves the slices, which may be those of the other. Claims that it
-// has prepared end with it all the same.
+// While another driver of its name is on the node, a driver does not register and leaves the slices, which may be those of the other.
+// Claims that it has prepared end with it all the same.
 func TestDriverBesideAnother(t *testing.T) {
 	t.Parallel()
 	g := newDriverRig(t)
@@ -697,8 +708,8 @@ func TestDriverNeedsLock(t *testing.T) {
 	}
 }
 
-// The name of a MIG device contains properties that the snapshot may lack: it is published when they are known, or when they take too long, and its
-// name never changes then.
+// The name of a MIG device contains properties that the snapshot may lack: it is published when they are known, or when they take too long,
+// and its name never changes then.
 func TestDriverAwaitsProperties(t *testing.T) {
 	t.Parallel()
 	devices := testDevices()[3:5]
@@ -725,7 +736,8 @@ func TestDriverAwaitsProperties(t *testing.T) {
 	if brand := g.api.Slices()[0].Spec.Devices[0].Attributes["brand"].StringValue; brand == nil || *brand != "Nvidia" {
 		t.Errorf("brand %v", brand)
 	}
-	if devices, known := g.PublishedDevices(); !known || !slices.Equal(slices.Sorted(slices.Values(devices)), []health.DeviceID{"GPU-3", "MIG-0"}) {
+	if devices, known := g.PublishedDevices(); !known || !slices.Equal(slices.Sorted(slices.Values(devices)),
+		[]health.DeviceID{"GPU-3", "MIG-0"}) {
 		t.Errorf("published %q, %v", devices, known)
 	}
 
@@ -837,7 +849,8 @@ func TestSlices(t *testing.T) {
 		t.Fatalf("%s: %+v, published %+v", s.NotPublished, s.List, published)
 	}
 	got, want := s.List.Items[0], published[0]
-	if got.Kind != "ResourceSlice" || got.APIVersion != "resource.k8s.io/v1" || s.List.Kind != "ResourceSliceList" || got.Name != "node1-gpu.nvidia.com-0" || got.Spec.Pool.Generation != 1 {
+	if got.Kind != "ResourceSlice" || got.APIVersion != "resource.k8s.io/v1" || s.List.Kind != "ResourceSliceList" ||
+		got.Name != "node1-gpu.nvidia.com-0" || got.Spec.Pool.Generation != 1 {
 		t.Errorf("%s %s %s", got.APIVersion, got.Kind, got.Name)
 	}
 	if want.Spec.Pool.Generation = got.Spec.Pool.Generation; !equality.Semantic.DeepEqual(got.Spec, want.Spec) {
@@ -868,7 +881,8 @@ func TestSlices(t *testing.T) {
 	g.poll(append(renamed, missing...)...)
 	g.configure(usePlugin)
 	planner := New(Options{
-		Config: g.config, Snapshots: g.snapshots, Node: testNode, Released: &health.Latest[plugin.Handover]{}, Holders: g.holders, Properties: g.properties, Log: zap.NewNop(),
+		Config: g.config, Snapshots: g.snapshots, Node: testNode, Released: &health.Latest[plugin.Handover]{}, Holders: g.holders,
+		Properties: g.properties, Log: zap.NewNop(),
 	})
 	planned, err := planner.Slices(t.Context())
 	if got := namesOf(planned); err != nil || !slices.Equal(got, append(all, "gpu-3", mig0)) {
@@ -884,15 +898,16 @@ func TestSlices(t *testing.T) {
 	}
 }
 
-// Real devices have a second CDI name, in a spec that another program writes or the driver. A claim is refused while container runtimes cannot resolve
-// it; the status says why.
+// Real devices have a second CDI name, in a spec that another program writes or the driver. A claim is refused while container runtimes
+// cannot resolve it; the status says why.
 func TestDriverNamesDevicesByCDI(t *testing.T) {
 	t.Parallel()
 	g := newDriverRig(t)
 	g.options = func(o *Options) { o.Simulated = func() bool { return false } }
 	writeSpec := func(devices string) {
 		t.Helper()
-		if err := errors.Join(os.MkdirAll(g.cdi, 0o700), os.WriteFile(filepath.Join(g.cdi, "nvidia.yaml"), []byte(`{"kind": "nvidia.com/gpu", "devices": [`+devices+`]}`), 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(g.cdi, 0o700), os.WriteFile(filepath.Join(g.cdi, "nvidia.yaml"),
+			[]byte(`{"kind": "nvidia.com/gpu", "devices": [`+devices+`]}`), 0o600)); err != nil {
 			t.Fatal(err)
 		}
 		g.poll(testDevices()[:3]...)
@@ -918,7 +933,8 @@ func TestDriverNamesDevicesByCDI(t *testing.T) {
 	// The driver writes it.
 	root := filepath.Join(g.dir, "root")
 	for _, file := range []string{"usr/lib64/libcuda.so.580.95.05", "dev/nvidia0", "dev/nvidia1", "dev/nvidia2"} {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(root, file)), 0o700), os.WriteFile(filepath.Join(root, file), nil, 0o600)); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(filepath.Join(root, file)), 0o700),
+			os.WriteFile(filepath.Join(root, file), nil, 0o600)); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -927,7 +943,8 @@ func TestDriverNamesDevicesByCDI(t *testing.T) {
 	g.refused(a, "device gpu-0", "the driver version is not known yet")
 	poll := func(devices ...health.DeviceState) {
 		g.snapshots.Store(&health.Snapshot{
-			At: time.Now(), Source: health.Source{Kind: "sim", Status: health.SourceUp, Versions: health.Versions{Driver: "580.95.05"}}, Devices: devices,
+			At: time.Now(), Source: health.Source{Kind: "sim", Status: health.SourceUp, Versions: health.Versions{Driver: "580.95.05"}},
+			Devices: devices,
 		})
 	}
 	poll(testDevices()[:3]...)
@@ -978,7 +995,8 @@ func testReleaseAfterLostCheckpoint(t *testing.T, warning string, lose func(path
 	g.restart()
 	g.awaitNotReleased("waiting for the end of pods with claims that were prepared before the checkpoint was lost")
 	g.await("waiting for pods", func() bool { return g.Released().Load().Pods })
-	if s := g.Status(); !strings.Contains(s.Warning, warning) || !strings.Contains(s.Warning, "until these pods have ended") || len(g.api.Slices()) > 0 {
+	if s := g.Status(); !strings.Contains(s.Warning, warning) || !strings.Contains(s.Warning, "until these pods have ended") ||
+		len(g.api.Slices()) > 0 {
 		t.Errorf("warning %q, slices %+v", s.Warning, g.api.Slices())
 	}
 	if !g.Prepared().Load().Lost {
@@ -1027,8 +1045,8 @@ func TestDriverNamesClaims(t *testing.T) {
 	g.await("naming one claim", func() bool { return strings.HasSuffix(g.Released().Load().Reason, "the end of claim "+of(6)) })
 }
 
-// Where the API server has no taints, a broken device is not published. A claim from before finds it and is told what is wrong; one that tolerates
-// it gets it. Of a device that is not to be published at all, no claim is known.
+// Where the API server has no taints, a broken device is not published. A claim from before finds it and is told what is wrong; one that
+// tolerates it gets it. Of a device that is not to be published at all, no claim is known.
 func TestDriverWithoutTaints(t *testing.T) {
 	t.Parallel()
 	g := newDriverRig(t)
@@ -1038,7 +1056,8 @@ func TestDriverWithoutTaints(t *testing.T) {
 	g.awaitDevices("gpu-0", "gpu-1", "gpu-2")
 	g.poll(breakGPU0(testDevices()[:3])...)
 	g.awaitDevices("gpu-1", "gpu-2")
-	if s := g.Status(); !slices.Equal(s.DroppedFeatures, []string{"DRADeviceTaints"}) || !strings.Contains(s.Warning, "the API server has no taints of devices") {
+	if s := g.Status(); !slices.Equal(s.DroppedFeatures, []string{"DRADeviceTaints"}) ||
+		!strings.Contains(s.Warning, "the API server has no taints of devices") {
 		t.Errorf("features %q, warning %q", s.DroppedFeatures, s.Warning)
 	}
 	g.refused(claim("a", result("gpu-0")), "device gpu-0", "is unhealthy", "xid-79")
@@ -1098,7 +1117,8 @@ func TestDriverSharesMemory(t *testing.T) {
 	t.Parallel()
 	g := newDriverRig(t, func(c *plugin.Config) {
 		m := &c.Sharing.Memory
-		m.Resource, m.Unit, m.Reserve, m.Devices, m.Enforcement, m.RequireEnforcement = "nvidia.com/gpu-memory", "10Gi", "0", []string{"0"}, plugin.EnforceDriver, true
+		m.Resource, m.Unit, m.Reserve, m.Devices, m.Enforcement, m.RequireEnforcement = "nvidia.com/gpu-memory", "10Gi", "0", []string{"0"},
+			plugin.EnforceDriver, true
 	})
 	limits := &health.Latest[memlimits.Capabilities]{}
 	g.before = func(d *Driver) { d.SetMemoryCapabilities(limits) }
@@ -1116,9 +1136,13 @@ func TestDriverSharesMemory(t *testing.T) {
 	if all := g.Shares(); len(all) != 1 || all[0].Free != 8 || all[0].Largest != 0 {
 		t.Errorf("shares %+v", all)
 	}
-	planner := New(Options{Config: g.config, Snapshots: g.snapshots, Node: testNode, Released: g.plugin, Holders: g.holders, Properties: g.properties, Log: zap.NewNop()})
+	planner := New(Options{
+		Config: g.config, Snapshots: g.snapshots, Node: testNode, Released: g.plugin, Holders: g.holders,
+		Properties: g.properties, Log: zap.NewNop(),
+	})
 	planner.SetMemoryCapabilities(limits)
-	if s, err := planner.Slices(t.Context()); err != nil || !slices.ContainsFunc(s.Warnings, func(w string) bool { return strings.Contains(w, "the driver is too old") }) {
+	if s, err := planner.Slices(t.Context()); err != nil || !slices.ContainsFunc(s.Warnings,
+		func(w string) bool { return strings.Contains(w, "the driver is too old") }) {
 		t.Errorf("planned with the warnings %q, %v", s.Warnings, err)
 	}
 	limits.Store(&memlimits.Capabilities{Driver: map[health.DeviceID]string{"GPU-0": ""}})

@@ -18,8 +18,8 @@ import (
 // ClaimDevice finds the device behind a device of a claim in the kubelet's pod resources: it is a podresources.ClaimResolver.
 //
 // A prepared claim names its devices. Other claims of the driver have devices of the published pool. While the driver has no pool yet, or
-// another one of the same name serves the node, such as NVIDIA's, names of devices are those that this driver would publish. So are those of
-// claims that an agent has prepared, whatever the name of its driver was.
+// another one of the same name serves the node, such as NVIDIA's, names of devices are those that this driver would publish. So are those
+// of claims that an agent has prepared, whatever the name of its driver was.
 func (d *Driver) ClaimDevice(namespace, name string, c podresources.ClaimRef) (id health.DeviceID, admin, ok bool) {
 	if prepared := d.prepared(namespace, name, c); prepared != nil {
 		return prepared.Device, prepared.Admin, true
@@ -118,8 +118,8 @@ func deviceByName(snap *health.Snapshot, name string) (id health.DeviceID, ok bo
 	return id, true
 }
 
-// Orphans describes the pods with claims that an agent before this one prepared, and that this agent has no driver for; empty if there is none. A
-// rollback to a release without dra.enabled leaves them: the agent has neither the checkpoint nor the rights that their end needs.
+// Orphans describes the pods with claims that an agent before this one prepared, and that this agent has no driver for; empty if there is
+// none. A rollback to a release without dra.enabled leaves them: the agent has neither the checkpoint nor the rights that their end needs.
 func (d *Driver) Orphans() string {
 	cfg, released := d.Config.Load(), d.released.Load()
 	d.mu.Lock()
@@ -139,7 +139,9 @@ func (d *Driver) Orphans() string {
 		return ""
 	}
 	slices.Sort(drivers)
-	return fmt.Sprintf("this agent has no driver %s for the claims of %s: such a pod cannot end, and 30 seconds after the end of the driver the kubelet has "+
+	return fmt.Sprintf("this agent has no driver %s for the claims of %s: such a pod cannot end, and 30 seconds after the end of the driver "+
+		"the kubelet has "+
 		"removed its ResourceSlices; until the pods have ended, set plugin.api to devicePlugin and give the agent the mounts and rights of DRA "+
-		"(in the chart --set dra.enabled=true --set config.plugin.api=devicePlugin)", strings.Join(slices.Compact(drivers), ", "), plugin.PodNames(pods))
+		"(in the chart --set dra.enabled=true --set config.plugin.api=devicePlugin)", strings.Join(slices.Compact(drivers), ", "),
+		plugin.PodNames(pods))
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-// namedDevices has GPU-0 with two MIG devices of one profile and one of another, of unknown placement, and GPU-1 with two of known placement.
-// The minor numbers are not the indexes.
+// namedDevices has GPU-0 with two MIG devices of one profile and one of another, of unknown placement, and GPU-1 with two of known
+// placement. The minor numbers are not the indexes.
 func namedDevices() *health.Snapshot {
 	mig := func(parent health.DeviceID, minor int, id health.DeviceID, profile string, p *health.MIGProperties) health.DeviceState {
 		d := health.Device{ID: id, Parent: parent, Kind: health.KindMIG, Minor: minor, Profile: profile, Index: 1 - minor/4}
@@ -34,7 +34,8 @@ func namedDevices() *health.Snapshot {
 		mig("GPU-1", 0, "MIG-1a", "1g.10gb", &health.MIGProperties{ProfileID: 19, PlacementStart: 0}),
 		mig("GPU-1", 0, "MIG-1b", "1g.10gb", &health.MIGProperties{ProfileID: 19, PlacementStart: 3}),
 		{Device: health.Device{ID: "GPU-2", Index: 2, Minor: 7, Memory: 81920 << 20}},
-		{Device: health.Device{ID: "MIG-2", Parent: "GPU-2", Kind: health.KindMIG, Index: 2, Minor: 7, Memory: 81069 << 20, Profile: "7g.79gb"}}, // as DCGM rounds it
+		// as DCGM rounds it
+		{Device: health.Device{ID: "MIG-2", Parent: "GPU-2", Kind: health.KindMIG, Index: 2, Minor: 7, Memory: 81069 << 20, Profile: "7g.79gb"}},
 	}}
 }
 
@@ -101,13 +102,15 @@ func TestOrphans(t *testing.T) {
 	ours := cdi.ClaimDeviceName("uid-gpu-0")
 	h := podresources.Holders{
 		By: map[health.DeviceID][]podresources.Holder{
-			"GPU-0": {holder("b", "gpu.example.com", ours)}, "GPU-1": {holder("a", "gpu.nvidia.com", ours)}, "GPU-2": {holder("a", "gpu.nvidia.com", ours)},
+			"GPU-0": {holder("b", "gpu.example.com", ours)}, "GPU-1": {holder("a", "gpu.nvidia.com", ours)},
+			"GPU-2": {holder("a", "gpu.nvidia.com", ours)},
 			"GPU-3": {holder("foreign", "gpu.nvidia.com", "k8s.gpu.nvidia.com/claim=uid-gpu-3")},
 		},
 		Admin: map[health.DeviceID][]podresources.Holder{"GPU-0": {holder("monitor", "gpu.nvidia.com", ours)}},
 	}
 	d := New(Options{
-		Config: new(health.Latest[plugin.Config]), Holders: new(health.Latest[podresources.Holders]), Released: new(health.Latest[plugin.Handover]), Log: zap.NewNop(),
+		Config: new(health.Latest[plugin.Config]), Holders: new(health.Latest[podresources.Holders]),
+		Released: new(health.Latest[plugin.Handover]), Log: zap.NewNop(),
 	})
 	cfg := plugin.DefaultConfig()
 	d.Config.Store(&cfg)
@@ -117,7 +120,8 @@ func TestOrphans(t *testing.T) {
 	}
 	d.setReleased("")
 	for range 20 {
-		if text := d.Orphans(); !strings.Contains(text, "no driver gpu.example.com, gpu.nvidia.com for the claims of pods ns/a, ns/b and ns/monitor:") {
+		if text := d.Orphans(); !strings.Contains(text,
+			"no driver gpu.example.com, gpu.nvidia.com for the claims of pods ns/a, ns/b and ns/monitor:") {
 			t.Fatal(text)
 		}
 	}

@@ -91,7 +91,8 @@ func (s *opaqueSharing) validate(kind string) error {
 	case m.ActiveThreadPercentage != nil && (*m.ActiveThreadPercentage < 1 || *m.ActiveThreadPercentage > 100):
 		return fmt.Errorf("mpsConfig.defaultActiveThreadPercentage: expected 1 to 100, found %d", *m.ActiveThreadPercentage)
 	case m.MultiUser != nil && *m.MultiUser:
-		return errors.New("mpsConfig.multiUser: expected false: gpu-node-agent mps-daemon decides whether clients of several users run at the same time")
+		return errors.New("mpsConfig.multiUser: expected false: gpu-node-agent mps-daemon decides whether clients of several users run at the " +
+			"same time")
 	}
 	if m.PinnedMemory != nil {
 		if _, err := mebibytes(*m.PinnedMemory); err != nil {
@@ -142,7 +143,9 @@ func (m *opaqueMPS) limits(device health.DeviceID, index int) (threads int, pinn
 
 // configFor returns the configuration of a result, nil for none. Those of the class come first, and the last one that fits the kind of the
 // device applies. All of the driver must be valid: a claim must not depend on the device that it got.
-func configFor(all []resourceapi.DeviceAllocationConfiguration, driver string, result *resourceapi.DeviceRequestAllocationResult, kind health.Kind) (*opaqueConfig, error) {
+func configFor(all []resourceapi.DeviceAllocationConfiguration, driver string, result *resourceapi.DeviceRequestAllocationResult,
+	kind health.Kind,
+) (*opaqueConfig, error) {
 	all = slices.Clone(all)
 	slices.SortStableFunc(all, func(a, b resourceapi.DeviceAllocationConfiguration) int { return rank(a.Source) - rank(b.Source) })
 	want := kindGPUConfig
@@ -161,7 +164,8 @@ func configFor(all []resourceapi.DeviceAllocationConfiguration, driver string, r
 		case config.Kind == want:
 			chosen = config
 		case len(c.Requests) > 0:
-			return nil, fmt.Errorf("request %s: configuration (%s): expected %s for device %s, found %s", result.Request, c.Source, want, result.Device, config.Kind)
+			return nil, fmt.Errorf("request %s: configuration (%s): expected %s for device %s, found %s", result.Request, c.Source, want,
+				result.Device, config.Kind)
 		}
 	}
 	return chosen, nil

@@ -33,7 +33,8 @@ func TestPCIeRoots(t *testing.T) {
 	snap := simulated(t, "h100-8-mig")
 	for name, d := range devicesOf(t, BuildPool(PoolInput{Config: configured(), Snapshot: snap, PCIeRoots: got})) {
 		root, has := d.Attributes[deviceattribute.StandardDeviceAttributePCIeRoot]
-		if want := *d.Attributes[deviceattribute.StandardDeviceAttributePCIBusID].StringValue == "0000:1b:00.0"; has != want || has && *root.StringValue != "pci0000:16" {
+		if want := *d.Attributes[deviceattribute.StandardDeviceAttributePCIBusID].StringValue == "0000:1b:00.0"; has != want ||
+			has && *root.StringValue != "pci0000:16" {
 			t.Errorf("%s: %v", name, root)
 		}
 	}

@@ -36,8 +36,8 @@ type PoolInput struct {
 	// What can limit the memory of containers: nil before the node is examined, and Examined false if nothing examines it.
 	Capabilities *memlimits.Capabilities
 	Examined     bool
-	// Whether devices may be offered, and what the API server has of those of which this is unknown: the taints by the name of the device. Such a
-	// device is not added, and its taints are not cleared. nil: no container has a device.
+	// Whether devices may be offered, and what the API server has of those of which this is unknown: the taints by the name of the device.
+	// Such a device is not added, and its taints are not cleared. nil: no container has a device.
 	Offers map[health.DeviceID]offer.Answer
 	Before map[string][]resourceapi.DeviceTaint
 	// What the API server has. Without taints, unhealthy devices are not published; without shares, the memory of GPUs is not shared.
@@ -108,7 +108,8 @@ type builder struct {
 
 func newBuilder(in *PoolInput, selected []plugin.SelectedDevice) *builder {
 	b := &builder{
-		PoolInput: in, selected: selected, islands: islandsOf(in.Snapshot), devices: make(map[health.DeviceID]*health.DeviceState, len(in.Snapshot.Devices)),
+		PoolInput: in, selected: selected, islands: islandsOf(in.Snapshot),
+		devices: make(map[health.DeviceID]*health.DeviceState, len(in.Snapshot.Devices)),
 		strings: map[string]*string{}, quantities: map[uint64]resourceapi.DeviceCapacity{},
 	}
 	for i := range in.Snapshot.Devices {

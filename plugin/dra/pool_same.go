@@ -35,7 +35,8 @@ func sameDevice(x, y *health.Device) bool {
 	return x.ID == y.ID && x.Parent == y.Parent && x.Kind == y.Kind && x.Index == y.Index && x.Minor == y.Minor &&
 		x.Model == y.Model && x.PCI == y.PCI && x.Memory == y.Memory && x.Reserved == y.Reserved && x.ComputeCapability == y.ComputeCapability &&
 		x.MIGMode == y.MIGMode && x.Profile == y.Profile && x.GI == y.GI && x.CI == y.CI && x.MIGIndex == y.MIGIndex &&
-		x.Properties == y.Properties && x.Texts[health.FieldSerial] == y.Texts[health.FieldSerial] && slices.Equal(x.NUMA, y.NUMA) && slices.Equal(x.Links, y.Links)
+		x.Properties == y.Properties && x.Texts[health.FieldSerial] == y.Texts[health.FieldSerial] && slices.Equal(x.NUMA, y.NUMA) &&
+		slices.Equal(x.Links, y.Links)
 }
 
 func sameVerdict(x, y *health.Verdict) bool {

@@ -99,10 +99,13 @@ func TestSameFindsEveryChange(t *testing.T) {
 		"devices": with(func(s *health.Snapshot) { s.Devices = s.Devices[1:] }),
 		"polled":  with(func(s *health.Snapshot) { s.At = time.Time{} }),
 		"names":   {Config: base.Config, Snapshot: base.Snapshot, Names: map[health.DeviceID]string{id: "gpu-99"}},
-		"roots":   {Config: base.Config, Snapshot: base.Snapshot, PCIeRoots: map[string]string{base.Snapshot.Devices[0].Device.PCI: "pci0000:00"}},
-		"taints":  {Config: base.Config, Snapshot: base.Snapshot, NoTaints: true},
-		"shares":  {Config: base.Config, Snapshot: base.Snapshot, NoShares: true},
-		"config":  {Config: configured(func(c *plugin.Config) { c.Exclude = []string{"0"} }), Snapshot: base.Snapshot},
+		"roots": {
+			Config: base.Config, Snapshot: base.Snapshot,
+			PCIeRoots: map[string]string{base.Snapshot.Devices[0].Device.PCI: "pci0000:00"},
+		},
+		"taints": {Config: base.Config, Snapshot: base.Snapshot, NoTaints: true},
+		"shares": {Config: base.Config, Snapshot: base.Snapshot, NoShares: true},
+		"config": {Config: configured(func(c *plugin.Config) { c.Exclude = []string{"0"} }), Snapshot: base.Snapshot},
 	} {
 		check(name, true, in)
 	}

@@ -191,15 +191,26 @@ func TestTaints(t *testing.T) {
 		evictOn  []string
 		want     []string
 	}{
-		"healthy":         {nil, nil, nil},
-		"unhealthy":       {[]health.Finding{finding("xid-48", health.Unhealthy)}, nil, []string{"xid=48:NoSchedule"}},
-		"degraded":        {[]health.Finding{finding("xid-13", health.Degraded)}, nil, []string{"xid=13:None"}},
-		"several":         {[]health.Finding{finding("xid-79", health.Unhealthy), finding("lost", health.Unhealthy), finding("xid-13", health.Degraded)}, nil, []string{"lost:NoSchedule", "xid=13:None", "xid=79:NoSchedule"}},
-		"evicts":          {[]health.Finding{finding("xid-79", health.Unhealthy), finding("lost", health.Unhealthy)}, []string{"xid=79"}, []string{"lost:NoSchedule", "xid=79:NoExecute"}},
+		"healthy":   {nil, nil, nil},
+		"unhealthy": {[]health.Finding{finding("xid-48", health.Unhealthy)}, nil, []string{"xid=48:NoSchedule"}},
+		"degraded":  {[]health.Finding{finding("xid-13", health.Degraded)}, nil, []string{"xid=13:None"}},
+		"several": {[]health.Finding{
+			finding("xid-79", health.Unhealthy), finding("lost", health.Unhealthy),
+			finding("xid-13", health.Degraded),
+		}, nil, []string{"lost:NoSchedule", "xid=13:None", "xid=79:NoSchedule"}},
+		"evicts": {
+			[]health.Finding{finding("xid-79", health.Unhealthy), finding("lost", health.Unhealthy)},
+			[]string{"xid=79"},
+			[]string{"lost:NoSchedule", "xid=79:NoExecute"},
+		},
 		"degraded evicts": {[]health.Finding{finding("xid-79", health.Degraded)}, []string{"xid=79"}, []string{"xid=79:None"}},
-		"by code":         {[]health.Finding{finding("xid-119", health.Unhealthy), finding("xid-79", health.Unhealthy)}, []string{"xid=119"}, []string{"xid=79:NoSchedule", "xid=119:NoExecute"}},
-		"decision":        {[]health.Finding{finding("cordoned", health.Unhealthy)}, nil, []string{"cordoned:NoSchedule"}},
-		"twice":           {[]health.Finding{finding("lost", health.Degraded), finding("lost", health.Unhealthy)}, nil, []string{"lost:NoSchedule"}},
+		"by code": {
+			[]health.Finding{finding("xid-119", health.Unhealthy), finding("xid-79", health.Unhealthy)},
+			[]string{"xid=119"},
+			[]string{"xid=79:NoSchedule", "xid=119:NoExecute"},
+		},
+		"decision": {[]health.Finding{finding("cordoned", health.Unhealthy)}, nil, []string{"cordoned:NoSchedule"}},
+		"twice":    {[]health.Finding{finding("lost", health.Degraded), finding("lost", health.Unhealthy)}, nil, []string{"lost:NoSchedule"}},
 	} {
 		snap := simulated(t, "h100-8")
 		snap.Devices[3].Verdict = verdict(test.findings...)
@@ -240,7 +251,8 @@ func TestTaintOfXIDs(t *testing.T) {
 		snap.Devices = healthtest.Judge(cfg, snap.Devices, 10*(i+1), func(health.DeviceID) bool { return false }, samples, devices...)
 		all := devicesOf(t, BuildPool(PoolInput{Config: configured(), Snapshot: snap}))
 		for name, d := range all {
-			if got, want := taintsOf(d), []string{"xid=48:NoSchedule", "xid=79:NoSchedule"}[:1+i/3]; name == "gpu-3" && !slices.Equal(got, want) || name != "gpu-3" && got != nil {
+			if got, want := taintsOf(d), []string{"xid=48:NoSchedule", "xid=79:NoSchedule"}[:1+i/3]; name == "gpu-3" && !slices.Equal(got, want) ||
+				name != "gpu-3" && got != nil {
 				t.Errorf("%v: %s has %q", xids, name, got)
 			}
 		}
@@ -288,7 +300,10 @@ func TestPropertiesBesideSnapshot(t *testing.T) {
 	for i := range snap.Devices {
 		snap.Devices[i].Device.Properties, snap.Devices[i].Device.Texts = nil, nil
 	}
-	in := PoolInput{Config: configured(), Snapshot: snap, Properties: map[health.DeviceID]*health.Properties{parent: {Brand: "Nvidia", AddressingMode: "ATS", Serial: "165"}}}
+	in := PoolInput{
+		Config: configured(), Snapshot: snap,
+		Properties: map[health.DeviceID]*health.Properties{parent: {Brand: "Nvidia", AddressingMode: "ATS", Serial: "165"}},
+	}
 	for name, d := range devicesOf(t, BuildPool(in)) {
 		for attribute, want := range map[resourceapi.QualifiedName]string{"brand": "Nvidia", "addressingMode": "ATS", AttributeSerial: "165"} {
 			got, has := d.Attributes[attribute]
@@ -338,7 +353,10 @@ func TestFindingTaint(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	keys := map[string]string{}
-	for _, cause := range []string{"", "-", "a b", "a/b", "ä", strings.Repeat("x", 64), strings.Repeat("x", 65), strings.Repeat("-", 80), "end-", "\x00"} {
+	for _, cause := range []string{
+		"", "-", "a b", "a/b", "ä", strings.Repeat("x", 64), strings.Repeat("x", 65), strings.Repeat("-", 80),
+		"end-", "\x00",
+	} {
 		key := findingTaint(cause).Key
 		if errs := validation.IsQualifiedName(key); len(errs) > 0 || keys[key] != "" || !strings.HasPrefix(key, Domain+"/") {
 			t.Errorf("%q: %s: %v; the key of %q", cause, key, errs, keys[key])
@@ -379,8 +397,12 @@ func TestNames(t *testing.T) {
 		"MIG device":                      {mig(0), "1g.10gb", properties, nil, "gpu-0-mig-1g10gb-20-3"},
 		"MIG device with media engines":   {mig(0), "1g.10gb+me", properties, nil, "gpu-0-mig-1g10gb-me-20-3"},
 		"MIG device, properties unknown":  {mig(0), "1g.10gb", nil, nil, "gpu-0-mig-1g10gb-gi7-ci0"},
-		"properties found later":          {mig(0), "1g.10gb", properties, map[health.DeviceID]string{"MIG-Ab": "gpu-0-mig-1g10gb-gi7-ci0"}, "gpu-0-mig-1g10gb-gi7-ci0"},
-		"MIG device, minor unknown":       {mig(-1), "1g.10gb", properties, nil, "mig-ab"},
+		"properties found later": {
+			mig(0), "1g.10gb", properties,
+			map[health.DeviceID]string{"MIG-Ab": "gpu-0-mig-1g10gb-gi7-ci0"},
+			"gpu-0-mig-1g10gb-gi7-ci0",
+		},
+		"MIG device, minor unknown": {mig(-1), "1g.10gb", properties, nil, "mig-ab"},
 	} {
 		test.device.Profile = test.profile
 		snap := &health.Snapshot{At: time.Now(), Devices: []health.DeviceState{{Device: test.device}}}
@@ -439,7 +461,8 @@ func TestSemanticVersion(t *testing.T) {
 
 func TestPCIBusID(t *testing.T) {
 	for in, want := range map[string]string{
-		"00000000:1B:00.0": "0000:1b:00.0", "0000FFFF:3b:00.0": "ffff:3b:00.0", "1b:00.0": "0000:1b:00.0", "00010000:1B:00.0": "", "": "", "x": "",
+		"00000000:1B:00.0": "0000:1b:00.0", "0000FFFF:3b:00.0": "ffff:3b:00.0", "1b:00.0": "0000:1b:00.0", "00010000:1B:00.0": "", "": "",
+		"x": "",
 	} {
 		if got, ok := pciBusID(in); ok != (want != "") || ok && got != want {
 			t.Errorf("%q: %q, %v; want %q", in, got, ok, want)
@@ -449,7 +472,8 @@ func TestPCIBusID(t *testing.T) {
 
 func TestArchitecture(t *testing.T) {
 	for c, want := range map[[2]int]string{
-		{}: "", {2, 1}: "", {3, 5}: "Kepler", {5, 2}: "Maxwell", {6, 1}: "Pascal", {7, 0}: "Volta", {7, 5}: "Turing", {8, 0}: "Ampere", {8, 6}: "Ampere", {8, 9}: "Ada Lovelace", {9, 0}: "Hopper",
+		{}: "", {2, 1}: "", {3, 5}: "Kepler", {5, 2}: "Maxwell", {6, 1}: "Pascal", {7, 0}: "Volta", {7, 5}: "Turing", {8, 0}: "Ampere",
+		{8, 6}: "Ampere", {8, 9}: "Ada Lovelace", {9, 0}: "Hopper",
 		{10, 0}: "Blackwell", {10, 3}: "Blackwell", {11, 0}: "Blackwell", {12, 0}: "Blackwell", {13, 0}: "", {99, 9}: "",
 	} {
 		if got := architecture(health.ComputeCapability{Major: c[0], Minor: c[1]}); got != want {
@@ -467,11 +491,17 @@ func TestIslands(t *testing.T) {
 		return all
 	}
 	snap := &health.Snapshot{}
-	for i, l := range [][]health.Link{links(4, "2"), links(4, "3", "absent"), nil, nil, links(0, "5", "0"), links(0, "4"), links(2, "absent", "6"), links(1, "4")} {
+	for i, l := range [][]health.Link{
+		links(4, "2"), links(4, "3", "absent"), nil, nil, links(0, "5", "0"), links(0, "4"),
+		links(2, "absent", "6"), links(1, "4"),
+	} {
 		d := health.Device{ID: health.DeviceID(fmt.Sprintf("GPU-%d", i)), Index: i, Links: l}
 		snap.Devices = slices.Insert(snap.Devices, 0, health.DeviceState{Device: d})
 	}
-	want := map[health.DeviceID]health.DeviceID{"GPU-0": "GPU-0", "GPU-2": "GPU-0", "GPU-1": "GPU-1", "GPU-3": "GPU-1", "GPU-4": "GPU-4", "GPU-7": "GPU-4"}
+	want := map[health.DeviceID]health.DeviceID{
+		"GPU-0": "GPU-0", "GPU-2": "GPU-0", "GPU-1": "GPU-1", "GPU-3": "GPU-1", "GPU-4": "GPU-4",
+		"GPU-7": "GPU-4",
+	}
 	if got := islandsOf(snap); !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
@@ -738,7 +768,8 @@ func problemsOfDevice(d resourceapi.Device) (problems []string) {
 	}
 	for _, taint := range d.Taints {
 		name := taintName(taint)
-		if len(validation.IsQualifiedName(taint.Key))+len(validation.IsValidLabelValue(taint.Value)) > 0 || names[name] || taint.TimeAdded.IsZero() || taint.TimeAdded.Nanosecond() != 0 {
+		if len(validation.IsQualifiedName(taint.Key))+len(validation.IsValidLabelValue(taint.Value)) > 0 || names[name] ||
+			taint.TimeAdded.IsZero() || taint.TimeAdded.Nanosecond() != 0 {
 			bad("taint %+v", taint)
 		}
 		if text, err := json.Marshal(taint.TimeAdded); err != nil || len(text) != len(`"2000-01-01T00:00:00Z"`) {
@@ -754,7 +785,10 @@ func problemsOfDevice(d resourceapi.Device) (problems []string) {
 
 // randomInput returns an input with values that no driver should have.
 func randomInput(r *rand.Rand) PoolInput {
-	texts := []string{"", " ", "a", "ä", "NVIDIA H100 80GB HBM3", strings.Repeat("x", 64), strings.Repeat("x", 65), strings.Repeat("ä", 33), "\xff\xfe", "a\x00b", "-1", "1.2.3", "535.54.03", "1.2.3.4", "99999999999999999999"}
+	texts := []string{
+		"", " ", "a", "ä", "NVIDIA H100 80GB HBM3", strings.Repeat("x", 64), strings.Repeat("x", 65), strings.Repeat("ä", 33),
+		"\xff\xfe", "a\x00b", "-1", "1.2.3", "535.54.03", "1.2.3.4", "99999999999999999999",
+	}
 	text := func() string { return texts[r.IntN(len(texts))] }
 	number := func() int { return []int{-1, 0, 1, 2, 7, 8, 60, 1000, math.MaxInt, math.MinInt}[r.IntN(10)] }
 	size := func() uint64 {
@@ -762,8 +796,9 @@ func randomInput(r *rand.Rand) PoolInput {
 	}
 	snap := &health.Snapshot{At: time.Now(), Source: health.Source{Versions: health.Versions{Driver: text(), CUDA: text()}}}
 	in := PoolInput{
-		Snapshot: snap, Properties: map[health.DeviceID]*health.Properties{}, Names: map[health.DeviceID]string{}, PCIeRoots: map[string]string{"00000000:1B:00.0": text()},
-		NoTaints: r.IntN(4) == 0, NoShares: r.IntN(4) == 0, Examined: r.IntN(2) == 0,
+		Snapshot: snap, Properties: map[health.DeviceID]*health.Properties{}, Names: map[health.DeviceID]string{},
+		PCIeRoots: map[string]string{"00000000:1B:00.0": text()},
+		NoTaints:  r.IntN(4) == 0, NoShares: r.IntN(4) == 0, Examined: r.IntN(2) == 0,
 	}
 	in.Config = configured(func(c *plugin.Config) {
 		if r.IntN(2) == 0 {
@@ -785,7 +820,8 @@ func randomInput(r *rand.Rand) PoolInput {
 	add := func(d health.Device) {
 		var findings []health.Finding
 		for range r.IntN(3) * r.IntN(12) {
-			f := finding([]string{"xid-79", "lost", text(), fmt.Sprintf("dcgm-%d", r.IntN(30))}[r.IntN(4)], []health.State{health.Degraded, health.Unhealthy}[r.IntN(2)])
+			f := finding([]string{"xid-79", "lost", text(), fmt.Sprintf("dcgm-%d", r.IntN(30))}[r.IntN(4)],
+				[]health.State{health.Degraded, health.Unhealthy}[r.IntN(2)])
 			f.Since = time.Unix(int64(number()), 0)
 			findings = append(findings, f)
 		}
@@ -804,7 +840,8 @@ func randomInput(r *rand.Rand) PoolInput {
 	}
 	for i := range r.IntN(18) {
 		d := health.Device{
-			ID: health.DeviceID(fmt.Sprintf("GPU-%d%s", i, text())), Index: i, Minor: r.IntN(20) - 1, NUMA: [][]int{nil, {0}, {-1}, {5000}, {0, 1}}[r.IntN(5)],
+			ID: health.DeviceID(fmt.Sprintf("GPU-%d%s", i, text())), Index: i, Minor: r.IntN(20) - 1,
+			NUMA:  [][]int{nil, {0}, {-1}, {5000}, {0, 1}}[r.IntN(5)],
 			Model: text(), PCI: []string{"00000000:1B:00.0", "", text()}[r.IntN(3)], Memory: size(), Reserved: size(),
 			ComputeCapability: health.ComputeCapability{Major: number(), Minor: number()}, MIGMode: r.IntN(3) == 0, GI: -1, CI: -1,
 			Texts: map[health.Field]string{health.FieldSerial: text()}, Links: []health.Link{{Peer: "GPU-0", NVLinks: r.IntN(2)}},

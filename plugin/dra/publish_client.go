@@ -80,7 +80,9 @@ func untilAnswered[T any](ctx context.Context, p *publisher, request func() (T, 
 
 // Create sets the owner anew, because the node may have been deleted and created again: the garbage collector deletes what the former
 // one owns.
-func (s sliceRequests) Create(ctx context.Context, slice *resourceapi.ResourceSlice, opts metav1.CreateOptions) (*resourceapi.ResourceSlice, error) {
+func (s sliceRequests) Create(ctx context.Context, slice *resourceapi.ResourceSlice, opts metav1.CreateOptions) (*resourceapi.ResourceSlice,
+	error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	node, err := s.c.CoreV1().Nodes().Get(ctx, s.c.p.node, metav1.GetOptions{})
@@ -93,7 +95,9 @@ func (s sliceRequests) Create(ctx context.Context, slice *resourceapi.ResourceSl
 	return stored, withoutNotFound(err, errUnsupported)
 }
 
-func (s sliceRequests) Update(ctx context.Context, slice *resourceapi.ResourceSlice, opts metav1.UpdateOptions) (*resourceapi.ResourceSlice, error) {
+func (s sliceRequests) Update(ctx context.Context, slice *resourceapi.ResourceSlice, opts metav1.UpdateOptions) (*resourceapi.ResourceSlice,
+	error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	stored, err := s.ResourceSliceInterface.Update(ctx, slice, opts)

@@ -23,8 +23,8 @@ const (
 	syncDelay    = time.Second // from a change by another writer to its correction
 	featureCheck = time.Hour   // between checks of the API server's features, which change with its release
 
-	// unseen is how long the controller takes a slice for existing that it has created and that no watch has shown. The kubelet may have wiped it
-	// meanwhile, so this is less than the controller's minute; the controller would create it twice if a watch were away for longer.
+	// unseen is how long the controller takes a slice for existing that it has created and that no watch has shown. The kubelet may have wiped
+	// it meanwhile, so this is less than the controller's minute; the controller would create it twice if a watch were away for longer.
 	unseen = 15 * time.Second
 )
 
@@ -209,8 +209,9 @@ func (p *publisher) run(ctx context.Context) error {
 	}
 	queue := newSliceQueue(ctx, p)
 	controller, err := resourceslice.StartController(ctx, resourceslice.Options{
-		DriverName: p.driver, KubeClient: sliceClient{client, p}, Queue: queue, SyncDelay: new(syncDelay), MutationCacheTTL: new(p.unseen), ErrorHandler: queue.handleError,
-		Owner: &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.node, UID: "set by sliceClient"},
+		DriverName: p.driver, KubeClient: sliceClient{client, p}, Queue: queue, SyncDelay: new(syncDelay), MutationCacheTTL: new(p.unseen),
+		ErrorHandler: queue.handleError,
+		Owner:        &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.node, UID: "set by sliceClient"},
 	})
 	if err != nil { // ctx has ended while it waited for the first list
 		return nil
@@ -266,8 +267,8 @@ func (p *publisher) offer(pool *Pool) (r *resourceslice.DriverResources, ok bool
 	return r, true
 }
 
-// withdraw deletes the slices and returns when the API server has none, or with the error of ctx. Then nothing is desired. Call it after run has
-// returned.
+// withdraw deletes the slices and returns when the API server has none, or with the error of ctx. Then nothing is desired. Call it after
+// run has returned.
 func (p *publisher) withdraw(ctx context.Context) error {
 	ctx = p.withLogger(ctx)
 	client, ok := p.open(ctx)

@@ -562,7 +562,10 @@ func TestPublisherInvalidDevice(t *testing.T) {
 func TestPublisherInvalidDeviceInSeveralSlices(t *testing.T) {
 	withPublisher(t, func(g *publishRig) {
 		pool := func(first, last resourceapi.Device) Pool {
-			return Pool{Slices: []Slice{{Devices: []resourceapi.Device{first, publishedGPU(1)}}, {Devices: []resourceapi.Device{publishedGPU(2), last}}}}
+			return Pool{Slices: []Slice{
+				{Devices: []resourceapi.Device{first, publishedGPU(1)}},
+				{Devices: []resourceapi.Device{publishedGPU(2), last}},
+			}}
 		}
 		g.update(pool(publishedGPU(0), publishedGPU(3)))
 		g.advance(3 * time.Second)
@@ -738,8 +741,11 @@ func TestPublisherCountsReasons(t *testing.T) {
 		"no rights":                 {apierrors.NewForbidden(resource, "x", errors.New("RBAC")), reasonForbidden},
 		"no credentials":            {apierrors.NewUnauthorized("token expired"), reasonForbidden},
 		"overloaded":                {apierrors.NewTooManyRequestsError("later"), reasonUnreachable},
-		"broken":                    {&apierrors.StatusError{ErrStatus: metav1.Status{Status: "Failure", Code: 500, Message: "etcd"}}, reasonUnreachable},
-		"another code":              {apierrors.NewBadRequest("what"), reasonOther},
+		"broken": {
+			&apierrors.StatusError{ErrStatus: metav1.Status{Status: "Failure", Code: 500, Message: "etcd"}},
+			reasonUnreachable,
+		},
+		"another code": {apierrors.NewBadRequest("what"), reasonOther},
 	} {
 		t.Run(name, func(t *testing.T) {
 			withPublisher(t, func(g *publishRig) {

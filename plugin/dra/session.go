@@ -356,8 +356,8 @@ func (s *session) start(ctx context.Context, run func(context.Context) error) (d
 	return done
 }
 
-// clear taints the devices, and removes the slices when the API server has the taints, so that no pod is scheduled to a device that is about to go.
-// Claims that are prepared are served until they end.
+// clear taints the devices, and removes the slices when the API server has the taints, so that no pod is scheduled to a device that is
+// about to go. Claims that are prepared are served until they end.
 func (s *session) clear(ctx context.Context, pool *Pool) error {
 	if s.clearing == cleared || !s.stored() {
 		return nil
@@ -457,7 +457,10 @@ func (s *session) release(ctx context.Context, other bool) (done bool) {
 
 // setReleasing stores why the devices are not released, and whether that is only that pods hold them.
 func (s *session) setReleasing(reason string, forPods bool) {
-	s.storeReleased(plugin.Handover{Reason: "plugin.api has changed, and dynamic resource allocation still has the devices: " + reason, Pods: forPods})
+	s.storeReleased(plugin.Handover{
+		Reason: "plugin.api has changed, and dynamic resource allocation still has the devices: " + reason,
+		Pods:   forPods,
+	})
 	switch cfg := s.Config.Load(); {
 	case cfg.ServesDRA(): // another instance is to serve them
 		s.setState(fmt.Sprintf("releasing the devices of the driver %s: %s", s.driver, reason), forPods, nil)

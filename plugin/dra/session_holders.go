@@ -21,8 +21,8 @@ type sessionHolders struct {
 	last podresources.Holders // the last ones that were known; belongs to run
 }
 
-// publishedBefore are the taints of the devices on the API server, by name. They are read only if the kubelet does not say at once who holds
-// devices.
+// publishedBefore are the taints of the devices on the API server, by name. They are read only if the kubelet does not say at once who
+// holds devices.
 type publishedBefore struct {
 	taints map[string][]resourceapi.DeviceTaint
 	err    string // why they are unknown; empty if they are not
@@ -85,8 +85,8 @@ func (s *session) publishedTaints(ctx context.Context) (map[string][]resourceapi
 	return taints, nil
 }
 
-// offers returns for each device of a snapshot whether it may be offered, and why that is unknown for some; empty if it is known. The health of
-// a device and the claims of this driver do not matter: the scheduler knows them by taints and allocations.
+// offers returns for each device of a snapshot whether it may be offered, and why that is unknown for some; empty if it is known. The
+// health of a device and the claims of this driver do not matter: the scheduler knows them by taints and allocations.
 func (s *session) offers(noCDI string, snap *health.Snapshot) (answers map[health.DeviceID]offer.Answer, unknown string) {
 	known := false
 	select {

@@ -46,7 +46,10 @@ func unchanged(d []health.DeviceState) []health.DeviceState { return d }
 
 // On a node whose runtime ignores CDI no slice ever appears, whatever the devices do, until the runtime is upgraded.
 func TestSessionRuntimeIgnoresCDI(t *testing.T) {
-	for name, runtime := range map[string]*cdi.Runtime{"known": {Version: oldRuntime}, "asked later": nil, "API server away": {Err: "refused", Away: true}} {
+	for name, runtime := range map[string]*cdi.Runtime{
+		"known": {Version: oldRuntime}, "asked later": nil,
+		"API server away": {Err: "refused", Away: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				g := prepareSession(t, apiservertest.New(t, publishNode))
@@ -100,8 +103,8 @@ func TestSessionRuntimeUnsure(t *testing.T) {
 	}
 }
 
-// A runtime that becomes older takes published devices: first they are tainted, and the slices are removed when the API server has the taints.
-// They come back with a newer runtime. A restart at any point goes on.
+// A runtime that becomes older takes published devices: first they are tainted, and the slices are removed when the API server has the
+// taints. They come back with a newer runtime. A restart at any point goes on.
 func TestSessionRuntimeDowngraded(t *testing.T) {
 	const withheld = "!" + TaintWithheld
 	for _, restarts := range []bool{false, true} {

@@ -59,8 +59,9 @@ func prepareSessionIn(t *testing.T, api *apiservertest.Server, kubeletDir string
 	}
 	g.config.Store(&cfg)
 	d := New(Options{
-		Config: &g.config, Runtime: &g.runtime, Snapshots: &g.snapshots, Node: publishNode, Connect: g.api.Client, Released: &health.Latest[plugin.Handover]{},
-		Holders: &g.holders, Ask: g.ask, NoPlugin: func() bool { return g.noPlugin }, Simulated: func() bool { return true }, Log: zap.NewNop(),
+		Config: &g.config, Runtime: &g.runtime, Snapshots: &g.snapshots, Node: publishNode, Connect: g.api.Client,
+		Released: &health.Latest[plugin.Handover]{},
+		Holders:  &g.holders, Ask: g.ask, NoPlugin: func() bool { return g.noPlugin }, Simulated: func() bool { return true }, Log: zap.NewNop(),
 		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
 	})
 	write := d.preparer.disk.writeFile
@@ -182,8 +183,8 @@ func TestSessionWithholdsDevicesOfPlugin(t *testing.T) {
 	})
 }
 
-// Until the kubelet has said which containers hold devices, a session adds no device and clears no taint, but it adds taints. What was answered
-// before its start does not count.
+// Until the kubelet has said which containers hold devices, a session adds no device and clears no taint, but it adds taints. What was
+// answered before its start does not count.
 func TestSessionBeforeHoldersAreKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := apiservertest.New(t, publishNode)
@@ -258,8 +259,8 @@ func TestSessionKnowsNothing(t *testing.T) {
 	})
 }
 
-// A restart with settled holders changes nothing on the API server. A device plugin that has not served since the boot holds nothing, so then
-// nothing waits for the kubelet.
+// A restart with settled holders changes nothing on the API server. A device plugin that has not served since the boot holds nothing, so
+// then nothing waits for the kubelet.
 func TestSessionRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := apiservertest.New(t, publishNode)

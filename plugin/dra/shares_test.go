@@ -65,13 +65,19 @@ func TestShares(t *testing.T) {
 		"whole, from before":   {nil, sharesOf(ClaimDevice{Name: "gpu-0", Device: "GPU-0"}), 0, 0},
 		"adminAccess":          {nil, sharesOf(ClaimDevice{Name: "gpu-0", Device: "GPU-0", Admin: true}), 8, 8},
 		"of another GPU":       {nil, sharesOf(ClaimDevice{Name: "gpu-2", Device: "GPU-2"}), 8, 8},
-		"unhealthy":            {func(_ *plugin.Config, in *PoolInput) { in.Snapshot.Devices[0].Verdict.State = health.Unhealthy }, sharesOf(share(30 * gib)), 5, 0},
+		"unhealthy": {
+			func(_ *plugin.Config, in *PoolInput) { in.Snapshot.Devices[0].Verdict.State = health.Unhealthy },
+			sharesOf(share(30 * gib)), 5, 0,
+		},
 		"nothing enforces it": {func(c *plugin.Config, _ *PoolInput) {
 			c.Sharing.Memory.Enforcement, c.Sharing.Memory.RequireEnforcement = plugin.EnforceDriver, true
 		}, nil, 8, 0},
-		"no shares in the API":    {func(_ *plugin.Config, in *PoolInput) { in.NoShares = true }, nil, -1, 0},
-		"the plugin serves":       {func(c *plugin.Config, _ *PoolInput) { c.API = plugin.APIDevicePlugin }, nil, -1, 0},
-		"sharing is switched off": {func(c *plugin.Config, _ *PoolInput) { c.Sharing.Memory.Resource, c.Sharing.Memory.Devices = "", nil }, sharesOf(share(30 * gib)), -1, 0},
+		"no shares in the API": {func(_ *plugin.Config, in *PoolInput) { in.NoShares = true }, nil, -1, 0},
+		"the plugin serves":    {func(c *plugin.Config, _ *PoolInput) { c.API = plugin.APIDevicePlugin }, nil, -1, 0},
+		"sharing is switched off": {
+			func(c *plugin.Config, _ *PoolInput) { c.Sharing.Memory.Resource, c.Sharing.Memory.Devices = "", nil },
+			sharesOf(share(30 * gib)), -1, 0,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := sharedNode(t, c.change)
@@ -110,10 +116,12 @@ func TestMemory(t *testing.T) {
 	if bytes, _ := d.Memory(holder("ns", "claim-a", "1")); bytes != 0 {
 		t.Error("before the claims are known:", bytes)
 	}
-	d.claims.Store(sharesOf(ClaimDevice{Name: "gpu-0", Device: "GPU-0", ShareID: "1", Memory: 3 << 30, MPS: true}, ClaimDevice{Name: "gpu-0", Device: "GPU-0"},
+	d.claims.Store(sharesOf(ClaimDevice{Name: "gpu-0", Device: "GPU-0", ShareID: "1", Memory: 3 << 30, MPS: true},
+		ClaimDevice{Name: "gpu-0", Device: "GPU-0"},
 		ClaimDevice{Name: "gpu-0", Device: "GPU-0", ShareID: "1", Memory: 3 << 30, Admin: true}))
 	for h, want := range map[podresources.Holder]uint64{
-		holder("ns", "claim-a", "1"): 3 << 30, holder("ns", "claim-a", "2"): 0, holder("other", "claim-a", "1"): 0, holder("ns", "claim-b", ""): 0,
+		holder("ns", "claim-a", "1"): 3 << 30, holder("ns", "claim-a", "2"): 0, holder("other", "claim-a", "1"): 0,
+		holder("ns", "claim-b", ""):  0,
 		holder("ns", "claim-c", "1"): 0,
 	} {
 		if bytes, byMPS := d.Memory(h); bytes != want || byMPS != (want > 0) {

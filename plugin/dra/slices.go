@@ -14,8 +14,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// PublishedSlices are the ResourceSlices of a node, as kubectl prints them. The API server gives a slice its name and generation, so these are
-// only placeholders.
+// PublishedSlices are the ResourceSlices of a node, as kubectl prints them. The API server gives a slice its name and generation, so these
+// are only placeholders.
 type PublishedSlices struct {
 	List resourceapi.ResourceSliceList `json:"list"`
 	// NotPublished is why the API server does not have them; empty if it does.
@@ -108,7 +108,10 @@ func (d *Driver) namesOf(cfg *plugin.Config) map[health.DeviceID]string {
 // listSlices returns a pool as the publisher publishes it.
 func listSlices(pool *Pool, driver, node string) resourceapi.ResourceSliceList {
 	apiVersion := resourceapi.SchemeGroupVersion.String()
-	list := resourceapi.ResourceSliceList{TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: "ResourceSliceList"}, Items: []resourceapi.ResourceSlice{}}
+	list := resourceapi.ResourceSliceList{
+		TypeMeta: metav1.TypeMeta{APIVersion: apiVersion, Kind: "ResourceSliceList"},
+		Items:    []resourceapi.ResourceSlice{},
+	}
 	parts := pool.Slices
 	if len(parts) == 0 {
 		parts = []Slice{{}} // see publisher.update

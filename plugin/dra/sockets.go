@@ -91,7 +91,8 @@ func (s *sockets) serve(ctx context.Context) error {
 	var own string // the registration socket
 	listen := func(ctx context.Context, path string) (net.Listener, error) {
 		if n := unixsock.PathLen(path) - unixsock.MaxPath; n > 0 {
-			return nil, fmt.Errorf("plugin.kubeletDir: the path %s is %d bytes too long for a unix socket; use a shorter directory or plugin.dra.driverName", path, n)
+			return nil, fmt.Errorf("plugin.kubeletDir: the path %s is %d bytes too long for a unix socket; use a shorter directory or "+
+				"plugin.dra.driverName", path, n)
 		}
 		l, err := unixsock.Listen(ctx, path)
 		if err != nil {
@@ -100,7 +101,8 @@ func (s *sockets) serve(ctx context.Context) error {
 		open, own = append(open, l), path
 		return l, nil
 	}
-	ctx, cancel := context.WithCancel(klog.NewContext(ctx, funcr.New(func(_, text string) { s.log.Warn("kubelet helper: " + text) }, funcr.Options{})))
+	ctx, cancel := context.WithCancel(klog.NewContext(ctx, funcr.New(func(_, text string) { s.log.Warn("kubelet helper: " + text) },
+		funcr.Options{})))
 	defer cancel()
 	if len(s.failed) > 0 {
 		<-s.failed //nolint:errcheck // of the servers before, which have ended
@@ -179,9 +181,9 @@ func (s *sockets) forgetRegistration() {
 	s.accepted, s.refusal, s.lastStreamEnd = false, "", time.Time{}
 }
 
-// answered reports whether no call runs and the kubelet has the answers to those that ended claims. It would lose one that is sent while the
-// sockets close, and without the driver it could not ask again: the pod of a claim would not end. Pods whose claims are refused, and other
-// processes, may call often, and their answers do not matter.
+// answered reports whether no call runs and the kubelet has the answers to those that ended claims. It would lose one that is sent while
+// the sockets close, and without the driver it could not ask again: the pod of a claim would not end. Pods whose claims are refused, and
+// other processes, may call often, and their answers do not matter.
 func (s *sockets) answered() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,8 +21,8 @@ import (
 // The taints that are no finding's. Their time is taintEpoch.
 const (
 	TaintMIGMode = Domain + "/mig-mode" // a GPU in MIG mode: only its MIG devices can be allocated
-	// TaintWithheld means that a container has the device, its GPU or a part of it otherwise than by a claim of the driver, or that the container
-	// runtime ignores CDI devices.
+	// TaintWithheld means that a container has the device, its GPU or a part of it otherwise than by a claim of the driver, or that the
+	// container runtime ignores CDI devices.
 	TaintWithheld     = Domain + "/withheld"
 	TaintMemoryLimits = Domain + "/memory-limits" // nothing enforces the limits of shares yet, see plugin.sharing.memory.requireEnforcement
 )
@@ -33,8 +33,8 @@ func taintEpoch() metav1.Time { return metav1.Date(2000, 1, 1, 0, 0, 0, 0, time.
 // TaintXID is the key of the taints of XIDs; their value is the code. So a claim can tolerate one XID, or each.
 const TaintXID = Domain + "/xid"
 
-// findingTaint returns the key and the value of the taint of a finding. A cause that cannot be in a label is changed: a device without the taint
-// would be allocated.
+// findingTaint returns the key and the value of the taint of a finding. A cause that cannot be in a label is changed: a device without the
+// taint would be allocated.
 func findingTaint(cause string) resourceapi.DeviceTaint {
 	if xid, ok := health.XIDOfCause(cause); ok {
 		return resourceapi.DeviceTaint{Key: TaintXID, Value: strconv.Itoa(xid)}
@@ -142,7 +142,8 @@ func severity(e resourceapi.DeviceTaintEffect) int {
 
 // worstTaint returns the name of the worst taint.
 func worstTaint(taints []resourceapi.DeviceTaint) string {
-	return taintName(slices.MaxFunc(taints, func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(severity(x.Effect), severity(y.Effect)) }))
+	return taintName(slices.MaxFunc(taints,
+		func(x, y resourceapi.DeviceTaint) int { return cmp.Compare(severity(x.Effect), severity(y.Effect)) }))
 }
 
 // taintName returns key=value, or the key of a taint without a value.

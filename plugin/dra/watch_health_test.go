@@ -25,8 +25,12 @@ func TestHealthMessage(t *testing.T) {
 		parts    []string
 		lacks    string
 	}{
-		"none":            {nil, nil, "("},
-		"one":             {[]health.Finding{{Cause: "xid-79", Reason: "fallen off the bus", Action: health.ActionRebootNode}}, []string{"fallen off the bus (xid-79); ", health.ActionRebootNode.Advice()}, ""},
+		"none": {nil, nil, "("},
+		"one": {
+			[]health.Finding{{Cause: "xid-79", Reason: "fallen off the bus", Action: health.ActionRebootNode}},
+			[]string{"fallen off the bus (xid-79); ", health.ActionRebootNode.Advice()},
+			"",
+		},
 		"several":         {[]health.Finding{finding("a", "first"), finding("b", "second")}, []string{"first (a)", "second (b)"}, ""},
 		"as many as fit":  {[]health.Finding{finding("a", long), finding("b", long)}, []string{"(a)"}, "(b)"},
 		"one that is cut": {[]health.Finding{finding("a", strings.Repeat("é", 1000))}, []string{"éé"}, "\uFFFD"},
@@ -88,7 +92,8 @@ func TestWatchHealthStatus(t *testing.T) {
 				}
 			}
 		}
-		const healthy, unhealthy, unknown = kubeletplugin.HealthStatusHealthy, kubeletplugin.HealthStatusUnhealthy, kubeletplugin.HealthStatusUnknown
+		const healthy, unhealthy, unknown = kubeletplugin.HealthStatusHealthy, kubeletplugin.HealthStatusUnhealthy,
+			kubeletplugin.HealthStatusUnknown
 		expect("before the first poll")
 		poll(health.SourceUp, time.Now())
 		expect("at first", healthy, healthy)
@@ -115,8 +120,8 @@ func TestWatchHealthStatus(t *testing.T) {
 	})
 }
 
-// A device is healthy for the kubelet for as long as the polls are apart, and 30 s at least. A change is sent at once, and what has not changed again
-// only with a later poll.
+// A device is healthy for the kubelet for as long as the polls are apart, and 30 s at least. A change is sent at once, and what has not
+// changed again only with a later poll.
 func TestWatchHealthStatusTimeout(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -98,7 +98,8 @@ func (d *driver) capabilities(snap *health.Snapshot, hooks map[health.DeviceID]b
 			err = cmp.Or(cgroupErr, d.openErr)
 		}
 		if err == nil && !hooks[id] && setErr != nil {
-			err = fmt.Errorf("nothing would set the limits: no CDI spec in use has the hook apply-cuda-memory-limits for the device, and the agent cannot set them: %w", setErr)
+			err = fmt.Errorf("nothing would set the limits: no CDI spec in use has the hook apply-cuda-memory-limits for the device, and the "+
+				"agent cannot set them: %w", setErr)
 		}
 		if err != nil {
 			c.Driver[id] = reasonOf(err, id)

@@ -109,7 +109,8 @@ func (f *Follower) follow(ctx context.Context, c Config, open Open) {
 		snap, polled := f.Snapshots.Watch()
 		if snap.Polled() {
 			polled = nil
-			health.Call(ctx, callLimit, func() result { return e.pass(ctx, snap) }, publish, func() { publish(f.late(e, snap)) }, func() { f.latest.Store(nil) })
+			health.Call(ctx, callLimit, func() result { return e.pass(ctx, snap) }, publish, func() { publish(f.late(e, snap)) },
+				func() { f.latest.Store(nil) })
 		}
 		select {
 		case <-ctx.Done():

@@ -386,7 +386,8 @@ func TestFollowerLogsReasonOnce(t *testing.T) {
 		n.start()
 		defer n.stop()
 		n.wait(time.Hour)
-		if entries := n.logs.All(); len(entries) != 1 || !reflect.DeepEqual(entries[0].ContextMap()["devices"], []any{"GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e", "GPU-f"}) {
+		if entries := n.logs.All(); len(entries) != 1 || !reflect.DeepEqual(entries[0].ContextMap()["devices"],
+			[]any{"GPU-a", "GPU-b", "GPU-c", "GPU-d", "GPU-e", "GPU-f"}) {
 			t.Errorf("%v", entries)
 		}
 		n.driver.change(func() { n.driver.unsupported = map[health.DeviceID]error{"GPU-a": errDriver} })
@@ -436,7 +437,10 @@ func TestFollowerJudgesFoundLimits(t *testing.T) {
 		sets   int
 		reason string
 	}{
-		"set by the hook": {change: func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 10 * gib, Used: gib} }, want: "driver used 1"},
+		"set by the hook": {
+			change: func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 10 * gib, Used: gib} },
+			want:   "driver used 1",
+		},
 		"tighter, by the container's environment": {
 			change: func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 4 * gib} }, want: "driver used 0",
 		},
@@ -449,15 +453,20 @@ func TestFollowerJudgesFoundLimits(t *testing.T) {
 			reason: "expected a limit of 10240 MiB, found none: driver error",
 		},
 		"set without effect": {
-			change: func(n *node, _ target) { n.driver.ignoreSet = true }, want: "none reason", sets: 1, reason: "expected a limit of 10240 MiB, found none",
+			change: func(n *node, _ target) { n.driver.ignoreSet = true }, want: "none reason", sets: 1,
+			reason: "expected a limit of 10240 MiB, found none",
 		},
 		"set without effect, was too high": {change: func(n *node, t target) {
 			n.driver.ignoreSet = true
 			n.driver.limits[t] = health.MemoryLimits{Hard: 80 * gib, Used: gib}
 		}, want: "none used 1 reason", sets: 1, reason: "expected a limit of 10240 MiB, found 81920 MiB"},
-		"read fails": {change: func(n *node, _ target) { n.driver.err = errDriver }, want: "none reason", reason: "its limits cannot be read: driver error"},
+		"read fails": {
+			change: func(n *node, _ target) { n.driver.err = errDriver }, want: "none reason",
+			reason: "its limits cannot be read: driver error",
+		},
 		"read back fails": {
-			change: func(n *node, _ target) { n.driver.errAfterSet = errDriver }, want: "none reason", sets: 1, reason: "its limits cannot be read: driver error",
+			change: func(n *node, _ target) { n.driver.errAfterSet = errDriver }, want: "none reason", sets: 1,
+			reason: "its limits cannot be read: driver error",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -538,22 +547,32 @@ func TestFollowerExaminesNode(t *testing.T) {
 		want   map[health.DeviceID]bool
 		reason string // a part, of the devices without limits, else of the containers
 	}{
-		"agent":                  {func(*node) {}, false, both(true, true), ""},
-		"hooks":                  {hooked(func(*node) {}), true, both(true, true), ""},
-		"hooks only":             {hooked((*node).withoutAdmin), true, both(true, true), ""},
-		"one hook":               {func(n *node) { n.hooks = both(true, false); n.withoutAdmin() }, true, both(true, false), "CAP_SYS_ADMIN"},
-		"nobody":                 {(*node).withoutAdmin, false, both(false, false), "the agent cannot set them: it lacks CAP_SYS_ADMIN"},
-		"old driver":             {func(n *node) { n.driver.unsupported["GPU-b"] = errDriver }, false, both(true, false), "driver error"},
-		"no driver":              {func(n *node) { n.driver.openErr = errDriver }, false, both(false, false), "driver error"},
-		"cgroup v1":              {hooked(func(n *node) { n.remove("cgroup/cgroup.controllers") }), false, both(false, false), "no control groups at"},
-		"own cgroups":            {func(n *node) { n.remove("cgroup/kubepods") }, false, both(false, false), "no control groups of pods"},
-		"no pod logs":            {withoutLogs, false, both(false, false), "metrics.processes.podLogs: "},
-		"no pod logs, hooks":     {hooked(withoutLogs), true, both(true, true), "its limits cannot be read: metrics.processes.podLogs: "},
-		"no log links":           {func(n *node) { n.remove("log/containers") }, false, both(false, false), "metrics.processes.podLogs: "},
-		"MIG":                    {func(n *node) { n.setDevices("615.10", "MIG-1") }, false, map[health.DeviceID]bool{"MIG-1": false}, "MIG devices"},
+		"agent":      {func(*node) {}, false, both(true, true), ""},
+		"hooks":      {hooked(func(*node) {}), true, both(true, true), ""},
+		"hooks only": {hooked((*node).withoutAdmin), true, both(true, true), ""},
+		"one hook":   {func(n *node) { n.hooks = both(true, false); n.withoutAdmin() }, true, both(true, false), "CAP_SYS_ADMIN"},
+		"nobody":     {(*node).withoutAdmin, false, both(false, false), "the agent cannot set them: it lacks CAP_SYS_ADMIN"},
+		"old driver": {func(n *node) { n.driver.unsupported["GPU-b"] = errDriver }, false, both(true, false), "driver error"},
+		"no driver":  {func(n *node) { n.driver.openErr = errDriver }, false, both(false, false), "driver error"},
+		"cgroup v1": {
+			hooked(func(n *node) { n.remove("cgroup/cgroup.controllers") }), false, both(false, false),
+			"no control groups at",
+		},
+		"own cgroups":        {func(n *node) { n.remove("cgroup/kubepods") }, false, both(false, false), "no control groups of pods"},
+		"no pod logs":        {withoutLogs, false, both(false, false), "metrics.processes.podLogs: "},
+		"no pod logs, hooks": {hooked(withoutLogs), true, both(true, true), "its limits cannot be read: metrics.processes.podLogs: "},
+		"no log links":       {func(n *node) { n.remove("log/containers") }, false, both(false, false), "metrics.processes.podLogs: "},
+		"MIG": {
+			func(n *node) { n.setDevices("615.10", "MIG-1") }, false,
+			map[health.DeviceID]bool{"MIG-1": false},
+			"MIG devices",
+		},
 		"holders unknown":        {unknown, false, both(false, false), "unknown: error"},
 		"holders unknown, hooks": {hooked(unknown), true, both(true, true), ""},
-		"holders not asked for":  {func(n *node) { n.holders.Store(&podresources.Holders{Err: "error", Pending: true}) }, false, both(true, true), ""},
+		"holders not asked for": {
+			func(n *node) { n.holders.Store(&podresources.Holders{Err: "error", Pending: true}) }, false, both(true, true),
+			"",
+		},
 		"podLogs off": {func(n *node) {
 			c := *n.configs.Load()
 			c.PodLogs = ""
@@ -837,7 +856,10 @@ func (n *node) serveMPS(id health.DeviceID, d *health.MPSDaemon) {
 	n.snapshots.Store(&s)
 	next := *n.holders.Load()
 	next.By = maps.Clone(next.By)
-	next.By[id] = []podresources.Holder{{Namespace: "team", Pod: "mps", Container: "main", Resource: resource, DeviceID: string(id) + "::1024Mi-mps::0"}}
+	next.By[id] = []podresources.Holder{{
+		Namespace: "team", Pod: "mps", Container: "main", Resource: resource,
+		DeviceID: string(id) + "::1024Mi-mps::0",
+	}}
 	n.holders.Store(&next)
 }
 
@@ -910,7 +932,10 @@ func TestFollowerWithoutDriver(t *testing.T) {
 			return podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id}
 		}
 		n.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
-			"GPU-a": {holder(resource, "one", "GPU-a::1024Mi-mps::3"), holder(resource, "one", "GPU-a::1024Mi-mps::4"), holder(resource, "old", "GPU-a::1024Mi::1")},
+			"GPU-a": {
+				holder(resource, "one", "GPU-a::1024Mi-mps::3"), holder(resource, "one", "GPU-a::1024Mi-mps::4"),
+				holder(resource, "old", "GPU-a::1024Mi::1"),
+			},
 			"GPU-b": {holder(resource, "two", "GPU-b::1024Mi-mps::0"), holder("nvidia.com/gpu.shared", "share", "GPU-b::mps1024Mi::1")},
 		}})
 		s := *n.snapshots.Load()
@@ -1002,7 +1027,10 @@ func TestFollowerKeepsSizeOfUnits(t *testing.T) {
 	onNode(t, func(n *node) {
 		by := map[health.DeviceID][]podresources.Holder{}
 		for i, id := range []string{"GPU-a::2048Mi::0", "GPU-a::2048Mi::1", "GPU-a::1024Mi::0"} {
-			by["GPU-a"] = append(by["GPU-a"], podresources.Holder{Namespace: "team", Pod: fmt.Sprintf("pod-%d", i/2), Container: "main", Resource: resource, DeviceID: id})
+			by["GPU-a"] = append(by["GPU-a"], podresources.Holder{
+				Namespace: "team", Pod: fmt.Sprintf("pod-%d", i/2), Container: "main",
+				Resource: resource, DeviceID: id,
+			})
 		}
 		n.holders.Store(&podresources.Holders{By: by})
 		n.start()
@@ -1114,7 +1142,10 @@ func TestFollowerIgnoresPolls(t *testing.T) {
 func TestFollowerLeavesOtherHolders(t *testing.T) {
 	onNode(t, func(n *node) {
 		by := map[health.DeviceID][]podresources.Holder{}
-		for i, id := range []string{"GPU-a", "GPU-a::0", "GPU-a::mps4::0", "GPU-a::1024Mi", "GPU-a::0Mi::0", "GPU-a::99999999999999999999Mi::0", "GPU-a::x1024Mi::0", "GPU-a::1024Mi-x::0", "GPU-a::mps1024Mi::0", "GPU-a::1024Mi::"} {
+		for i, id := range []string{
+			"GPU-a", "GPU-a::0", "GPU-a::mps4::0", "GPU-a::1024Mi", "GPU-a::0Mi::0", "GPU-a::99999999999999999999Mi::0",
+			"GPU-a::x1024Mi::0", "GPU-a::1024Mi-x::0", "GPU-a::mps1024Mi::0", "GPU-a::1024Mi::",
+		} {
 			pod := fmt.Sprintf("pod-%d", i)
 			by["GPU-a"] = append(by["GPU-a"], podresources.Holder{Namespace: "team", Pod: pod, Container: "main", Resource: resource, DeviceID: id})
 			n.run(pod, i)
@@ -1132,7 +1163,8 @@ func TestFollowerLeavesOtherHolders(t *testing.T) {
 func TestClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newNode(t)
-		share, whole := podresources.ClaimRef{Name: "share", Driver: "gpu.nvidia.com", ShareID: "1"}, podresources.ClaimRef{Name: "whole", Driver: "gpu.nvidia.com"}
+		share, whole := podresources.ClaimRef{Name: "share", Driver: "gpu.nvidia.com", ShareID: "1"},
+			podresources.ClaimRef{Name: "whole", Driver: "gpu.nvidia.com"}
 		held := func(pod string, c podresources.ClaimRef) podresources.Holder {
 			return podresources.Holder{Namespace: "team", Pod: pod, Container: "main", DeviceID: "gpu-0", Claim: c}
 		}

@@ -72,7 +72,8 @@ func testFollowerWithNVML(t *testing.T) {
 			n.hold(gpu(1), "one", 10)
 			n.await(func(s *Snapshot) bool { return len(s.Containers) == 1 })
 			c := n.Latest().Load().Containers[0]
-			if limited := test.want == Driver; c.Enforcement != test.want || (c.Reason == "") != limited || c.HasUsed != limited || limited && c.Used != 7*gib {
+			if limited := test.want == Driver; c.Enforcement != test.want || (c.Reason == "") != limited || c.HasUsed != limited ||
+				limited && c.Used != 7*gib {
 				t.Errorf("%+v", c)
 			}
 			want := fmt.Sprintf("0 %d", health.NoMemoryLimit)

@@ -16,7 +16,8 @@ import (
 
 func TestParsePIDs(t *testing.T) {
 	for answer, want := range map[string][]int{
-		"": nil, "17\n": {17}, "18\n17\n17": {17, 18}, "0": {-1}, "-3": {-1}, "17 x": {-1}, "+17": {-1}, "Server 17": {-1}, "99999999999999999999": {-1},
+		"": nil, "17\n": {17}, "18\n17\n17": {17, 18}, "0": {-1}, "-3": {-1}, "17 x": {-1}, "+17": {-1}, "Server 17": {-1},
+		"99999999999999999999": {-1},
 	} {
 		got, err := parsePIDs(answer)
 		if fails := slices.Equal(want, []int{-1}); fails != errors.Is(err, errRefused) || !fails && !slices.Equal(got, want) {
@@ -67,7 +68,10 @@ func TestParseSize(t *testing.T) {
 		}
 	}
 	s := size{20 << 30, 1 << 30}
-	for want, near := range map[uint64]bool{20 << 30: true, 20<<30 + 512<<20: true, 20<<30 - 512<<20: true, 21 << 30: false, 19 << 30: false, 0: false} {
+	for want, near := range map[uint64]bool{
+		20 << 30: true, 20<<30 + 512<<20: true, 20<<30 - 512<<20: true, 21 << 30: false, 19 << 30: false,
+		0: false,
+	} {
 		if s.near(want) != near {
 			t.Errorf("20G near %d: %t", want, !near)
 		}
@@ -75,7 +79,10 @@ func TestParseSize(t *testing.T) {
 }
 
 func FuzzAnswers(f *testing.F) {
-	for _, s := range []string{"17\n18\n", "ACTIVE", "25.0", "1024M", "0=3G", "Cannot find MPS control daemon process", "Unrecognized command", "\xff"} {
+	for _, s := range []string{
+		"17\n18\n", "ACTIVE", "25.0", "1024M", "0=3G", "Cannot find MPS control daemon process", "Unrecognized command",
+		"\xff",
+	} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, answer string) {

@@ -323,7 +323,8 @@ func (d *daemon) describeForeign() error {
 		lock := filepath.Join(pipe, controlLock)
 		return fmt.Errorf("%w: a process that cannot be identified has locked %s; to end it, run on the node: fuser -k %[2]s", errForeign, lock)
 	}
-	return fmt.Errorf("%w: process %d, started at %s, serves %s; to end it with its servers, run on the node: pkill -KILL -P %[2]d; kill -KILL %[2]d",
+	return fmt.Errorf("%w: process %d, started at %s, serves %s; to end it with its servers, run on the node: pkill -KILL -P %[2]d; kill "+
+		"-KILL %[2]d",
 		errForeign, pid, d.foreignStart(pid), pipe)
 }
 

@@ -62,7 +62,8 @@ func readDesired(r Root) (desiredFile, error) {
 	case err != nil:
 		return desiredFile{}, err
 	case !info.Mode().IsRegular() || info.Size() > maxDesiredFile:
-		return desiredFile{}, fmt.Errorf("%s: expected a file of at most %d bytes, found %s of %d bytes", path, maxDesiredFile, info.Mode(), info.Size())
+		return desiredFile{}, fmt.Errorf("%s: expected a file of at most %d bytes, found %s of %d bytes", path, maxDesiredFile, info.Mode(),
+			info.Size())
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -80,7 +81,8 @@ func parseDesired(text []byte) (d desiredFile, err error) {
 		return desiredFile{}, err
 	}
 	if d.Version < 1 || d.Version > desiredVersion {
-		return desiredFile{}, fmt.Errorf("version: expected 1 to %d, found %d; run the same release of the agent and of mps-daemon", desiredVersion, d.Version)
+		return desiredFile{}, fmt.Errorf("version: expected 1 to %d, found %d; run the same release of the agent and of mps-daemon",
+			desiredVersion, d.Version)
 	}
 	seen := make(map[health.DeviceID]bool, len(d.Daemons))
 	for i, daemon := range d.Daemons {

@@ -378,7 +378,8 @@ func TestSupervisorWithoutMount(t *testing.T) {
 	n.startProcess(func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, testMount+"=1") })
 	s := n.await("reason", func(s Status) bool { return len(s.Daemons) == 1 && s.Daemons[0].Error != "" })
 	const refused = "--mount-shm: would hide the /dev/shm of the node"
-	if !strings.HasPrefix(s.Shm, refused) || !strings.HasPrefix(s.Daemons[0].Error, refused) || s.Daemons[0].PID != 0 || len(n.program.Processes()) > 0 {
+	if !strings.HasPrefix(s.Shm, refused) || !strings.HasPrefix(s.Daemons[0].Error, refused) || s.Daemons[0].PID != 0 ||
+		len(n.program.Processes()) > 0 {
 		t.Errorf("%+v", s)
 	}
 	if n.mode(gpuA) != health.ComputeModeDefault {
@@ -424,7 +425,10 @@ func TestSupervisorRestartIsRequestedOnce(t *testing.T) {
 func TestSupervisorStatus(t *testing.T) {
 	s := &Supervisor{
 		Version: "1.2", err: errors.New("torn"), shmErr: errors.New("not mounted"),
-		daemons: map[health.DeviceID]*daemon{gpuB: {status: DaemonStatus{Device: gpuB, PID: 3}}, gpuA: {status: DaemonStatus{Device: gpuA, Stopping: true}}, mig: {status: DaemonStatus{Device: mig}}},
+		daemons: map[health.DeviceID]*daemon{
+			gpuB: {status: DaemonStatus{Device: gpuB, PID: 3}},
+			gpuA: {status: DaemonStatus{Device: gpuA, Stopping: true}}, mig: {status: DaemonStatus{Device: mig}},
+		},
 	}
 	result, err := s.handle(t.Context(), `{"status":{}}`)
 	status, ok := result.(Status)
@@ -435,7 +439,8 @@ func TestSupervisorStatus(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	s = &Supervisor{}
-	if result, err := s.handle(t.Context(), `{"status":{}}`); err != nil || fmt.Sprintf("%+v", result) != "{Version: Shm: Error: Daemons:[]}" || result.(Status).Daemons == nil {
+	if result, err := s.handle(t.Context(), `{"status":{}}`); err != nil ||
+		fmt.Sprintf("%+v", result) != "{Version: Shm: Error: Daemons:[]}" || result.(Status).Daemons == nil {
 		t.Errorf("%+v, %v", result, err)
 	}
 }

@@ -74,7 +74,10 @@ type request struct {
 // examine has the daemon report its limits, sets them if they are others, and returns the states of its servers.
 func (e *examiner) examine(ctx context.Context, r request) examination {
 	if r.pid != e.pid {
-		*e = examiner{root: e.root, command: e.command, pid: r.pid, pinnedBy: e.pinnedBy && e.pid == 0, log: newControlLog(e.root.LogDir(r.spec.Device))}
+		*e = examiner{
+			root: e.root, command: e.command, pid: r.pid, pinnedBy: e.pinnedBy && e.pid == 0,
+			log: newControlLog(e.root.LogDir(r.spec.Device)),
+		}
 	}
 	e.program = r.program
 	if r.spec != e.spec {

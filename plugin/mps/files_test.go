@@ -44,14 +44,23 @@ func TestComputeModes(t *testing.T) {
 		"not set":                {setErr: errDriver, wantRecord: "0\n", err: "cannot set the compute mode"},
 		"not recorded":           {record: "-", err: "cannot record the compute mode", wantRecord: "-"},
 
-		"nothing recorded":       {back: true, mode: exclusive, want: exclusive},
-		"set back":               {back: true, record: "1\n", mode: exclusive, want: thread},
-		"changed by somebody":    {back: true, record: "1\n", mode: normal, want: normal},
-		"not read, to set back":  {back: true, record: "1\n", mode: exclusive, getErr: errDriver, want: exclusive, wantRecord: "1\n", err: "cannot set the compute mode back to"},
-		"not set back":           {back: true, record: "1\n", mode: exclusive, setErr: errDriver, want: exclusive, wantRecord: "1\n", err: "cannot set the compute mode back to"},
+		"nothing recorded":    {back: true, mode: exclusive, want: exclusive},
+		"set back":            {back: true, record: "1\n", mode: exclusive, want: thread},
+		"changed by somebody": {back: true, record: "1\n", mode: normal, want: normal},
+		"not read, to set back": {
+			back: true, record: "1\n", mode: exclusive, getErr: errDriver, want: exclusive, wantRecord: "1\n",
+			err: "cannot set the compute mode back to",
+		},
+		"not set back": {
+			back: true, record: "1\n", mode: exclusive, setErr: errDriver, want: exclusive, wantRecord: "1\n",
+			err: "cannot set the compute mode back to",
+		},
 		"bad record":             {back: true, record: "x", mode: exclusive, want: normal, err: "expected a compute mode from 0 to 3"},
 		"record of another mode": {back: true, record: "4", mode: exclusive, want: normal, err: "expected a compute mode from 0 to 3"},
-		"record cannot be read":  {back: true, record: "-", mode: exclusive, want: exclusive, wantRecord: "-", err: "cannot read what the compute mode was"},
+		"record cannot be read": {
+			back: true, record: "-", mode: exclusive, want: exclusive, wantRecord: "-",
+			err: "cannot read what the compute mode was",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root, id := Root(t.TempDir()), health.DeviceID("GPU-a")
@@ -119,7 +128,13 @@ func TestReplaceFile(t *testing.T) {
 		}
 		return names
 	}
-	d := desiredFile{Version: desiredVersion, Daemons: []desiredDaemon{newDesiredDaemon(Spec{Device: mig, GPU: gpuA, Kind: health.KindMIG, Index: 3, ThreadPercentage: 25, PinnedMemory: 1 << 30}, true)}}
+	d := desiredFile{
+		Version: desiredVersion,
+		Daemons: []desiredDaemon{newDesiredDaemon(Spec{
+			Device: mig, GPU: gpuA, Kind: health.KindMIG, Index: 3, ThreadPercentage: 25,
+			PinnedMemory: 1 << 30,
+		}, true)},
+	}
 	for range 2 {
 		if err := writeDesired(root, d); err != nil {
 			t.Fatal(err)
@@ -137,7 +152,8 @@ func TestReplaceFile(t *testing.T) {
 			}
 		}
 	}
-	if err := errors.Join(removeTemporaries(root.DesiredFile()), os.Remove(root.DesiredFile()), os.MkdirAll(filepath.Join(root.DesiredFile(), "x"), 0o700)); err != nil {
+	if err := errors.Join(removeTemporaries(root.DesiredFile()), os.Remove(root.DesiredFile()),
+		os.MkdirAll(filepath.Join(root.DesiredFile(), "x"), 0o700)); err != nil {
 		t.Fatal(err)
 	}
 	if err := writeDesired(root, d); err == nil {
@@ -174,7 +190,10 @@ func TestPrepareDirectories(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, file := range []string{root.PipeDir(id) + "/control", root.PipeDir(id) + "/" + controlLock, root.PipeDir(id) + "/dir/x", root.LogDir(id) + "/control.log"} {
+	for _, file := range []string{
+		root.PipeDir(id) + "/control", root.PipeDir(id) + "/" + controlLock, root.PipeDir(id) + "/dir/x",
+		root.LogDir(id) + "/control.log",
+	} {
 		if err := os.WriteFile(file, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -187,7 +206,10 @@ func TestPrepareDirectories(t *testing.T) {
 		if err := root.prepareDirectories(id, clean, zap.NewNop()); err != nil {
 			t.Fatal(err)
 		}
-		for path, want := range map[string]bool{"pipe/control": !clean, "pipe/dir/x": !clean, "pipe/" + controlLock: true, "log/control.log": true} {
+		for path, want := range map[string]bool{
+			"pipe/control": !clean, "pipe/dir/x": !clean, "pipe/" + controlLock: true,
+			"log/control.log": true,
+		} {
 			if _, err := os.Stat(filepath.Join(string(root), string(id), path)); (err == nil) != want {
 				t.Errorf("clean %v: %s: %v", clean, path, err)
 			}
@@ -201,7 +223,8 @@ func TestPrepareDirectories(t *testing.T) {
 	if after, err := os.Stat(root.PipeDir(id)); err != nil || !os.SameFile(before, after) {
 		t.Errorf("the pipe directory was replaced: %v", err)
 	}
-	if err := errors.Join(os.Remove(root.PipeDir(id)+"/"+controlLock), os.MkdirAll(root.PipeDir(id)+"/"+controlLock+"/x", 0o700), root.prepareDirectories(id, true, zap.NewNop())); err != nil {
+	if err := errors.Join(os.Remove(root.PipeDir(id)+"/"+controlLock), os.MkdirAll(root.PipeDir(id)+"/"+controlLock+"/x", 0o700),
+		root.prepareDirectories(id, true, zap.NewNop())); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Stat(root.PipeDir(id) + "/" + controlLock); err == nil {
@@ -261,7 +284,10 @@ func TestShm(t *testing.T) {
 	if _, err := isMountPoint(filepath.Join(dir, "absent")); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
-	for text, want := range map[string]uint64{"MemTotal: 4000 kB\nMemFree: 1000 kB\n": 2000, "MemFree: 1000 kB\n": 64 << 10, "": 64 << 10, "-": 64 << 10} {
+	for text, want := range map[string]uint64{
+		"MemTotal: 4000 kB\nMemFree: 1000 kB\n": 2000, "MemFree: 1000 kB\n": 64 << 10, "": 64 << 10,
+		"-": 64 << 10,
+	} {
 		proc := t.TempDir()
 		if text != "-" {
 			if err := os.WriteFile(filepath.Join(proc, "meminfo"), []byte(text), 0o600); err != nil {

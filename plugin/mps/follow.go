@@ -253,8 +253,8 @@ func (r *run) reachable(now time.Time) bool {
 	return r.supervisor == nil || now.Sub(r.reached) < supervisorOut
 }
 
-// take returns whether the daemon may be taken from a device: no container holds a share of it, and that is known. With claims, a claim that the
-// daemon serves keeps it before its container starts.
+// take returns whether the daemon may be taken from a device: no container holds a share of it, and that is known. With claims, a claim
+// that the daemon serves keeps it before its container starts.
 func (d *device) take(f *offer.Facts, claims bool) offer.Answer {
 	return f.Decide(&offer.Request{
 		Purpose: offer.Take, Device: &health.Device{ID: d.spec.Device}, MustKnow: true,
@@ -315,7 +315,8 @@ func (r *run) restartStuck(ctx context.Context, d *device, f *offer.Facts) {
 		return
 	}
 	d.restarted = d.now
-	r.Log.Warn("restarting the MPS daemon: it does not recover, and nobody uses it", zap.String("device", string(d.spec.Device)), zap.String("reason", d.before.Reason))
+	r.Log.Warn("restarting the MPS daemon: it does not recover, and nobody uses it", zap.String("device", string(d.spec.Device)),
+		zap.String("reason", d.before.Reason))
 	root, id := r.root, d.spec.Device
 	r.workers.Go(func() {
 		if _, err := r.callWithin(ctx, root, Request{Restart: &Restart{Device: id}}); err != nil && ctx.Err() == nil {
@@ -476,8 +477,10 @@ func (r *run) applyExamination(x result) {
 	d.failure = x.x.err
 	switch err := x.x.err; {
 	case err == nil:
-		if proven := d.last != nil && d.last.pid == x.x.pid && d.last.spec == x.x.spec && d.last.limits == nil; !proven && x.x.limits == nil && x.x.spec.ThreadPercentage > 0 {
-			r.Log.Info("MPS daemon has its limits", zap.String("device", string(x.x.spec.Device)), zap.Int("pid", x.x.pid), zap.Bool("adopted", x.x.adopted),
+		if proven := d.last != nil && d.last.pid == x.x.pid && d.last.spec == x.x.spec && d.last.limits == nil; !proven && x.x.limits == nil &&
+			x.x.spec.ThreadPercentage > 0 {
+			r.Log.Info("MPS daemon has its limits", zap.String("device", string(x.x.spec.Device)), zap.Int("pid", x.x.pid),
+				zap.Bool("adopted", x.x.adopted),
 				zap.Float64("activeThreadPercentage", x.x.percent), zap.Uint64("pinnedMemoryMiB", x.x.pinned>>20))
 		}
 		d.last, d.noAnswer, d.refused, d.noDaemon = &x.x, 0, 0, 0
@@ -508,7 +511,8 @@ func (r *run) publish() {
 		}
 		if !d.leaving.IsZero() {
 			d.before.Leaving, d.before.Cause, d.before.Action = true, "", ""
-			d.before.Reason = "the device is no longer shared by MPS; its MPS daemon runs until no container holds a share and no client is connected"
+			d.before.Reason = "the device is no longer shared by MPS; its MPS daemon runs until no container holds a share and no client is " +
+				"connected"
 			if d.released {
 				d.before.Reason = "the device is no longer shared by MPS; its MPS daemon is being stopped"
 			}

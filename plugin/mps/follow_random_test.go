@@ -56,7 +56,10 @@ func playRandomly(h *followerTest, r *rand.Rand) {
 			case 5:
 				d.missing = !d.missing
 			case 6:
-				d.servers[17] = &fakeServer{status: []string{serverActive, serverFault}[r.IntN(2)], threads: "25.0", memory: "20480M", clients: []int{18}}
+				d.servers[17] = &fakeServer{
+					status: []string{serverActive, serverFault}[r.IntN(2)], threads: "25.0", memory: "20480M",
+					clients: []int{18},
+				}
 			case 7:
 				delete(d.servers, 17)
 			}

@@ -81,7 +81,8 @@ func TestFollowerAdoptsDaemons(t *testing.T) {
 		advance(5 * time.Second)
 		h.wantState("after the restart", gpuA, true, "")
 		d := h.daemon(gpuA)
-		if got := d.log[len(before.log):]; d.pid != before.pid || !slices.Equal(got, []string{"set_active_thread_percentage 9 25", "set_device_pinned_mem_limit 9 0 20480M"}) {
+		if got := d.log[len(before.log):]; d.pid != before.pid || !slices.Equal(got,
+			[]string{"set_active_thread_percentage 9 25", "set_device_pinned_mem_limit 9 0 20480M"}) {
 			t.Errorf("daemon %d, then %d; commands %q", before.pid, d.pid, got)
 		}
 		if s := h.state(gpuA); s.ClientCount() != 1 {
@@ -548,11 +549,14 @@ func TestFollowerBesideAnotherAgent(t *testing.T) {
 			text  string
 			want  func()
 		}{
-			"it adds one":          {other: func(d *desiredFile) { d.Daemons = append(d.Daemons, newDesiredDaemon(spec(gpuB), false)) }},
-			"it adds one, as ours": {other: func(d *desiredFile) { d.Daemons = append(d.Daemons, newDesiredDaemon(spec(gpuB), false)) }, want: func() { h.want(gpuA, "GPU-3") }},
-			"it replaces ours":     {other: func(d *desiredFile) { d.Daemons = []desiredDaemon{newDesiredDaemon(spec(gpuB), false)} }},
-			"it removes ours":      {other: func(d *desiredFile) { d.Daemons = nil }},
-			"not JSON":             {text: "{"},
+			"it adds one": {other: func(d *desiredFile) { d.Daemons = append(d.Daemons, newDesiredDaemon(spec(gpuB), false)) }},
+			"it adds one, as ours": {
+				other: func(d *desiredFile) { d.Daemons = append(d.Daemons, newDesiredDaemon(spec(gpuB), false)) },
+				want:  func() { h.want(gpuA, "GPU-3") },
+			},
+			"it replaces ours": {other: func(d *desiredFile) { d.Daemons = []desiredDaemon{newDesiredDaemon(spec(gpuB), false)} }},
+			"it removes ours":  {other: func(d *desiredFile) { d.Daemons = nil }},
+			"not JSON":         {text: "{"},
 		} {
 			h.hold(gpuB, string(gpuB)+"::mps4::3")
 			d := own

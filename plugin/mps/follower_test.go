@@ -71,7 +71,10 @@ type fakeServer struct {
 }
 
 func newFakeNode(t *testing.T) *fakeNode {
-	n := &fakeNode{root: Root(t.TempDir()), daemons: make(map[health.DeviceID]*fakeDaemon), nextPID: 100, holders: make(map[health.DeviceID][]podresources.Holder)}
+	n := &fakeNode{
+		root: Root(t.TempDir()), daemons: make(map[health.DeviceID]*fakeDaemon), nextPID: 100,
+		holders: make(map[health.DeviceID][]podresources.Holder),
+	}
 	if err := os.MkdirAll(n.root.ShmDir(), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +90,10 @@ func (n *fakeNode) change(f func()) {
 
 func (n *fakeNode) start(id health.DeviceID, d *fakeDaemon) {
 	n.nextPID++
-	*d = fakeDaemon{pid: n.nextPID, restarts: d.restarts, delay: d.delay, refuse: d.refuse, refusal: d.refusal, answer: d.answer, threads: "100.0", servers: make(map[int]*fakeServer)}
+	*d = fakeDaemon{
+		pid: n.nextPID, restarts: d.restarts, delay: d.delay, refuse: d.refuse, refusal: d.refusal, answer: d.answer,
+		threads: "100.0", servers: make(map[int]*fakeServer),
+	}
 	for _, dir := range []string{n.root.PipeDir(id), n.root.LogDir(id)} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
 			panic(err)
@@ -209,7 +215,8 @@ func (n *fakeNode) control(ctx context.Context, _ string, _ Root, id health.Devi
 		return d.servers[pid]
 	}
 	if strings.Contains(fields[0], "server") || strings.Contains(fields[0], "client") || fields[0] == "get_active_thread_percentage" ||
-		fields[0] == "set_active_thread_percentage" || strings.HasSuffix(fields[0], "t_device_pinned_mem_limit") && !strings.Contains(fields[0], "default") {
+		fields[0] == "set_active_thread_percentage" || strings.HasSuffix(fields[0], "t_device_pinned_mem_limit") &&
+		!strings.Contains(fields[0], "default") {
 		if fields[0] != "get_server_list" && server() == nil {
 			return "", fmt.Errorf("%w: no such server", errRefused)
 		}
@@ -264,7 +271,10 @@ func (n *fakeNode) facts() offer.Facts {
 	for id, h := range n.holders {
 		by[id] = slices.Clone(h)
 	}
-	return offer.Facts{Now: time.Now(), Claims: n.claims, Holders: podresources.Holders{At: time.Now(), Err: n.holdersErr, By: by, Settling: n.settling}}
+	return offer.Facts{Now: time.Now(), Claims: n.claims, Holders: podresources.Holders{
+		At: time.Now(), Err: n.holdersErr, By: by,
+		Settling: n.settling,
+	}}
 }
 
 // hold has a container hold a device by one of its IDs; none ends it.
@@ -272,7 +282,10 @@ func (n *fakeNode) hold(id health.DeviceID, deviceIDs ...string) {
 	n.change(func() {
 		delete(n.holders, id)
 		for _, d := range deviceIDs {
-			n.holders[id] = append(n.holders[id], podresources.Holder{Namespace: "a", Pod: "b", Container: "c", Resource: "nvidia.com/gpu", DeviceID: d})
+			n.holders[id] = append(n.holders[id], podresources.Holder{
+				Namespace: "a", Pod: "b", Container: "c", Resource: "nvidia.com/gpu",
+				DeviceID: d,
+			})
 		}
 	})
 }
@@ -280,7 +293,10 @@ func (n *fakeNode) hold(id health.DeviceID, deviceIDs ...string) {
 // holdClaim has a container hold a device by a claim.
 func (n *fakeNode) holdClaim(id health.DeviceID) {
 	n.change(func() {
-		n.holders[id] = []podresources.Holder{{Namespace: "a", Pod: "b", Container: "c", DeviceID: "gpu-0", Claim: podresources.ClaimRef{Name: "mps"}}}
+		n.holders[id] = []podresources.Holder{{
+			Namespace: "a", Pod: "b", Container: "c", DeviceID: "gpu-0",
+			Claim: podresources.ClaimRef{Name: "mps"},
+		}}
 	})
 }
 

@@ -21,8 +21,8 @@ import (
 // testImpostor is the variable of a process that pretends to be a control daemon: the pipe directory.
 const testImpostor = "MPS_TEST_IMPOSTOR"
 
-// impersonate is a process that has all of a control daemon's that a process can choose: name, arguments and environment from its start, and
-// the socket and the process ID in the pipe directory, but not the lock. It ends with its standard input.
+// impersonate is a process that has all of a control daemon's that a process can choose: name, arguments and environment from its start,
+// and the socket and the process ID in the pipe directory, but not the lock. It ends with its standard input.
 func impersonate(pipe string) int {
 	fail := func(err error) int {
 		fmt.Println(err)

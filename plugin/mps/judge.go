@@ -78,15 +78,18 @@ func (e *evidence) judge() health.MPSDaemon {
 		set(e.before.Cause, health.ActionCheckMPSDaemon, "the MPS daemon is starting; its limits are not set yet")
 	case e.failure != nil: // once, or the daemon was not asked
 	case e.last.files != nil:
-		set(health.CauseMPSNotReady, health.ActionCheckMPSDaemon, "containers cannot mount what the MPS daemon shares with them: %v", e.last.files)
+		set(health.CauseMPSNotReady, health.ActionCheckMPSDaemon, "containers cannot mount what the MPS daemon shares with them: %v",
+			e.last.files)
 	case e.shm != "":
 		set(health.CauseMPSNotReady, health.ActionCheckMPSDaemon, "the MPS daemon and containers do not share /dev/shm: %s", e.shm)
 	case e.hasFault():
-		set(health.CauseMPSFault, health.ActionEndMPSClients, "a client had a fatal fault; the MPS server accepts no client until those affected have exited")
+		set(health.CauseMPSFault, health.ActionEndMPSClients,
+			"a client had a fatal fault; the MPS server accepts no client until those affected have exited")
 	case e.last.limits != nil:
 		set(health.CauseMPSLimits, health.ActionCheckMPSDaemon, "%v", e.last.limits)
 	case len(e.last.waiting) > 0:
-		set(health.CauseMPSUsers, health.ActionAlignMPSUsers, "clients of %s wait until those of %s have exited", users(e.last.waiting), users(e.serving()))
+		set(health.CauseMPSUsers, health.ActionAlignMPSUsers, "clients of %s wait until those of %s have exited", users(e.last.waiting),
+			users(e.serving()))
 		d.Ready = true
 	default:
 		d.Ready, d.Cause, d.Action, d.Reason = true, "", "", ""

@@ -123,7 +123,8 @@ func TestFollowerOnNode(t *testing.T) {
 	f, _ = n.follow(&desired)
 	awaitState(t, f, gpuA, "ready after the detach", isReady)
 	desired.Store(&Desired{Root: n.root, Control: n.program.Path})
-	eventually(t, "left", func() bool { return len(n.program.Processes()) == 0 && len(f.State().Load().Daemons) == 0 }, func() string { return "" })
+	eventually(t, "left", func() bool { return len(n.program.Processes()) == 0 && len(f.State().Load().Daemons) == 0 },
+		func() string { return "" })
 }
 
 func TestRunControl(t *testing.T) {

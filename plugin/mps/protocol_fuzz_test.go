@@ -11,7 +11,8 @@ import (
 // FuzzParseRequest parses any line: what is accepted is exactly one request, which is the same after a round trip.
 func FuzzParseRequest(f *testing.F) {
 	for _, line := range []string{
-		"", "{}", "null", `{"status":{}}`, `{"reload":{}}`, `{"restart":{"device":"GPU-1"}}`, `{"status":{},"reload":{}}`, `{"status":{}}{"reload":{}}`,
+		"", "{}", "null", `{"status":{}}`, `{"reload":{}}`, `{"restart":{"device":"GPU-1"}}`, `{"status":{},"reload":{}}`,
+		`{"status":{}}{"reload":{}}`,
 		`{"status":{}} x`, `{"status":null}`, `{"stop":{}}`, `{"restart":{"gpu":1}}`, `{"status":{}} `, `[]`, `{"status":{"x":1}}`,
 	} {
 		f.Add(line)

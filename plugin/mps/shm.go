@@ -18,7 +18,8 @@ const devShm = "/dev/shm"
 func checkShm(dir string) error {
 	same, err := isSameFile(dir, devShm)
 	if err == nil && !same {
-		err = fmt.Errorf("%s is not the file system at %s; run mps-daemon with --mount-shm in a container, else mount --bind %[2]s %[1]s", dir, devShm)
+		err = fmt.Errorf("%s is not the file system at %s; run mps-daemon with --mount-shm in a container, else mount --bind %[2]s %[1]s", dir,
+			devShm)
 	}
 	return err
 }

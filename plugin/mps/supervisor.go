@@ -239,9 +239,10 @@ func (s *Supervisor) apply(ctx context.Context) {
 func (s *Supervisor) start(ctx context.Context, desired desiredDaemon, failure error) *daemon {
 	ctx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // stopAll stops it
 	d := &daemon{
-		device: desired.Device, mig: desired.MIG, root: s.Root, control: s.Control, modes: s.ComputeModes, orphans: &s.orphans, mounted: s.mounted,
-		log:  s.Log.With(zap.String("device", string(desired.Device))),
-		stop: stop, stopped: make(chan struct{}), restart: make(chan struct{}, 1), status: DaemonStatus{Device: desired.Device},
+		device: desired.Device, mig: desired.MIG, root: s.Root, control: s.Control, modes: s.ComputeModes, orphans: &s.orphans,
+		mounted: s.mounted,
+		log:     s.Log.With(zap.String("device", string(desired.Device))),
+		stop:    stop, stopped: make(chan struct{}), restart: make(chan struct{}, 1), status: DaemonStatus{Device: desired.Device},
 	}
 	if failure != nil {
 		d.status.Error = failure.Error()

@@ -401,7 +401,10 @@ func TestSupervisorOfAScript(t *testing.T) {
 
 // After everything was killed, the compute mode is set back once MPS no longer serves the GPU.
 func TestSupervisorSetsModesBackAfterAKillOfEverything(t *testing.T) {
-	for _, before := range []health.ComputeMode{health.ComputeModeDefault, health.ComputeModeExclusiveThread, health.ComputeModeExclusiveProcess} {
+	for _, before := range []health.ComputeMode{
+		health.ComputeModeDefault, health.ComputeModeExclusiveThread,
+		health.ComputeModeExclusiveProcess,
+	} {
 		t.Run(before.String(), func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t)
@@ -613,8 +616,10 @@ func TestSupervisorKeepsDaemonsWithoutAGoodFile(t *testing.T) {
 	}
 	const a = string(gpuA)
 	for name, text := range map[string]string{
-		"torn": `{"version":1,"dae`, "newer": `{"version":1000}`, "older": `{"version":0}`, "large": `{"version":1}` + strings.Repeat(" ", maxDesiredFile),
-		"no device": daemon("", a), "device above": daemon("..", a), "device below": daemon("GPU-a/b", a), "device elsewhere": daemon("../GPU-a", a),
+		"torn": `{"version":1,"dae`, "newer": `{"version":1000}`, "older": `{"version":0}`,
+		"large":     `{"version":1}` + strings.Repeat(" ", maxDesiredFile),
+		"no device": daemon("", a), "device above": daemon("..", a), "device below": daemon("GPU-a/b", a),
+		"device elsewhere":    daemon("../GPU-a", a),
 		"device with a space": daemon("GPU-a b", a), "long device": daemon("GPU-"+strings.Repeat("a", 97), a),
 		"no GPU": daemon(a, ""), "GPU above": daemon(a, ".."), "GPU elsewhere": daemon(a, "/etc"),
 		"twice": fmt.Sprintf(`{"version":1,"daemons":[{"device":%q,"gpu":%[1]q},{"device":%[1]q,"gpu":%[1]q}]}`, a),
@@ -625,7 +630,8 @@ func TestSupervisorKeepsDaemonsWithoutAGoodFile(t *testing.T) {
 		if _, err := n.call(Request{Reload: &struct{}{}}); err == nil {
 			t.Errorf("%s: reload succeeded", name)
 		}
-		if s, err := n.status(); err != nil || !strings.HasPrefix(s.Error, n.root.DesiredFile()) || len(s.Daemons) != 1 || s.Daemons[0].PID != before.PID {
+		if s, err := n.status(); err != nil || !strings.HasPrefix(s.Error, n.root.DesiredFile()) || len(s.Daemons) != 1 ||
+			s.Daemons[0].PID != before.PID {
 			t.Errorf("%s: %+v, %v", name, s, err)
 		}
 	}

@@ -105,7 +105,8 @@ func (l *Lock) Request(kubeletDir string) {
 	}
 }
 
-// In returns whether this process may serve in a kubelet's directory, and a channel that closes when that changes. A nil Lock is always held.
+// In returns whether this process may serve in a kubelet's directory, and a channel that closes when that changes. A nil Lock is always
+// held.
 func (l *Lock) In(kubeletDir string) (s State, changed <-chan struct{}) {
 	if l == nil {
 		return State{KubeletDir: kubeletDir, Held: true}, nil

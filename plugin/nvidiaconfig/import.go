@@ -251,7 +251,8 @@ func (in *importer) finish() {
 	switch {
 	case in.sliced && in.mps:
 		t.Resources = []plugin.SharedResource{}
-		in.warn("sharing.timeSlicing.resources", "has no effect, as in NVIDIA's plugin, which applies sharing.mps.resources instead; use plugin.sharing for both")
+		in.warn("sharing.timeSlicing.resources",
+			"has no effect, as in NVIDIA's plugin, which applies sharing.mps.resources instead; use plugin.sharing for both")
 	case in.sliced && !in.failSet:
 		t.FailRequestsGreaterThanOne = false
 		in.warn("sharing.timeSlicing.failRequestsGreaterThanOne", "is not set and defaults to false as in NVIDIA's plugin; "+

@@ -84,9 +84,13 @@ func TestImport(t *testing.T) {
 	}{
 		{"empty file", "", plugin.DefaultConfig(), plugin.DefaultConfig(), nil},
 		{"empty section", "resources: {}", plugin.DefaultConfig(), plugin.DefaultConfig(), nil},
-		{"resources of NVIDIA's plugin", "resources: {gpus: [], mig: [{pattern: x, name: y}]}", plugin.DefaultConfig(), plugin.DefaultConfig(), []string{"resources.mig"}},
 		{
-			"number with a fraction of 0", "sharing: {timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 4.0}]}}", plugin.DefaultConfig(),
+			"resources of NVIDIA's plugin", "resources: {gpus: [], mig: [{pattern: x, name: y}]}", plugin.DefaultConfig(), plugin.DefaultConfig(),
+			[]string{"resources.mig"},
+		},
+		{
+			"number with a fraction of 0", "sharing: {timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 4.0}]}}",
+			plugin.DefaultConfig(),
 			configured(func(c *plugin.Config) {
 				c.Sharing.TimeSlicing.Resources = []plugin.SharedResource{{Name: gpu, Replicas: 4, Devices: []string{}}}
 			}), nil,
@@ -127,14 +131,16 @@ func TestImport(t *testing.T) {
 			}), nil,
 		},
 		{
-			"time-slicing without MPS resources", "sharing: {mps: {resources: []}, timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 4}]}}",
+			"time-slicing without MPS resources",
+			"sharing: {mps: {resources: []}, timeSlicing: {failRequestsGreaterThanOne: true, resources: [{name: gpu, replicas: 4}]}}",
 			plugin.DefaultConfig(),
 			configured(func(c *plugin.Config) {
 				c.Sharing.TimeSlicing.Resources = []plugin.SharedResource{{Name: gpu, Replicas: 4, Devices: []string{}}}
 			}), nil,
 		},
 		{
-			"chart default", "version: v1\nflags: {migStrategy: none, failOnInitError: false, nvidiaDriverRoot: '', deviceDiscoveryStrategy: nvml, mpsRoot: '', " +
+			"chart default", "version: v1\nflags: {migStrategy: none, failOnInitError: false, nvidiaDriverRoot: '', deviceDiscoveryStrategy: " +
+				"nvml, mpsRoot: '', " +
 				"plugin: {deviceListStrategy: 'envvar,volume-mounts', deviceIDStrategy: uuid}}\nimex: {channelIDs: []}",
 			configured(func(c *plugin.Config) { c.MIGStrategy, c.DriverRoot = plugin.MIGSingle, "/d" }),
 			configured(func(c *plugin.Config) { c.DriverRoot, c.DeviceList = "/d", []string{plugin.ListEnv, plugin.ListMounts} }), nil,
@@ -193,7 +199,10 @@ func TestImportRejects(t *testing.T) {
 		{"sharing: {timeSlicing: {resources: [{name: tpu, replicas: 2}]}}", "sharing.timeSlicing.resources[0].name"},
 		{"sharing: {timeSlicing: {resources: [{name: gpu, replicas: '2'}]}}", "sharing.timeSlicing.resources[0].replicas"},
 		{"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2.5}]}}", "sharing.timeSlicing.resources[0].replicas"},
-		{"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}]}}", "sharing.timeSlicing.resources[1].name"},
+		{
+			"sharing: {timeSlicing: {resources: [{name: gpu, replicas: 2}, {name: nvidia.com/gpu, replicas: 3}]}}",
+			"sharing.timeSlicing.resources[1].name",
+		},
 	} {
 		got, _, err := Import([]byte(c.text), plugin.DefaultConfig())
 		if err == nil {
@@ -225,7 +234,10 @@ func TestImportRejectsOtherFiles(t *testing.T) {
 }
 
 func FuzzImport(f *testing.F) {
-	for _, text := range []string{sharedFile, completeFile, "", "a: &a [*a]", "flags: {plugin: {gfd: 1}}", "? {a: b}\n: c", "sharing: {timeSlicing: {resources: [{}, null]}}", "sharing: {mps: {resources: [{name: gpu, replicas: 48}]}}"} {
+	for _, text := range []string{
+		sharedFile, completeFile, "", "a: &a [*a]", "flags: {plugin: {gfd: 1}}", "? {a: b}\n: c",
+		"sharing: {timeSlicing: {resources: [{}, null]}}", "sharing: {mps: {resources: [{name: gpu, replicas: 48}]}}",
+	} {
 		f.Add([]byte(text))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -90,7 +90,8 @@ type Facts struct {
 	// Recent are allocations that the kubelet may not list yet, by device.
 	Recent map[health.DeviceID][]podresources.Holder
 	Claims Claims // that are prepared
-	// NoPlugin means that no device plugin of ours has served in this boot: where the kubelet does not tell who has devices, nobody has one by it.
+	// NoPlugin means that no device plugin of ours has served in this boot: where the kubelet does not tell who has devices, nobody has one by
+	// it.
 	NoPlugin bool
 
 	NoCDI      string // why the container runtime would start new containers without their devices; empty if it would not, as far as is known
@@ -111,7 +112,8 @@ type Request struct {
 	Admin     bool                       // by a claim with adminAccess, which takes nothing from others
 	Monitors  bool                       // containers that can use the device with adminAccess matter as well
 
-	// Except reports whether a holder does not matter: it has the device as it is asked for, or a part of it that is shared. nil: each matters.
+	// Except reports whether a holder does not matter: it has the device as it is asked for, or a part of it that is shared. nil: each
+	// matters.
 	Except func(podresources.Holder) bool
 	// ExceptClaim is the same for a prepared claim.
 	ExceptClaim func(*Claim, *Part) bool
@@ -126,18 +128,29 @@ type Request struct {
 // Decide answers a request. The rule, by precedence:
 //
 //   - Without the lock of the node, or its turn between the APIs, this process offers and gives nothing.
-//   - An unhealthy device, whether by a measurement or by a decision, is neither offered nor given by the device plugin. With DRA its taints tell
-//     the scheduler, and it is given to claims that tolerate them.
-//   - A container that holds the device, the GPU that it is a part of, or a part of it keeps it from everybody to whom that container is no
-//     partner: under IDs of another resource or another kind of sharing, whole against MIG, by the other API. What a container holds under an ID
-//     that is asked for, it shares: that ID stays listed as healthy, and the other units of the device stay offered. A prepared claim counts as a
-//     container, from before its container starts.
-//   - Nothing is taken from a container, and nothing is taken or added on the word of a kubelet that may not have read all its pods.
-//   - While the container runtime surely ignores the devices of containers, none is offered or given, also not for adminAccess. Containers keep theirs.
+//   - An unhealthy device, whether by a measurement or by a decision, is neither offered nor given by the device plugin. With DRA its
+//
+// taints tell
+//
+//	  the scheduler, and it is given to claims that tolerate them.
+//	- A container that holds the device, the GPU that it is a part of, or a part of it keeps it from everybody to whom that container is no
+//	  partner: under IDs of another resource or another kind of sharing, whole against MIG, by the other API. What a container holds under
+//
+// an ID
+//
+//	that is asked for, it shares: that ID stays listed as healthy, and the other units of the device stay offered. A prepared claim
+//
+// counts as a
+//
+//	  container, from before its container starts.
+//	- Nothing is taken from a container, and nothing is taken or added on the word of a kubelet that may not have read all its pods.
+//	- While the container runtime surely ignores the devices of containers, none is offered or given, also not for adminAccess. Containers
+//
+// keep theirs.
 //   - While the node changes from one API to the other, or only some can use the device, it is offered to no new pod.
 //
-// Inputs that two processes or two APIs change are read in this order: what this one has stored about itself, that it does not serve, and then the
-// other's. So of two that change at once, at most one serves.
+// Inputs that two processes or two APIs change are read in this order: what this one has stored about itself, that it does not serve, and
+// then the other's. So of two that change at once, at most one serves.
 func (f *Facts) Decide(r *Request) Answer {
 	no := func(c Code, reason string) Answer {
 		return Answer{purpose: r.Purpose, code: c, reason: reason, pending: c == Releasing || c == Blocked && r.Pending}

@@ -13,7 +13,10 @@ import (
 
 // claimDevice is a device of a claim as the kubelet lists it.
 func claimDevice(driver, name, share string) *podsapi.ClaimResource {
-	r := &podsapi.ClaimResource{DriverName: driver, PoolName: "node-1", DeviceName: name, CdiDevices: []*podsapi.CDIDevice{{Name: cdiName(name)}, {Name: "other"}}}
+	r := &podsapi.ClaimResource{
+		DriverName: driver, PoolName: "node-1", DeviceName: name,
+		CdiDevices: []*podsapi.CDIDevice{{Name: cdiName(name)}, {Name: "other"}},
+	}
 	if share != "" {
 		r.ShareId = &share
 	}
@@ -47,13 +50,20 @@ func TestHoldersByClaim(t *testing.T) {
 			containerWithClaim("main", "gpus", claimDevice(driver, "gpu-0", ""), claimDevice(driver, "gpu-1", ""), claimDevice(driver, "gpu-9", "")),
 		}},
 		{Namespace: "ns", Name: "share", Containers: []*podsapi.ContainerResources{
-			containerWithClaim("main", "memory", claimDevice(driver, "gpu-1", "s2"), claimDevice(driver, "gpu-1", "s1"), claimDevice(driver, "gpu-1", "s1")),
+			containerWithClaim("main", "memory", claimDevice(driver, "gpu-1", "s2"), claimDevice(driver, "gpu-1", "s1"),
+				claimDevice(driver, "gpu-1", "s1")),
 			containerWithClaim("nic", "network", claimDevice("nic.example.com", "gpu-0", "")),
 		}},
-		{Namespace: "ns", Name: "exporter", Containers: []*podsapi.ContainerResources{containerWithClaim("main", "monitor", claimDevice(driver, "gpu-0", ""))}},
+		{
+			Namespace: "ns", Name: "exporter",
+			Containers: []*podsapi.ContainerResources{containerWithClaim("main", "monitor", claimDevice(driver, "gpu-0", ""))},
+		},
 	}}
 	held := func(pod, container, claim, name, share string) Holder {
-		return Holder{Namespace: "ns", Pod: pod, Container: container, DeviceID: name, Claim: ClaimRef{claim, driver, "node-1", share, cdiName(name)}}
+		return Holder{
+			Namespace: "ns", Pod: pod, Container: container, DeviceID: name,
+			Claim: ClaimRef{claim, driver, "node-1", share, cdiName(name)},
+		}
 	}
 	got := NewHolders(time.Now(), pods, Resolvers{Resource: noResource, Claim: claimsOf(driver)})
 	by := map[health.DeviceID][]Holder{
@@ -66,7 +76,8 @@ func TestHoldersByClaim(t *testing.T) {
 	if !reflect.DeepEqual(got.By, by) {
 		t.Errorf("%v, want %v", got.By, by)
 	}
-	if admin := map[health.DeviceID][]Holder{"GPU-a": {held("exporter", "main", "monitor", "gpu-0", "")}}; !reflect.DeepEqual(got.Admin, admin) {
+	if admin := map[health.DeviceID][]Holder{"GPU-a": {held("exporter", "main", "monitor", "gpu-0", "")}}; !reflect.DeepEqual(got.Admin,
+		admin) {
 		t.Errorf("admin %v, want %v", got.Admin, admin)
 	}
 	if without := NewHolders(time.Now(), pods, Resolvers{Resource: noResource}); len(without.By)+len(without.Admin) > 0 {
@@ -81,11 +92,13 @@ func FuzzHoldersByClaim(f *testing.F) {
 	f.Add("monitor", "other", "gpu-1", "", "gpus", "gpu-\xff", "")
 	f.Fuzz(func(t *testing.T, claim, driver, name, share, claim2, name2, share2 string) {
 		list := []*podsapi.ContainerResources{
-			containerWithClaim("b", claim, claimDevice(driver, name, share), nil, claimDevice("gpu.nvidia.com", name2, share2), claimDevice(driver, name, share)),
+			containerWithClaim("b", claim, claimDevice(driver, name, share), nil, claimDevice("gpu.nvidia.com", name2, share2),
+				claimDevice(driver, name, share)),
 			containerWithClaim("a", claim2, claimDevice("gpu.nvidia.com", name2, share2)), nil,
 		}
 		resolve := claimsOf("gpu.nvidia.com")
-		h := NewHolders(time.Now(), &podsapi.ListPodResourcesResponse{PodResources: []*podsapi.PodResources{nil, {Containers: list}}}, Resolvers{noResource, resolve})
+		h := NewHolders(time.Now(), &podsapi.ListPodResourcesResponse{PodResources: []*podsapi.PodResources{nil, {Containers: list}}},
+			Resolvers{noResource, resolve})
 		found := make(map[Holder]int)
 		for admin, by := range map[bool]map[health.DeviceID][]Holder{false: h.By, true: h.Admin} {
 			for device, holders := range by {
@@ -94,7 +107,8 @@ func FuzzHoldersByClaim(f *testing.F) {
 				}
 				for _, held := range holders {
 					found[held]++
-					if id, isAdmin, ok := resolve("", held.DeviceID, held.Claim); !ok || id != device || isAdmin != admin || !held.ByClaim() || held.Resource != "" {
+					if id, isAdmin, ok := resolve("", held.DeviceID, held.Claim); !ok || id != device || isAdmin != admin || !held.ByClaim() ||
+						held.Resource != "" {
 						t.Errorf("%s is held by %+v", device, held)
 					}
 				}
@@ -103,7 +117,10 @@ func FuzzHoldersByClaim(f *testing.F) {
 		for _, c := range list {
 			for _, r := range c.GetDynamicResources() {
 				for _, d := range r.GetClaimResources() {
-					held := Holder{Container: c.GetName(), DeviceID: d.GetDeviceName(), Claim: ClaimRef{r.GetClaimName(), d.GetDriverName(), d.GetPoolName(), d.GetShareId(), ""}}
+					held := Holder{
+						Container: c.GetName(), DeviceID: d.GetDeviceName(),
+						Claim: ClaimRef{r.GetClaimName(), d.GetDriverName(), d.GetPoolName(), d.GetShareId(), ""},
+					}
 					if d != nil {
 						held.Claim.CDI = cdiName(d.GetDeviceName())
 					}
@@ -122,7 +139,10 @@ func FuzzHoldersByClaim(f *testing.F) {
 
 // A new kubelet lists containers later. Until it has settled, those of its predecessor keep their devices, also those with adminAccess.
 func TestClaimsOfANewKubelet(t *testing.T) {
-	before := Holders{By: map[health.DeviceID][]Holder{"GPU-a": {{Pod: "train"}}}, Admin: map[health.DeviceID][]Holder{"GPU-b": {{Pod: "exporter"}}}}
+	before := Holders{
+		By:    map[health.DeviceID][]Holder{"GPU-a": {{Pod: "train"}}},
+		Admin: map[health.DeviceID][]Holder{"GPU-b": {{Pod: "exporter"}}},
+	}
 	now := time.Now()
 	for settled, want := range map[bool]int{false: 2, true: 0} {
 		c := &Client{settledAt: now.Add(time.Second), resolver: func() Resolvers { return Resolvers{Resource: noResource} }}

@@ -81,7 +81,10 @@ type Client struct {
 
 // New returns a Client that follows the settings.
 func New(settings func() *Settings, resolver func() Resolvers, t Timing, log *zap.Logger) *Client {
-	c := &Client{wake: make(chan struct{}, 1), timing: t, settings: settings, resolver: resolver, log: log, KubeletLost: func() bool { return false }}
+	c := &Client{
+		wake: make(chan struct{}, 1), timing: t, settings: settings, resolver: resolver, log: log,
+		KubeletLost: func() bool { return false },
+	}
 	c.Holders.Store(&Holders{Err: "the kubelet has not been asked yet", Pending: true})
 	return c
 }
@@ -101,8 +104,8 @@ func (c *Client) QueryWithin(d time.Duration) {
 	}
 }
 
-// Ask asks the kubelet now and returns its answer, or after timeout, or if it cannot be asked, the last one. Callers that wait together share
-// an answer. An answer of a query that began before the call does not count.
+// Ask asks the kubelet now and returns its answer, or after timeout, or if it cannot be asked, the last one. Callers that wait together
+// share an answer. An answer of a query that began before the call does not count.
 func (c *Client) Ask(ctx context.Context, timeout time.Duration) Holders {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, timeout)

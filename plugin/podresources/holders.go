@@ -62,8 +62,8 @@ type Holders struct {
 // MaxHoldersAge limits the age of the last answer. The client asks the kubelet every two seconds.
 const MaxHoldersAge = 30 * time.Second
 
-// Unknown returns why the holders are unknown at a time, "" if they are known. They are unknown while a new kubelet reads its pods: its first
-// answers lack some.
+// Unknown returns why the holders are unknown at a time, "" if they are known. They are unknown while a new kubelet reads its pods: its
+// first answers lack some.
 func (h Holders) Unknown(now time.Time) string {
 	if stale := h.Stale(now); stale != "" || !h.Settling {
 		return stale
@@ -182,7 +182,8 @@ func (h *Holders) addClaims(claims []*podsapi.DynamicResource, holder Holder, re
 func compareHolders(a, b Holder) int {
 	return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Pod, b.Pod), cmp.Compare(a.Container, b.Container),
 		cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.DeviceID, b.DeviceID), cmp.Compare(a.Claim.Name, b.Claim.Name),
-		cmp.Compare(a.Claim.Driver, b.Claim.Driver), cmp.Compare(a.Claim.Pool, b.Claim.Pool), cmp.Compare(a.Claim.ShareID, b.Claim.ShareID), cmp.Compare(a.Claim.CDI, b.Claim.CDI))
+		cmp.Compare(a.Claim.Driver, b.Claim.Driver), cmp.Compare(a.Claim.Pool, b.Claim.Pool), cmp.Compare(a.Claim.ShareID, b.Claim.ShareID),
+		cmp.Compare(a.Claim.CDI, b.Claim.CDI))
 }
 
 // Allocatable is the kubelet's list of the device IDs that it may allocate.

@@ -245,18 +245,35 @@ func TestChooseShared(t *testing.T) {
 		{"second replica after all devices", spread, two, all(two), nil, 3, []string{"GPU-0::0", "GPU-0::1", "GPU-1::0"}},
 		{"required counts as taken", spread, two, all(two), []string{"GPU-0::2"}, 2, []string{"GPU-0::2", "GPU-1::0"}},
 		{"healthy before degraded", spread, degraded, []string{"GPU-0::0", "GPU-1::1"}, nil, 1, []string{"GPU-1::1"}},
-		{"degraded before a second replica", spread, degraded, []string{"GPU-0::0", "GPU-1::0", "GPU-1::1"}, nil, 2, []string{"GPU-0::0", "GPU-1::0"}},
-		{"second replica before unhealthy", spread, unhealthy, []string{"GPU-0::0", "GPU-1::0", "GPU-1::1"}, nil, 2, []string{"GPU-1::0", "GPU-1::1"}},
+		{
+			"degraded before a second replica", spread, degraded,
+			[]string{"GPU-0::0", "GPU-1::0", "GPU-1::1"},
+			nil, 2,
+			[]string{"GPU-0::0", "GPU-1::0"},
+		},
+		{
+			"second replica before unhealthy", spread, unhealthy,
+			[]string{"GPU-0::0", "GPU-1::0", "GPU-1::1"},
+			nil, 2,
+			[]string{"GPU-1::0", "GPU-1::1"},
+		},
 		{"second replica before withheld", spread, withheld, all(withheld), nil, 2, []string{"GPU-1::0", "GPU-1::1"}},
 		{"unknown devices", spread, two, []string{"GPU-9::0", "GPU-8::0", "GPU-1::2"}, nil, 2, []string{"GPU-1::2", "GPU-9::0"}},
-		{"near the required one, among equals", spread, four, []string{"GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-3::0"}, []string{"GPU-2::0"}, 2, []string{"GPU-2::0", "GPU-3::0"}},
+		{
+			"near the required one, among equals", spread, four,
+			[]string{"GPU-0::0", "GPU-1::0", "GPU-2::0", "GPU-3::0"},
+			[]string{"GPU-2::0"},
+			2,
+			[]string{"GPU-2::0", "GPU-3::0"},
+		},
 		{"MIG over the GPUs", spread, mig, all(mig), nil, 4, []string{"MIG-0-0", "MIG-0-1", "MIG-1-0", "MIG-1-1"}},
 		{"MIG from one GPU", pack, mig, without(mig, "MIG-1-0"), nil, 4, []string{"MIG-1-1", "MIG-1-2", "MIG-1-3", "MIG-1-4"}},
 		{"MIG from the next GPU if one is full", pack, mig, all(mig)[:8], nil, 2, []string{"MIG-0-0", "MIG-1-0"}},
 		{"replicas of MIG devices: not the same twice", pack, both, without(both, "MIG-0-3::0"), nil, 2, []string{"MIG-0-0::0", "MIG-0-3::1"}},
 		{"replicas of MIG devices: the one used least", spread, both, without(both, "MIG-0-0::0"), nil, 1, []string{"MIG-0-1::0"}},
 	} {
-		if got := choose(c.devices, Request{Available: c.available, Required: c.required, Size: c.size, Packed: c.packed}); !slices.Equal(got, c.want) {
+		if got := choose(c.devices, Request{Available: c.available, Required: c.required, Size: c.size, Packed: c.packed}); !slices.Equal(got,
+			c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
@@ -287,20 +304,40 @@ func TestChooseAlone(t *testing.T) {
 	}{
 		{"one device", policy, false, three, all(three), nil, 2, []string{"GPU-0::0", "GPU-0::1"}},
 		{"all of one device", policy, false, three, without(three, "GPU-0::1"), nil, 3, []string{"GPU-1::0", "GPU-1::1", "GPU-1::2"}},
-		{"fewest free that suffice", policy, false, three, without(three, "GPU-1::0", "GPU-2::0", "GPU-2::1"), nil, 2, []string{"GPU-1::1", "GPU-1::2"}},
+		{
+			"fewest free that suffice", policy, false, three, without(three, "GPU-1::0", "GPU-2::0", "GPU-2::1"), nil, 2,
+			[]string{"GPU-1::1", "GPU-1::2"},
+		},
 		{"single: used least", policy, false, three, without(three, "GPU-0::0"), nil, 1, []string{"GPU-1::0"}},
 		{"single: used most", policy, true, three, without(three, "GPU-1::0"), nil, 1, []string{"GPU-1::1"}},
 		{"single: best fit", bestFit, false, three, without(three, "GPU-1::0"), nil, 1, []string{"GPU-1::1"}},
 		{"healthy before best fit", bestFit, false, degraded, without(three, "GPU-0::0"), nil, 2, []string{"GPU-1::0", "GPU-1::1"}},
-		{"degraded if no other has enough", policy, false, degraded, without(three, "GPU-1::0", "GPU-2::1"), nil, 3, []string{"GPU-0::0", "GPU-0::1", "GPU-0::2"}},
+		{
+			"degraded if no other has enough", policy, false, degraded, without(three, "GPU-1::0", "GPU-2::1"), nil, 3,
+			[]string{"GPU-0::0", "GPU-0::1", "GPU-0::2"},
+		},
 		{"unhealthy last", bestFit, false, unhealthy, without(three, "GPU-0::0"), nil, 2, []string{"GPU-1::0", "GPU-1::1"}},
 		{"withheld last", bestFit, false, withheld, without(three, "GPU-0::0"), nil, 2, []string{"GPU-1::0", "GPU-1::1"}},
 		{"device of the required", policy, false, three, all(three), []string{"GPU-1::2"}, 2, []string{"GPU-1::2", "GPU-1::0"}},
-		{"single beside a required one", policy, false, three, without(three, "GPU-1::1"), []string{"GPU-1::2"}, 2, []string{"GPU-1::2", "GPU-1::0"}},
-		{"none has enough: fewest devices", bestFit, false, three, without(three, "GPU-0::0", "GPU-1::0"), nil, 4, []string{"GPU-0::1", "GPU-2::0", "GPU-2::1", "GPU-2::2"}},
+		{
+			"single beside a required one", policy, false, three, without(three, "GPU-1::1"),
+			[]string{"GPU-1::2"},
+			2,
+			[]string{"GPU-1::2", "GPU-1::0"},
+		},
+		{
+			"none has enough: fewest devices", bestFit, false, three, without(three, "GPU-0::0", "GPU-1::0"), nil, 4,
+			[]string{"GPU-0::1", "GPU-2::0", "GPU-2::1", "GPU-2::2"},
+		},
 		{"whole GPUs before shares", policy, false, mixed, all(mixed), nil, 2, []string{"GPU-0", "GPU-3"}},
-		{"shares of one GPU if there are not enough whole ones", policy, false, mixed, all(mixed), nil, 3, []string{"GPU-1::0", "GPU-1::1", "GPU-1::2"}},
-		{"shares of one GPU if a whole one is unhealthy", policy, false, with(mixed, 0, health.Unhealthy), all(mixed), nil, 2, []string{"GPU-1::0", "GPU-1::1"}},
+		{
+			"shares of one GPU if there are not enough whole ones", policy, false, mixed, all(mixed), nil, 3,
+			[]string{"GPU-1::0", "GPU-1::1", "GPU-1::2"},
+		},
+		{
+			"shares of one GPU if a whole one is unhealthy", policy, false, with(mixed, 0, health.Unhealthy), all(mixed), nil, 2,
+			[]string{"GPU-1::0", "GPU-1::1"},
+		},
 		{"beside a required whole GPU", policy, false, mixed, all(mixed), []string{"GPU-3"}, 2, []string{"GPU-3", "GPU-0"}},
 		{"unknown devices", policy, false, three, []string{"GPU-9::0", "GPU-1::0"}, nil, 2, []string{"GPU-1::0", "GPU-9::0"}},
 	} {

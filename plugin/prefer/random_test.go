@@ -352,6 +352,9 @@ func FuzzChoose(f *testing.F) {
 			}
 			return to
 		}
-		checkChoose(t, devices, Request{Available: idsOf(available), Required: idsOf(required), Size: size, Packed: seed%2 == 1, BestFit: seed%4 >= 2})
+		checkChoose(t, devices, Request{
+			Available: idsOf(available), Required: idsOf(required), Size: size, Packed: seed%2 == 1,
+			BestFit: seed%4 >= 2,
+		})
 	})
 }

@@ -45,7 +45,8 @@ func MIG(index, gi int) health.DeviceState {
 func Lost(d health.DeviceState, since time.Time) health.DeviceState {
 	d.Sample = health.Sample{Presence: health.Lost}
 	return withFinding(d, since, health.Finding{
-		Cause: health.CauseLost, State: health.Unhealthy, Reason: "the GPU is lost: the driver cannot reach it any more", Action: health.ActionRebootNode,
+		Cause: health.CauseLost, State: health.Unhealthy, Reason: "the GPU is lost: the driver cannot reach it any more",
+		Action: health.ActionRebootNode,
 	})
 }
 

@@ -123,8 +123,9 @@ func (a *inProcess) start(v sequence.Values) error {
 	a.lock = nodelock.New(nodelock.Self(), log.Named("lock")).Faster(a.faster)
 	a.plugin = plugin.NewFaster(a.faster, a.cfg, a.snapshots, log.Named("plugin"))
 	a.dra = dra.New(dra.Options{
-		Config: a.cfg, Snapshots: a.snapshots, Node: nodeName, BootID: "boot", Connect: a.connect, Released: a.plugin.Released(), Holders: a.plugin.LatestHolders(),
-		Ask: a.plugin.AskHolders, NoPlugin: func() bool { return false },
+		Config: a.cfg, Snapshots: a.snapshots, Node: nodeName, BootID: "boot", Connect: a.connect, Released: a.plugin.Released(),
+		Holders: a.plugin.LatestHolders(),
+		Ask:     a.plugin.AskHolders, NoPlugin: func() bool { return false },
 		MPS: a.plugin.MPS(), Lock: a.lock, Simulated: func() bool { return true }, Faster: a.faster, Log: log.Named("dra"),
 		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
 	})
@@ -204,14 +205,16 @@ func gpus() *health.Snapshot {
 	}
 	for i := range 4 {
 		add(health.Device{
-			ID: health.DeviceID(fmt.Sprintf("GPU-%d", i)), Kind: health.KindGPU, Index: i, Minor: i, Memory: 80 * gib, Model: "NVIDIA H100 80GB HBM3",
-			PCI: fmt.Sprintf("00000000:1%d:00.0", i), MIGMode: i == 3, GI: -1, CI: -1, MIGIndex: -1,
+			ID: health.DeviceID(fmt.Sprintf("GPU-%d", i)), Kind: health.KindGPU, Index: i, Minor: i, Memory: 80 * gib,
+			Model: "NVIDIA H100 80GB HBM3",
+			PCI:   fmt.Sprintf("00000000:1%d:00.0", i), MIGMode: i == 3, GI: -1, CI: -1, MIGIndex: -1,
 		})
 	}
 	for i := range 2 {
 		add(health.Device{
-			ID: health.DeviceID(fmt.Sprintf("MIG-%d", i)), Parent: "GPU-3", Kind: health.KindMIG, Index: 3, Minor: 3, Memory: 10 * gib, Model: "NVIDIA H100 80GB HBM3",
-			PCI: "00000000:13:00.0", Profile: "1g.10gb", GI: 7 + i, CI: 0, MIGIndex: i,
+			ID: health.DeviceID(fmt.Sprintf("MIG-%d", i)), Parent: "GPU-3", Kind: health.KindMIG, Index: 3, Minor: 3, Memory: 10 * gib,
+			Model: "NVIDIA H100 80GB HBM3",
+			PCI:   "00000000:13:00.0", Profile: "1g.10gb", GI: 7 + i, CI: 0, MIGIndex: i,
 			Properties: &health.Properties{MIG: &health.MIGProperties{ProfileID: 19, PlacementStart: i, MemorySlices: 1}},
 		})
 	}

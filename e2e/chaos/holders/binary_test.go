@@ -74,7 +74,8 @@ func (b *binary) write() error {
 	for gpu := range b.lost {
 		scenario += fmt.Sprintf(", {gpu: %d, lost: true}", gpu)
 	}
-	return b.Write(fmt.Sprintf("source: {mode: sim, events: 'off', sim: {profile: %s, control: DIR/sim.sock, scenario: [%s]}}\n%s", simProfile, scenario, b.config))
+	return b.Write(fmt.Sprintf("source: {mode: sim, events: 'off', sim: {profile: %s, control: DIR/sim.sock, scenario: [%s]}}\n%s", simProfile,
+		scenario, b.config))
 }
 
 // configOf returns the configuration of values.
@@ -89,7 +90,8 @@ func (b *binary) configOf(v sequence.Values) string {
 	case sequence.TimeSlicing:
 		sharing = fmt.Sprintf("timeSlicing: {resources: [{name: %s, replicas: 2}]}", c.Resource)
 	case sequence.Memory:
-		sharing = fmt.Sprintf("memory: {resource: %s, unit: %s, enforcement: %s}", c.Sharing.Memory.Resource, c.Sharing.Memory.Unit, c.Sharing.Memory.Enforcement)
+		sharing = fmt.Sprintf("memory: {resource: %s, unit: %s, enforcement: %s}", c.Sharing.Memory.Resource, c.Sharing.Memory.Unit,
+			c.Sharing.Memory.Enforcement)
 	}
 	return fmt.Sprintf(`health: {stateFile: %s, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h}, kubernetes: {kubeconfig: %s}}
 metrics: {listen: ADDRESS}
@@ -222,7 +224,8 @@ func simulated(path string) (devices sequence.Node, byName map[string]string, er
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	file := filepath.Join(dir, "config.yaml")
-	text := fmt.Sprintf("source: {mode: sim, sim: {profile: %s, scenario: [%s]}}\nhealth: {stateFile: '', socket: %s}\n", simProfile, simScenario, filepath.Join(dir, "none"))
+	text := fmt.Sprintf("source: {mode: sim, sim: {profile: %s, scenario: [%s]}}\nhealth: {stateFile: '', socket: %s}\n", simProfile,
+		simScenario, filepath.Join(dir, "none"))
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return nil, nil, err
 	}

@@ -21,7 +21,8 @@ func newDisk(root string) (*disk, error) {
 		return nil, err
 	}
 	for _, name := range []string{"state", "cdi", "plugins"} {
-		if err := errors.Join(os.Mkdir(filepath.Join(d.Dir, name), 0o750), os.Symlink(filepath.Join(d.Dir, name), filepath.Join(root, name))); err != nil {
+		if err := errors.Join(os.Mkdir(filepath.Join(d.Dir, name), 0o750),
+			os.Symlink(filepath.Join(d.Dir, name), filepath.Join(root, name))); err != nil {
 			return nil, err
 		}
 	}

@@ -69,9 +69,11 @@ func inThisProcess(k newKubelet, v kubelettest.Version) setup {
 		first := gpus()
 		snapshots.Store(first)
 		w, err := newWorld(api, worldOptions{
-			dir: dir, seed: seed, kubelet: k, version: v, second: second, patience: time.Duration(busy * 30 * *slack * float64(second)), devices: devicesOf(first), log: log,
+			dir: dir, seed: seed, kubelet: k, version: v, second: second, patience: time.Duration(busy * 30 * *slack * float64(second)),
+			devices: devicesOf(first), log: log,
 			byName: map[string]string{
-				"gpu-0": "GPU-0", "gpu-1": "GPU-1", "gpu-2": "GPU-2", "gpu-3": "GPU-3", "gpu-3-mig-1g10gb-19-0": "MIG-0", "gpu-3-mig-1g10gb-19-1": "MIG-1",
+				"gpu-0": "GPU-0", "gpu-1": "GPU-1", "gpu-2": "GPU-2", "gpu-3": "GPU-3", "gpu-3-mig-1g10gb-19-0": "MIG-0",
+				"gpu-3-mig-1g10gb-19-1": "MIG-1",
 			},
 		})
 		if err != nil {
@@ -94,7 +96,10 @@ func inThisProcess(k newKubelet, v kubelettest.Version) setup {
 				}
 				d.Verdict = health.Verdict{State: health.Healthy}
 				if unhealthy {
-					d.Verdict = health.Verdict{State: health.Unhealthy, Findings: []health.Finding{{Cause: "xid-79", State: health.Unhealthy, Since: time.Now()}}}
+					d.Verdict = health.Verdict{
+						State:    health.Unhealthy,
+						Findings: []health.Finding{{Cause: "xid-79", State: health.Unhealthy, Since: time.Now()}},
+					}
 				}
 			}
 			snapshots.Store(&next)
@@ -120,7 +125,9 @@ func devicesOf(s *health.Snapshot) (all sequence.Node) {
 }
 
 // play plays steps until they end or one fails.
-func play(t *testing.T, make setup, seed uint64, next func() (sequence.Step, bool), counts *sequence.Counts, say func(string, ...any)) (played []sequence.Step, err error) {
+func play(t *testing.T, make setup, seed uint64, next func() (sequence.Step, bool), counts *sequence.Counts,
+	say func(string, ...any),
+) (played []sequence.Step, err error) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	log := func(string, ...any) {}

@@ -104,7 +104,10 @@ func object(p *pod) *corev1.Pod {
 	}
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: p.name, UID: types.UID("pod-" + p.name)},
-		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: p.container().Name, Resources: corev1.ResourceRequirements{Limits: limits, Requests: limits}}}},
+		Spec: corev1.PodSpec{Containers: []corev1.Container{{
+			Name:      p.container().Name,
+			Resources: corev1.ResourceRequirements{Limits: limits, Requests: limits},
+		}}},
 	}
 }
 

@@ -356,7 +356,8 @@ func (c *cluster) allocate(ctx context.Context, p *pod) bool {
 func (c *cluster) injected(p *pod, devices []kubelettest.PreparedDevice) (holds []sequence.Hold) {
 	env := c.specEnv(p)
 	for _, d := range devices {
-		i := slices.IndexFunc(p.claim.Status.Allocation.Devices.Results, func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Device == d.Name })
+		i := slices.IndexFunc(p.claim.Status.Allocation.Devices.Results,
+			func(r resourceapi.DeviceRequestAllocationResult) bool { return r.Device == d.Name })
 		device := env["GPU_NODE_AGENT_DEVICE_"+strings.ToUpper(strings.ReplaceAll(d.Name, "-", "_"))]
 		h := sequence.ResultHold(p.name, device, p.claim.Status.Allocation.Devices.Results[i])
 		if h.Device == "" {

@@ -120,7 +120,10 @@ func (s *scheduler) allocate(ctx context.Context, claim *resourceapi.ResourceCla
 	for i := range all {
 		list = append(list, &all[i])
 	}
-	features := structured.Features{AdminAccess: true, ConsumableCapacity: true, DeviceTaints: true, PartitionableDevices: true, PrioritizedList: true}
+	features := structured.Features{
+		AdminAccess: true, ConsumableCapacity: true, DeviceTaints: true, PartitionableDevices: true,
+		PrioritizedList: true,
+	}
 	allocator, err := structured.NewAllocator(ctx, features, state, classes{}, list, s.cache)
 	if err != nil {
 		return false, err
@@ -139,12 +142,14 @@ func (s *scheduler) allocate(ctx context.Context, claim *resourceapi.ResourceCla
 func newClaim(name string, form int) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name)},
-		Spec:       resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: sequence.Request(form)}}}},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: sequence.Request(form)}},
+		}},
 	}
 }
 
-// A claim that tolerates every taint never gets a GPU in MIG mode without adminAccess, whatever class of NVIDIA's or of the chart it names. A
-// monitor gets it while its MIG devices are held.
+// A claim that tolerates every taint never gets a GPU in MIG mode without adminAccess, whatever class of NVIDIA's or of the chart it names.
+// A monitor gets it while its MIG devices are held.
 func TestGPUInMIGMode(t *testing.T) {
 	t.Parallel()
 	api := apiservertest.New(t, nodeName)

@@ -56,7 +56,8 @@ type worldOptions struct {
 func newWorld(api *apiservertest.Server, o worldOptions) (*world, error) {
 	w := &world{dir: o.dir, unhealthy: make(map[string]bool), patience: o.patience, cluster: &cluster{
 		node: &node{kubelet: o.kubelet(o.dir, o.second)}, api: api, scheduler: newScheduler(api), devices: o.devices, second: o.second,
-		cdiDir: filepath.Join(o.dir, "cdi"), byName: o.byName, log: o.log, rng: rand.New(rand.NewPCG(o.seed, 7)), //nolint:gosec // reproducible, not secret
+		cdiDir: filepath.Join(o.dir, "cdi"), byName: o.byName, log: o.log, rng: rand.New(rand.NewPCG(o.seed, 7)),
+		//nolint:gosec // reproducible, not secret
 	}}
 	var err error
 	if w.disk, err = newDisk(o.dir); err != nil {
@@ -73,7 +74,8 @@ func newWorld(api *apiservertest.Server, o worldOptions) (*world, error) {
 		}
 		return nil
 	}
-	if w.node.dra, err = kubelettest.StartDRAWith(o.dir, o.version, time.Duration(float64(kubelettest.WipingDelay)*o.second.Seconds()), wipe); err != nil {
+	if w.node.dra, err = kubelettest.StartDRAWith(o.dir, o.version, time.Duration(float64(kubelettest.WipingDelay)*o.second.Seconds()),
+		wipe); err != nil {
 		return nil, err
 	}
 	w.node.dra.Stop() // setRunning starts it
@@ -405,7 +407,10 @@ func (w *world) leaveFiles(v sequence.Values) error {
 		return nil
 	}
 	var errs []error
-	for _, name := range []string{fmt.Sprintf("cdi/.gpu-node-agent-%d.tmp", time.Now().UnixNano()), "plugins/" + draDriver + "/gpu-node-agent.json.spare"} {
+	for _, name := range []string{
+		fmt.Sprintf("cdi/.gpu-node-agent-%d.tmp", time.Now().UnixNano()),
+		"plugins/" + draDriver + "/gpu-node-agent.json.spare",
+	} {
 		path := filepath.Join(w.dir, name)
 		if err := os.WriteFile(path, []byte("{"), 0o600); !errors.Is(err, fs.ErrNotExist) { // its directory
 			errs = append(errs, err)
@@ -416,7 +421,10 @@ func (w *world) leaveFiles(v sequence.Values) error {
 
 // checkLeftovers returns an error if there are partial files from before the last kill, or CDI specs of claims that are not prepared.
 func (w *world) checkLeftovers() error {
-	for _, pattern := range []string{"cdi/.*", "cdi/*tmp*", "state/*tmp*", "plugins/" + draDriver + "/*tmp*", "device-plugins/.gna-*", "cdi/*.json"} {
+	for _, pattern := range []string{
+		"cdi/.*", "cdi/*tmp*", "state/*tmp*", "plugins/" + draDriver + "/*tmp*", "device-plugins/.gna-*",
+		"cdi/*.json",
+	} {
 		files, _ := filepath.Glob(filepath.Join(w.dir, pattern))
 		for _, f := range files {
 			info, err := os.Lstat(f)

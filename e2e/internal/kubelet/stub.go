@@ -19,7 +19,8 @@ import (
 // refuses the second registration and does not notice the plugin's end.
 func (k *Kubelet) RegisterTwice(ctx context.Context, resource v1.ResourceName, socket string) (err error) {
 	log := klog.Background()
-	plugin := stub.NewDevicePluginStub(log, []*pluginapi.Device{{ID: "stub", Health: pluginapi.Healthy}}, socket, string(resource), false, false)
+	plugin := stub.NewDevicePluginStub(log, []*pluginapi.Device{{ID: "stub", Health: pluginapi.Healthy}}, socket, string(resource), false,
+		false)
 	if err := plugin.Start(ctx); err != nil {
 		return err
 	}

@@ -76,7 +76,8 @@ func (a *API) Query(ctx context.Context, expr string) ([]Series, error) {
 func (a *API) QueryRange(ctx context.Context, expr string, step time.Duration) ([]Series, error) {
 	now := time.Now()
 	return a.evaluate(ctx, "/api/v1/query_range", url.Values{
-		"query": {expr}, "step": {strconv.FormatFloat(step.Seconds(), 'f', 3, 64)}, "start": {unixSeconds(now.Add(-3 * time.Minute))}, "end": {unixSeconds(now)},
+		"query": {expr}, "step": {strconv.FormatFloat(step.Seconds(), 'f', 3, 64)}, "start": {unixSeconds(now.Add(-3 * time.Minute))},
+		"end": {unixSeconds(now)},
 	})
 }
 

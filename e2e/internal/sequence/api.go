@@ -34,7 +34,9 @@ func Request(form int) *resourceapi.ExactDeviceRequest {
 	case ClaimMIG:
 		exactly.DeviceClassName = MIGClass
 	case ClaimShare:
-		exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("8Gi")}}
+		exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+			"memory": resource.MustParse("8Gi"),
+		}}
 	case ClaimAdmin:
 		exactly.AdminAccess = new(true)
 		exactly.Tolerations = []resourceapi.DeviceToleration{{Operator: resourceapi.DeviceTolerationOpExists}}

@@ -191,7 +191,8 @@ func AllSituations(o Options) (all []string) {
 	for _, k := range []Kind{Upgrade, Rollback} {
 		all = append(all, string(k)+" drops taints", string(k)+" drops labels")
 	}
-	all = append(all, "drops taints without the hook", "renamed"+withPlugin, "dra on"+withPlugin, "dra on"+withNone, "dra off"+withClaims, "dra off"+withNone)
+	all = append(all, "drops taints without the hook", "renamed"+withPlugin, "dra on"+withPlugin, "dra on"+withNone, "dra off"+withClaims,
+		"dra off"+withNone)
 	slices.Sort(all)
 	return all
 }
@@ -295,5 +296,6 @@ func (s State) String() string {
 	if s.KubeletDown {
 		text += ", kubelet down"
 	}
-	return fmt.Sprintf("%s; pods: %d of the device plugin, %d of claims, %d pending; unhealthy: %d", text, s.Plugin, s.Claims, s.Pending, s.Unhealthy)
+	return fmt.Sprintf("%s; pods: %d of the device plugin, %d of claims, %d pending; unhealthy: %d", text, s.Plugin, s.Claims, s.Pending,
+		s.Unhealthy)
 }

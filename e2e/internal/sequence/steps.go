@@ -55,8 +55,8 @@ func (v Values) InPodOf(running Values) Values {
 // Kind is a kind of step.
 type Kind string
 
-// The kinds of steps. One that is not possible in the present state, such as the end of a pod without pods, changes nothing, so any part of a
-// sequence is a sequence.
+// The kinds of steps. One that is not possible in the present state, such as the end of a pod without pods, changes nothing, so any part of
+// a sequence is a sequence.
 const (
 	Install   Kind = "install" // a release of the chart
 	Upgrade   Kind = "upgrade" // to other values
@@ -199,7 +199,10 @@ func (v Values) String() string {
 			words = append(words, w)
 		}
 	}
-	for word, set := range map[string]bool{"no-state": v.NoState, "dra-mounts": v.DRAMounts, "taints": v.Taints, "labels": v.Labels, "no-hook": v.NoHook} {
+	for word, set := range map[string]bool{
+		"no-state": v.NoState, "dra-mounts": v.DRAMounts, "taints": v.Taints, "labels": v.Labels,
+		"no-hook": v.NoHook,
+	} {
 		if set {
 			words = append(words, word)
 		}

@@ -57,8 +57,8 @@ func main() {
 	listen := flag.String("listen", "127.0.0.1:9400", "address of the agent; if it is in use, another one is chosen")
 	once := flag.Bool("once", false, "exit after one loop of the scenario; fail if the GPUs did not fail and recover")
 	flag.Parse()
-	// A closed terminal ends the demo as Ctrl-C does, and so does an error of the timeline's output, so that no files are left behind. SIGPIPE also
-	// comes from the sockets of the kubelet when the agent closes its end.
+	// A closed terminal ends the demo as Ctrl-C does, and so does an error of the timeline's output, so that no files are left behind. SIGPIPE
+	// also comes from the sockets of the kubelet when the agent closes its end.
 	signal.Ignore(syscall.SIGPIPE)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -124,7 +124,8 @@ func run(ctx context.Context, agent, listen string, once bool) (err error) {
 	case errors.Is(err, errAgentExited):
 		text, _ := os.ReadFile(logFile) // if unreadable, without the log
 		return fmt.Errorf("%w\n%s", errors.Join(err, stopErr), text)
-	case errors.Is(err, context.Canceled), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.EIO): // by a signal, or the pipe or terminal is closed
+	// by a signal, or the pipe or terminal is closed
+	case errors.Is(err, context.Canceled), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.EIO):
 		fmt.Println("\nStopped.")
 		return stopErr
 	case err == nil:

@@ -209,7 +209,8 @@ func (n *Node) Event(ctx context.Context, text string) error {
 
 // Clear clears a finding as an operator does. The configuration must have health.socket: DIR/agent.sock.
 func (n *Node) Clear(ctx context.Context, device, cause string) error {
-	_, err := unixsock.Call(ctx, filepath.Join(n.Dir, "agent.sock"), map[string]any{"clear": map[string]string{"device": device, "cause": cause}})
+	_, err := unixsock.Call(ctx, filepath.Join(n.Dir, "agent.sock"),
+		map[string]any{"clear": map[string]string{"device": device, "cause": cause}})
 	return err
 }
 

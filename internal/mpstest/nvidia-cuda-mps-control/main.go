@@ -56,7 +56,10 @@ type settings struct {
 }
 
 func newSettings() settings {
-	s := settings{pipe: os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), log: os.Getenv("CUDA_MPS_LOG_DIRECTORY"), device: os.Getenv("CUDA_VISIBLE_DEVICES")}
+	s := settings{
+		pipe: os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), log: os.Getenv("CUDA_MPS_LOG_DIRECTORY"),
+		device: os.Getenv("CUDA_VISIBLE_DEVICES"),
+	}
 	if s.pipe == "" {
 		s.pipe = "/tmp/nvidia-mps"
 	}

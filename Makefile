@@ -7,8 +7,8 @@ BUILD := build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
 # The tools are built with their own go.mod, so their dependencies stay out of ours. They are installed once, because each
 # go run of a version queries the module proxy.
 LINT := $(CURDIR)/bin/tools/golangci-lint-v2.15.0
-VULNCHECK := $(CURDIR)/bin/tools/govulncheck-v1.8.0
-ACTIONLINT := $(CURDIR)/bin/tools/actionlint-v1.7.7
+VULNCHECK := $(CURDIR)/bin/tools/govulncheck-v1.9.0
+ACTIONLINT := $(CURDIR)/bin/tools/actionlint-v1.7.12
 # Installs the tool of a module at the version in its name, with several tries, because the go command has only one.
 INSTALL = for pause in 2 10 30 ''; do \
 	    GOBIN=$(@D) $(GO) install $(1)@$(lastword $(subst -, ,$(@F))) && break; test -n "$$pause" && sleep $$pause || exit 1; \

@@ -13,7 +13,7 @@ cd "$(dirname "$0")"
 write() {
 	rm -f "$1" "${1%.mod}.sum"
 	echo module github.com/gpu-node-agent/gpu-node-agent/e2e >"$1"
-	go mod edit -go=1.26.0 -require="k8s.io/kubernetes@$2" "$1"
+	go mod edit -go=1.26.8 -require="k8s.io/kubernetes@$2" "$1"
 	gomod=$(go mod download -json "k8s.io/kubernetes@$2" | sed -n 's/.*"GoMod": "\(.*\)".*/\1/p')
 	for module in $(sed -n 's#^\t\(k8s.io/[a-z-]*\) => ./staging/.*#\1#p' "$gomod"); do
 		go mod edit -replace="$module=$module@v0.${2#v1.}" "$1"
@@ -21,5 +21,5 @@ write() {
 	go mod tidy -modfile="$1"
 }
 
-write go.mod v1.36.3
-write go.kubelet1.37.mod v1.37.0
+write go.mod v1.36.5
+write go.kubelet1.37.mod v1.37.2

@@ -1,6 +1,6 @@
 module github.com/gpu-node-agent/gpu-node-agent/e2e/containerd
 
-go 1.26.6
+go 1.26.8
 
 tool (
 	github.com/containerd/containerd/v2/cmd/containerd

@@ -5,6 +5,7 @@ package cdi
 import (
 	"cmp"
 	"fmt"
+	"os"
 	"path"
 	"strings"
 
@@ -61,7 +62,7 @@ func nvcdiEdits(r request, id health.DeviceID, log *zap.Logger) (*specs.Containe
 	return h.finish(&cdi.ContainerEdits{ContainerEdits: &devices[0].ContainerEdits})
 }
 
-// finish removes duplicates, and replaces the agent's paths of files by those of the host. It removes the numbers of device
+// finish removes duplicates, and replaces the agent's paths of the driver's files by those of the host. It removes the numbers of device
 // nodes, which a container runtime finds itself: those of nvidia-uvm and nvidia-caps change when the modules are loaded again.
 func (h Host) finish(edits *cdi.ContainerEdits) (*specs.ContainerEdits, error) {
 	spec := specs.Spec{ContainerEdits: *edits.ContainerEdits}
@@ -80,6 +81,10 @@ func (h Host) finish(edits *cdi.ContainerEdits) (*specs.ContainerEdits, error) {
 		n.Major, n.Minor = 0, 0
 	}
 	for _, m := range e.Mounts {
+		// nvcdi mounts the host's /dev/null, for the runtime's own injection of devices; a driver's root may have no /dev.
+		if m.HostPath == os.DevNull {
+			continue
+		}
 		m.HostPath = path.Join(h.DriverRoot, below(h.driverRoot(), m.HostPath))
 	}
 	for _, hook := range e.Hooks {

@@ -10,7 +10,7 @@ ARG SIM_IMAGE=gcr.io/distroless/static-debian12@sha256:20bc6c0bc4d625a22a8fde3e5
 
 FROM --platform=${BUILDPLATFORM} ${GO_IMAGE} AS source
 WORKDIR /src
-ENV GOTOOLCHAIN=local GOFLAGS=-buildvcs=false
+ENV GOTOOLCHAIN=local GOFLAGS='-trimpath -buildvcs=false'
 COPY go.mod go.sum ./
 RUN --mount=type=cache,target=/go/pkg/mod go mod download
 COPY . .
@@ -23,7 +23,7 @@ ARG TARGETOS
 ARG TARGETARCH
 RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache/go-build \
     CGO_ENABLED=0 GOOS=${TARGETOS} GOARCH=${TARGETARCH} \
-    go build -trimpath -ldflags "-s -w -X main.version=${VERSION} -X main.revision=${REVISION}" -o /out/gpu-node-agent .
+    go build -ldflags "-s -w -X main.version=${VERSION} -X main.revision=${REVISION}" -o /out/gpu-node-agent .
 
 # With the flags of the Makefile, so that both build the same.
 FROM source AS build
@@ -41,7 +41,7 @@ RUN --mount=type=cache,target=/go/pkg/mod --mount=type=cache,target=/root/.cache
     esac; \
     if [ -n "${packages:-}" ]; then apt-get update; apt-get install -y --no-install-recommends $packages; fi; \
     CGO_ENABLED=1 CGO_CFLAGS='-g -O2 -Wno-deprecated-declarations' GOOS=${TARGETOS} GOARCH=${TARGETARCH} \
-    go build -trimpath -ldflags "-s -w -X main.version=${VERSION} -X main.revision=${REVISION}" -o /out/gpu-node-agent .
+    go build -ldflags "-s -w -X main.version=${VERSION} -X main.revision=${REVISION}" -o /out/gpu-node-agent .
 
 FROM ${SIM_IMAGE} AS sim
 ARG VERSION=dev

@@ -2,8 +2,7 @@ GO ?= go
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 REVISION ?= $(shell git rev-parse HEAD 2>/dev/null)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.revision=$(REVISION)
-# The binary does not depend on the machine, the directory or the time: see reproducible.
-BUILD := build -trimpath -buildvcs=false -ldflags '$(LDFLAGS)'
+BUILD := build -ldflags '$(LDFLAGS)'
 # The tools are built with their own go.mod, so their dependencies stay out of ours. They are installed once, because each
 # go run of a version queries the module proxy.
 LINT := $(CURDIR)/bin/tools/golangci-lint-v2.15.0
@@ -20,8 +19,9 @@ FUZZTIME ?= 20s
 export CGO_ENABLED ?= 1
 # go-nvml binds every function of NVML, also those that its header calls deprecated.
 export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
-# The agent does not use VCS stamps, and go build and go list fail if git does not trust the owner of the checkout.
-export GOFLAGS := $(strip $(GOFLAGS) -buildvcs=false)
+# One set of flags, so that nothing is compiled twice. With them the binary does not depend on the machine, the directory or the time: see
+# reproducible. Besides, go build and go list fail with VCS stamps if git does not trust the owner of the checkout.
+export GOFLAGS := $(strip $(filter-out -trimpath -buildvcs=false,$(GOFLAGS)) -trimpath -buildvcs=false)
 
 .PHONY: all help build demo docs test test-unit test-e2e lint actionlint bench fuzz fmt screenshots clean
 .PHONY: bench-outside reproducible vuln licenses check-licenses sbom

@@ -68,7 +68,7 @@ func requirements() error {
 func build(ctx context.Context, dir string) error {
 	bin := func(name string) string { return filepath.Join(dir, name) }
 	agent := func(version string) []string {
-		return []string{"build", "-trimpath", "-ldflags", "-s -w -X main.version=" + version, "-o", bin("gpu-node-agent-" + version), "."}
+		return []string{"build", "-ldflags", "-s -w -X main.version=" + version, "-o", bin("gpu-node-agent-" + version), "."}
 	}
 	root := filepath.Join("..", "..")
 	for _, step := range []struct {
@@ -77,12 +77,12 @@ func build(ctx context.Context, dir string) error {
 	}{
 		{root, "1", agent(oldTag)},
 		{root, "0", agent(newTag)},
-		{".", "0", []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", bin("workload"), "./workload"}},
-		{root, "0", []string{"build", "-trimpath", "-ldflags", "-s -w", "-o", bin(mpsControl), "./internal/mpstest/" + mpsControl}},
+		{".", "0", []string{"build", "-ldflags", "-s -w", "-o", bin("workload"), "./workload"}},
+		{root, "0", []string{"build", "-ldflags", "-s -w", "-o", bin(mpsControl), "./internal/mpstest/" + mpsControl}},
 		{filepath.Join("..", "helm"), "1", []string{"build", "-o", bin("helm"), "helm.sh/helm/v4/cmd/helm"}},
 		// Debian 12 has release 1.6, which ignores the CDI devices of a claim.
 		{filepath.Join("..", "containerd"), "0", []string{
-			"build", "-trimpath", "-tags", "no_btrfs no_devmapper no_zfs no_tracing", "-ldflags",
+			"build", "-tags", "no_btrfs no_devmapper no_zfs no_tracing", "-ldflags",
 			"-s -w", "-o", bin("containerd") + "/", "tool",
 		}},
 	} {

@@ -175,6 +175,7 @@ bench: build
 	$(BENCH_OUTSIDE)
 
 # Measures the agent from outside. e2e/bench prints one table; BENCH_FLAGS=-quick checks only that it works.
+# BENCH_FLAGS='-against /path/to/BINARY' compares it with another version.
 bench-outside: build
 	$(BENCH_OUTSIDE)
 

@@ -17,7 +17,7 @@ import (
 
 // measureDCGMAlone measures agents that have XIDs from DCGM only: from the row of an XID in the engine to the kubelet, the reads of
 // the engine, and the CPU time. The scripted engine measures once a second, at a phase that nothing tells and with 50 ms of jitter,
-// and the phase changes with each reconnect and each step of the engine's clock. With -old, the agent of another version runs beside.
+// and the phase changes with each reconnect and each step of the engine's clock. With -against, the agent of another version runs beside.
 func (b *bench) measureDCGMAlone(ctx context.Context) error {
 	if b.repo == "" {
 		b.table.notMeasured("DCGM's row of an XID to kubelet: no -repo")
@@ -56,8 +56,8 @@ func (b *bench) measurePace(ctx context.Context, pace string, xids int, aim floa
 		return err
 	}
 	agents := []*pacedAgent{{name: "", binary: b.agent, seed: 1, xids: b.scale(xids)}}
-	if b.old != "" {
-		agents = append(agents, &pacedAgent{name: ", -old", binary: b.old, seed: 1, xids: b.scale(xids)})
+	if b.against != "" {
+		agents = append(agents, &pacedAgent{name: ", -against", binary: b.against, seed: 1, xids: b.scale(xids)})
 	}
 	idle := 2 * time.Minute
 	if b.quick { // three engines take a third of the time

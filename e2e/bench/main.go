@@ -21,7 +21,7 @@ type options struct {
 	onlyFloods    bool
 	onlyEngine    bool
 	onlyAlone     bool
-	old           string
+	against       string
 	quick, json   bool
 	onlySoak      time.Duration
 }
@@ -36,7 +36,8 @@ func main() {
 	flag.BoolVar(&o.onlyFloods, "floods", false, "measure only probes, scrapes and memory while thousands of clients keep connections open")
 	flag.BoolVar(&o.onlyEngine, "engine", false, "measure only what needs the scripted DCGM and NVML")
 	flag.BoolVar(&o.onlyAlone, "dcgm-alone", false, "measure only XIDs that DCGM alone reports")
-	flag.StringVar(&o.old, "old", "", "another version of the agent's binary, to measure XIDs that DCGM alone reports beside the first")
+	flag.StringVar(&o.against, "against", "", "another version of the agent's binary: measure both in turn and fail if -agent is worse; "+
+		"with -dcgm-alone, run it beside the first")
 	flag.BoolVar(&o.quick, "quick", false, "a tenth of everything: checks that it works, not how fast")
 	flag.BoolVar(&o.json, "json", false, "print JSON")
 	flag.DurationVar(&o.onlySoak, "soak", 0, "measure only what one arena of glibc changes: memory over this time, then latencies")

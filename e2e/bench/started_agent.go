@@ -22,6 +22,8 @@ func (b *bench) measureStarted(ctx context.Context) error {
 		return b.measureDCGMAlone(ctx)
 	case b.onlySoak != 0:
 		return errors.Join(b.measureSoak(ctx, b.onlySoak), b.measureArenaLatency(ctx))
+	case b.against != "":
+		return b.measureAgainst(ctx)
 	}
 	parts := []func(context.Context) error{
 		b.measureStart, b.measureEightGPUs, b.measureSixteenGPUs, b.measureMIG, b.measureEngine, b.measureDCGMAlone, b.measureFloods,
@@ -184,46 +186,56 @@ func (b *bench) measureIdleCPU(ctx context.Context, agent string, aim float64, n
 
 func mebibytes(n uint64) float64 { return float64(n) / (1 << 20) }
 
-// measureEvents measures the time from an XID to the kubelet and to /metrics.
-func (b *bench) measureEvents(ctx context.Context, r *testNode) error {
-	b.progress("event to kubelet")
+// toKubelet measures the time from an XID to the kubelet.
+func (b *bench) toKubelet(ctx context.Context, r *testNode) (took []time.Duration, err error) {
 	devices := deviceIDs(r)
 	order := make(map[string]int, len(devices)) // the kubelet's order differs from the driver's
 	page, err := r.Metrics(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, s := range page {
 		if s.Name == "gpu_node_agent_device_info" {
 			if order[s.Labels["UUID"]], err = strconv.Atoi(s.Labels["gpu"]); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
-	var toKubelet, toMetrics []time.Duration
 	for i := range b.scale(200) {
 		id := devices[i%len(devices)]
 		begin := time.Now()
 		if err := r.Event(ctx, fmt.Sprintf("{gpu: %d, xid: 48}", order[id])); err != nil {
-			return err
+			return nil, err
 		}
 		if err := r.awaitHealth(ctx, id, false); err != nil {
-			return err
+			return nil, err
 		}
-		toKubelet = append(toKubelet, time.Since(begin))
+		took = append(took, time.Since(begin))
 		if err := r.Clear(ctx, id, "xid-48"); err != nil {
-			return err
+			return nil, err
 		}
 		if err := r.awaitHealth(ctx, id, true); err != nil {
-			return err
+			return nil, err
 		}
+	}
+	return took, nil
+}
+
+// measureEvents measures the time from an XID to the kubelet and to /metrics.
+func (b *bench) measureEvents(ctx context.Context, r *testNode) error {
+	b.progress("event to kubelet")
+	toKubelet, err := b.toKubelet(ctx, r)
+	if err != nil {
+		return err
 	}
 	b.table.addDurations("event to kubelet", toKubelet, 10)
 
 	b.progress("event to /metrics")
+	devices := len(deviceIDs(r))
+	var toMetrics []time.Duration
 	for i := range b.scale(200) {
-		gpu := strconv.Itoa(i % len(devices))
-		want := float64(1 + i/len(devices))
+		gpu := strconv.Itoa(i % devices)
+		want := float64(1 + i/devices)
 		begin := time.Now()
 		if err := r.Event(ctx, "{gpu: "+gpu+", xid: 31}"); err != nil {
 			return err

@@ -26,10 +26,11 @@ type row struct {
 
 // table is the result of a run.
 type table struct {
-	Rows    []row    `json:"rows"`
-	Left    []string `json:"notMeasured,omitempty"`
-	Quick   bool     `json:"quick,omitempty"`
-	Machine string   `json:"machine"`
+	Rows     []row        `json:"rows"`
+	Compared []comparison `json:"compared,omitempty"`
+	Left     []string     `json:"notMeasured,omitempty"`
+	Quick    bool         `json:"quick,omitempty"`
+	Machine  string       `json:"machine"`
 }
 
 // noAim is the aim of a row without one.
@@ -85,7 +86,9 @@ func (t *table) notMeasured(format string, args ...any) {
 func (t *table) String() string {
 	var out strings.Builder
 	w := tabwriter.NewWriter(&out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "what\tn\tp50\tp99\tunit\taim\t")
+	if len(t.Rows) > 0 {
+		fmt.Fprintln(w, "what\tn\tp50\tp99\tunit\taim\t")
+	}
 	for _, r := range t.Rows {
 		n, p50, p99, aim := "", "", "", ""
 		if r.N > 0 {
@@ -108,6 +111,7 @@ func (t *table) String() string {
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", r.What, n, p50, p99, r.Unit, aim, r.Note)
 	}
+	writeComparisons(w, t.Compared)
 	_ = w.Flush() // a strings.Builder never fails
 	for _, l := range t.Left {
 		fmt.Fprintln(&out, "not measured:", l)

@@ -46,6 +46,10 @@ demo:
 	@trap 'exit 0' INT TERM; echo 'building bin/gpu-node-agent'; $(BUILD_AGENT) && \
 	  $(GO) build -o bin/demo ./internal/kubelettest/demo && exec bin/demo -agent bin/gpu-node-agent $(DEMO_FLAGS)
 
+# The tests take this agent instead of linking one for each package. internal/binarytest builds its own, with the race detector.
+test-unit test-e2e test-e2e-1.37 e2e-restarts helm-lint chaos-faults chaos-holders: build
+test-unit test-e2e test-e2e-1.37 e2e-restarts helm-lint chaos-faults chaos-holders: export AGENT_BIN ?= $(CURDIR)/bin/gpu-node-agent
+
 # Writes the generated parts of the documents.
 docs:
 	$(GO) run ./internal/docs

@@ -27,7 +27,7 @@ import (
 
 var chart = filepath.Join("..", "..", "charts", "gpu-node-agent")
 
-// Programs that TestMain builds.
+// Programs that TestMain builds, but for an agent in $AGENT_BIN.
 var helmBinary, agentBinary string
 
 func TestMain(m *testing.M) {
@@ -41,11 +41,13 @@ func run(m *testing.M) int {
 		return 2
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	helmBinary, agentBinary = filepath.Join(dir, "helm"), filepath.Join(dir, "gpu-node-agent")
-	for _, build := range []*exec.Cmd{
-		exec.Command("go", "build", "-o", helmBinary, "helm.sh/helm/v4/cmd/helm"),
-		exec.Command("go", "-C", filepath.Join("..", ".."), "build", "-o", agentBinary, "."),
-	} {
+	helmBinary, agentBinary = filepath.Join(dir, "helm"), os.Getenv("AGENT_BIN")
+	builds := []*exec.Cmd{exec.Command("go", "build", "-o", helmBinary, "helm.sh/helm/v4/cmd/helm")}
+	if agentBinary == "" {
+		agentBinary = filepath.Join(dir, "gpu-node-agent")
+		builds = append(builds, exec.Command("go", "-C", filepath.Join("..", ".."), "build", "-o", agentBinary, "."))
+	}
+	for _, build := range builds {
 		if out, err := build.CombinedOutput(); err != nil {
 			fmt.Fprintf(os.Stderr, "%v: %v\n%s", build, err, out)
 			return 2

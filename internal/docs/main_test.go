@@ -128,7 +128,12 @@ func TestRunnableBlocks(t *testing.T) {
 		t.Skip("curl is not installed")
 	}
 	bin := t.TempDir()
-	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", bin+"/gpu-node-agent", root).CombinedOutput(); err != nil {
+	agent := bin + "/gpu-node-agent"
+	if built := os.Getenv("AGENT_BIN"); built != "" {
+		if err := os.Symlink(built, agent); err != nil {
+			t.Fatal(err)
+		}
+	} else if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", agent, root).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	block := regexp.MustCompile("(?ms)^```sh runnable$\n(.*?)^```$")

@@ -2,6 +2,7 @@ package holders
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,7 +27,7 @@ import (
 )
 
 var (
-	agentPath    = flag.String("agent", "", `the agent's binary; "": built from the repository`)
+	agentPath    = flag.String("agent", "", `the agent's binary; "": $AGENT_BIN, or built from the repository`)
 	binarySteps  = flag.Int("binary-steps", 480, "steps with the built binary")
 	binaryWorlds = flag.Int("binary-worlds", 6, "nodes on which these steps are played at once")
 )
@@ -290,8 +291,8 @@ func builtBinary(path string, k newKubelet, v kubelettest.Version) setup {
 
 // build builds the agent.
 func build(t *testing.T) string {
-	if *agentPath != "" {
-		return *agentPath
+	if path := cmp.Or(*agentPath, os.Getenv("AGENT_BIN")); path != "" {
+		return path
 	}
 	path := filepath.Join(t.TempDir(), "gpu-node-agent")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", path, ".")

@@ -51,6 +51,12 @@ var clearsNames = [...]string{"self", "gpu-reset", "reboot", "operator", "app-re
 // String returns the stable code, which the JSON and the logs contain.
 func (c Clears) String() string { return enumName(clearsNames[:], int(c)) }
 
+// ParseClears is the inverse of String. ok is false for an unknown code.
+func ParseClears(s string) (c Clears, ok bool) {
+	i := slices.Index(clearsNames[:], s)
+	return Clears(max(i, 0)), i >= 0
+}
+
 // Finding is a problem found on a device: its cause, severity, suggested action and how it clears.
 type Finding struct {
 	Cause  string // short and stable, a label value: "xid-79", "lost", "recovery-action"

@@ -220,8 +220,8 @@ func TestLastGoodRefused(t *testing.T) {
 			return `{"format":"gpu-node-agent configuration","path":"` + n.File + `","files":{"` + n.File + `":"%"}}`
 		}, "cannot be parsed"},
 		"another document": {
-			func(*savedNode, string) string { return `{"format":"gpu-node-agent findings","version":1}` },
-			"gpu-node-agent findings",
+			func(*savedNode, string) string { return `{"format":"gpu-node-agent state","version":1}` },
+			"gpu-node-agent state",
 		},
 		"without the file": {func(n *savedNode, _ string) string {
 			return `{"format":"gpu-node-agent configuration","path":"` + n.File + `","files":{}}`

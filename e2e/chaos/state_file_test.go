@@ -38,7 +38,7 @@ func (w *world) replaceState(ctx context.Context, s step) error {
 		err = os.WriteFile(w.stateFile(), nil, 0o600)
 	case "another": // written by an agent with other GPUs
 		err = os.WriteFile(w.stateFile(),
-			[]byte(`{"format":"gpu-node-agent findings","version":1,"bootID":"","source":"another","devices":[]}`+"\n"), 0o600)
+			[]byte(`{"format":"gpu-node-agent state","version":1,"bootID":"","source":"another","devices":[]}`+"\n"), 0o600)
 	}
 	if err != nil {
 		return err

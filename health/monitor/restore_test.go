@@ -167,8 +167,8 @@ func restored(c health.Config, r statefile.Restored) *Monitor {
 }
 
 func FuzzRestore(f *testing.F) {
-	f.Add([]byte(`{"format":"gpu-node-agent findings","version":1,"source":"sim","devices":[{"id":"gpu-node-agent:extension","model":` +
-		`"{\"minor\":2,\"history\":true,\"detach\":{\"until\":\"2000-01-01T00:00:01Z\",\"forNanoseconds\":9}}"},{"id":"a"}]}`))
+	f.Add([]byte(`{"format":"gpu-node-agent state","version":1,"source":"sim","history":true,"detach":{"until":"2000-01-01T00:00:01Z",` +
+		`"forNanoseconds":9},"devices":[{"id":"a"}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var saved statefile.Saved
 		if json.Unmarshal(text, &saved) != nil {

@@ -4,70 +4,46 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// The state file is one Saved in JSON.
-//
-// Readers from before formatMinor 1 refuse a file with an unknown key or another version, and drop a device without
-// findings, trips and follow. To lose no findings in a downgrade to them, everything that they do not know is in the text of
-// one such device, extensionID. Later readers ignore unknown keys in both places. A change that they may ignore raises
-// formatMinor; a change that they would misread raises formatVersion.
+// The state file is one Saved in JSON. Readers ignore unknown keys. A change that they would misread raises formatVersion.
 const (
-	formatName    = "gpu-node-agent findings"
+	formatName    = "gpu-node-agent state"
 	formatVersion = 1
-	formatMinor   = 2
-
-	extensionID health.DeviceID = "gpu-node-agent:extension"
 )
 
 type fileFormat struct {
-	Format  string        `json:"format"`
-	Version int           `json:"version"`
-	BootID  string        `json:"bootID"`
-	Source  string        `json:"source"`
-	Devices []savedDevice `json:"devices"`
+	Format    string                     `json:"format"`
+	Version   int                        `json:"version"`
+	BootID    string                     `json:"bootID"`
+	Source    string                     `json:"source"`
+	Inventory string                     `json:"inventory"`
+	History   bool                       `json:"history"`
+	Driver    string                     `json:"driverLoad,omitempty"`
+	Polled    time.Time                  `json:"polled,omitzero"`
+	Detach    *savedDetachment           `json:"detach,omitempty"`
+	Devices   []savedDevice              `json:"devices,omitempty"`
+	Others    map[string]json.RawMessage `json:"others,omitempty"` // Saved.others
+	Sections  map[string]json.RawMessage `json:"sections,omitempty"`
 }
 
+// savedDevice has the findings apart from the detail, so that they can be read although a newer release describes the device otherwise.
 type savedDevice struct {
-	ID      health.DeviceID `json:"id"`
-	Parent  health.DeviceID `json:"parent,omitempty"`
-	MIG     bool            `json:"mig,omitempty"`
-	MIGMode bool            `json:"migMode,omitempty"`
-	Index   int             `json:"index"`
-	Minor   int             `json:"minor"`
-	Model   string          `json:"model"` // of extensionID: savedExtension
-	PCI     string          `json:"pci"`
-	Memory  uint64          `json:"memory"`
-	Profile string          `json:"profile,omitempty"`
-	GI      int             `json:"gi"`
-	CI      int             `json:"ci"`
-
-	Since    time.Time      `json:"since"`
-	Trips    []time.Time    `json:"trips,omitempty"`
-	Follow   []savedXID     `json:"follow,omitempty"` // Verdict.PendingXIDs
-	Findings []savedFinding `json:"findings,omitempty"`
-}
-
-type savedExtension struct {
-	Minor     int                                 `json:"minor"`
-	History   bool                                `json:"history"`
-	Inventory string                              `json:"inventory"`
-	Driver    string                              `json:"driverLoad,omitempty"`
-	Polled    time.Time                           `json:"polled,omitzero"`
-	Detach    *savedDetachment                    `json:"detach,omitempty"`
-	Devices   map[health.DeviceID]json.RawMessage `json:"devices,omitempty"` // savedDetail
-	Others    map[string]json.RawMessage          `json:"others,omitempty"`  // Saved.others
-	Sections  map[string]json.RawMessage          `json:"sections,omitempty"`
+	ID       health.DeviceID `json:"id"`
+	Parent   health.DeviceID `json:"parent,omitempty"` // of a MIG device
+	Since    time.Time       `json:"since"`
+	Trips    []time.Time     `json:"trips,omitempty"`
+	Pending  []savedXID      `json:"pending,omitempty"` // Verdict.PendingXIDs
+	Findings []savedFinding  `json:"findings,omitempty"`
+	Detail   json.RawMessage `json:"detail,omitempty"` // savedDetail
 }
 
 type savedDetail struct {
 	Device  health.Device     `json:"device"`
-	Seen    []savedXID        `json:"seen,omitempty"`   // DeviceState.XIDHistory
-	Common  []string          `json:"common,omitempty"` // causes of the findings that are Finding.InOutage
+	Seen    []savedXID        `json:"seen,omitempty"` // DeviceState.XIDHistory
 	Awaited []savedAwaited    `json:"awaited,omitempty"`
 	Action  *savedEventAction `json:"eventAction,omitempty"`
 }
@@ -99,69 +75,58 @@ type savedXID struct {
 }
 
 type savedFinding struct {
-	Cause  string    `json:"cause"`
-	State  string    `json:"state"`
-	Reason string    `json:"reason"`
-	Action string    `json:"action"`
-	Since  time.Time `json:"since"`
-	Last   time.Time `json:"last"`
-	Reset  time.Time `json:"reset,omitzero"`
-	Clears string    `json:"clears"`
+	Cause    string    `json:"cause"`
+	State    string    `json:"state"`
+	Reason   string    `json:"reason"`
+	Action   string    `json:"action"`
+	Since    time.Time `json:"since"`
+	Last     time.Time `json:"last"`
+	Reset    time.Time `json:"reset,omitzero"`
+	Clears   string    `json:"clears"`
+	InOutage bool      `json:"inOutage,omitempty"`
 }
 
 // MarshalJSON writes the state file's format.
 func (s Saved) MarshalJSON() ([]byte, error) {
-	file := fileFormat{Format: formatName, Version: formatVersion, BootID: s.BootID, Source: s.Source}
-	details := make(map[health.DeviceID]json.RawMessage)
-	for _, d := range s.Devices {
-		sd := savedDevice{
-			ID: d.Device.ID, Parent: d.Device.Parent, MIG: d.Device.Kind == health.KindMIG, MIGMode: d.Device.MIGMode,
-			Index: d.Device.Index, Minor: d.Device.Minor, Model: d.Device.Model, PCI: d.Device.PCI, Memory: d.Device.Memory,
-			Profile: d.Device.Profile, GI: d.Device.GI, CI: d.Device.CI,
-			Since: savable(d.Verdict.Since),
-		}
-		for _, t := range d.Verdict.Trips {
-			sd.Trips = append(sd.Trips, savable(t))
-		}
-		sd.Follow = savedXIDs(d.Verdict.PendingXIDs)
-		for _, f := range d.Verdict.Findings {
-			sd.Findings = append(sd.Findings, savedFinding{
-				f.Cause, f.State.String(), f.Reason, string(f.Action), savable(f.Since), savable(f.Last), savable(f.Reset), clearsToken(f.Clears),
-			})
-		}
-		file.Devices = append(file.Devices, sd)
-		var common []string
-		for _, f := range d.Verdict.Findings {
-			if f.InOutage {
-				common = append(common, f.Cause)
-			}
-		}
-		detail := savedDetail{Device: d.Device, Seen: savedXIDs(d.XIDHistory), Common: common}
-		for _, a := range d.Awaited {
-			detail.Awaited = append(detail.Awaited, savedAwaited{a.Code, a.Count, a.Left})
-		}
-		if a := d.EventAction; a.Left > 0 {
-			detail.Action = &savedEventAction{a.Action, a.Left}
-		}
-		text, err := json.Marshal(detail)
+	file := fileFormat{
+		Format: formatName, Version: formatVersion, BootID: s.BootID, Source: s.Source, Inventory: s.Inventory, History: s.History,
+		Driver: s.DriverLoad, Polled: savable(s.Polled), Others: s.others, Sections: s.Sections,
+	}
+	if d := s.Detachment; d != (health.Detachment{}) {
+		file.Detach = &savedDetachment{savable(d.Since), savable(d.Until), d.For, d.Over, d.Undecided, d.EngineUnasked}
+	}
+	for i := range s.Devices {
+		d, err := newSavedDevice(&s.Devices[i])
 		if err != nil {
 			return nil, err
 		}
-		details[d.Device.ID] = text
+		file.Devices = append(file.Devices, d)
 	}
-	more := savedExtension{
-		Minor: formatMinor, History: s.History, Inventory: s.Inventory, Polled: savable(s.Polled), Devices: details, Others: s.others,
-		Driver: s.DriverLoad, Sections: s.Sections,
-	}
-	if d := s.Detachment; d != (health.Detachment{}) {
-		more.Detach = &savedDetachment{savable(d.Since), savable(d.Until), d.For, d.Over, d.Undecided, d.EngineUnasked}
-	}
-	text, err := json.Marshal(more)
-	if err != nil {
-		return nil, err
-	}
-	file.Devices = append(file.Devices, savedDevice{ID: extensionID, Model: string(text)})
 	return json.Marshal(file)
+}
+
+func newSavedDevice(d *health.DeviceState) (sd savedDevice, err error) {
+	sd = savedDevice{
+		ID: d.Device.ID, Parent: d.Device.Parent, Since: savable(d.Verdict.Since), Pending: savedXIDs(d.Verdict.PendingXIDs),
+	}
+	for _, t := range d.Verdict.Trips {
+		sd.Trips = append(sd.Trips, savable(t))
+	}
+	for _, f := range d.Verdict.Findings {
+		sd.Findings = append(sd.Findings, savedFinding{
+			f.Cause, f.State.String(), f.Reason, string(f.Action), savable(f.Since), savable(f.Last), savable(f.Reset), f.Clears.String(),
+			f.InOutage,
+		})
+	}
+	detail := savedDetail{Device: d.Device, Seen: savedXIDs(d.XIDHistory)}
+	for _, a := range d.Awaited {
+		detail.Awaited = append(detail.Awaited, savedAwaited{a.Code, a.Count, a.Left})
+	}
+	if a := d.EventAction; a.Left > 0 {
+		detail.Action = &savedEventAction{a.Action, a.Left}
+	}
+	sd.Detail, err = json.Marshal(detail)
+	return sd, err
 }
 
 // UnmarshalJSON reads the state file's format. It ignores unknown keys and refuses what health.Judge cannot produce.
@@ -173,12 +138,20 @@ func (s *Saved) UnmarshalJSON(text []byte) error {
 	if file.Format != formatName || file.Version < formatVersion {
 		return fmt.Errorf("format %q version %d is not %q version %d", file.Format, file.Version, formatName, formatVersion)
 	}
-	read := Saved{BootID: file.BootID, Source: file.Source}
+	read := Saved{
+		BootID: file.BootID, Source: file.Source, Inventory: file.Inventory, History: file.History, DriverLoad: file.Driver, Polled: file.Polled,
+	}
 	if file.Version > formatVersion {
 		read.newer = file.Version
 	}
-	details, err := read.extend(&file)
-	if err != nil {
+	if d := file.Detach; d != nil {
+		read.Detachment = health.Detachment(*d)
+	}
+	var err error
+	if read.others, err = compact(file.Others); err != nil {
+		return err
+	}
+	if read.Sections, err = compact(file.Sections); err != nil {
 		return err
 	}
 	ids := make(map[health.DeviceID]bool)
@@ -187,7 +160,7 @@ func (s *Saved) UnmarshalJSON(text []byte) error {
 			return fmt.Errorf("devices[%d].id: %q is empty or repeated", i, sd.ID)
 		}
 		ids[sd.ID] = true
-		d, err := sd.state(details[sd.ID])
+		d, err := sd.state()
 		if err != nil {
 			return fmt.Errorf("devices[%d].%w", i, err)
 		}
@@ -195,30 +168,6 @@ func (s *Saved) UnmarshalJSON(text []byte) error {
 	}
 	*s = read
 	return nil
-}
-
-// extend removes the extension from the file's devices and reads it. It returns the details of the other devices.
-func (s *Saved) extend(file *fileFormat) (details map[health.DeviceID]json.RawMessage, err error) {
-	i := slices.IndexFunc(file.Devices, func(d savedDevice) bool { return d.ID == extensionID })
-	if i < 0 {
-		return nil, nil
-	}
-	var more savedExtension
-	if err := json.Unmarshal([]byte(file.Devices[i].Model), &more); err != nil {
-		return nil, fmt.Errorf("devices[%d].model: %w", i, err)
-	}
-	file.Devices = slices.Delete(file.Devices, i, i+1)
-	s.History, s.Inventory, s.Polled, s.DriverLoad = more.History, more.Inventory, more.Polled, more.Driver
-	if d := more.Detach; d != nil {
-		s.Detachment = health.Detachment(*d)
-	}
-	if s.others, err = compact(more.Others); err != nil {
-		return nil, err
-	}
-	if s.Sections, err = compact(more.Sections); err != nil {
-		return nil, err
-	}
-	return more.Devices, nil
 }
 
 // compact returns the texts as MarshalJSON writes them. Unknown keys stay.
@@ -234,20 +183,15 @@ func compact(texts map[string]json.RawMessage) (all map[string]json.RawMessage, 
 	return all, nil
 }
 
-// state returns the saved device. The detail, if there is one, adds what readers from before formatMinor 1 do not know.
-func (sd savedDevice) state(detail json.RawMessage) (health.DeviceState, error) {
+// state returns the saved device. Without a readable description it has its findings.
+func (sd savedDevice) state() (health.DeviceState, error) {
 	var more savedDetail
-	if len(detail) > 0 && json.Unmarshal(detail, &more) != nil {
-		more, detail = savedDetail{}, nil // keep the findings although the description is unreadable
+	if json.Unmarshal(sd.Detail, &more) != nil {
+		more = savedDetail{Device: health.Device{Index: -1, Minor: -1, GI: -1, CI: -1, MIGIndex: -1}}
 	}
 	d := health.DeviceState{Device: more.Device, Verdict: health.Verdict{Since: sd.Since, Trips: append([]time.Time(nil), sd.Trips...)}}
-	d.Device.ID, d.Device.Parent, d.Device.MIGMode, d.Device.Index, d.Device.Minor = sd.ID, sd.Parent, sd.MIGMode, sd.Index, sd.Minor
-	d.Device.Model, d.Device.PCI, d.Device.Memory, d.Device.Profile = sd.Model, sd.PCI, sd.Memory, sd.Profile
-	d.Device.GI, d.Device.CI, d.Device.Kind = sd.GI, sd.CI, health.KindGPU
-	if len(detail) == 0 {
-		d.Device.MIGIndex = -1
-	}
-	if sd.MIG {
+	d.Device.ID, d.Device.Parent, d.Device.Kind = sd.ID, sd.Parent, health.KindGPU
+	if sd.Parent != "" {
 		d.Device.Kind = health.KindMIG
 	}
 	for _, x := range more.Seen {
@@ -261,7 +205,7 @@ func (sd savedDevice) state(detail json.RawMessage) (health.DeviceState, error) 
 	if a := more.Action; a != nil && a.Left > 0 {
 		d.EventAction = health.EventAction{Action: a.Action, Left: a.Left}
 	}
-	for _, x := range sd.Follow {
+	for _, x := range sd.Pending {
 		d.Verdict.PendingXIDs = append(d.Verdict.PendingXIDs, health.XID{Code: x.Code, At: x.At})
 	}
 	for i, sf := range sd.Findings {
@@ -272,14 +216,14 @@ func (sd savedDevice) state(detail json.RawMessage) (health.DeviceState, error) 
 		if d.Verdict.Has(f.Cause) {
 			return health.DeviceState{}, fmt.Errorf("findings[%d]: cause %q is repeated", i, f.Cause)
 		}
-		f.InOutage = slices.Contains(more.Common, f.Cause)
 		d.Verdict.Findings = append(d.Verdict.Findings, f)
 		d.Verdict.State = max(d.Verdict.State, f.State)
 	}
 	return d, nil
 }
 
-// finding reads a finding. An unknown state is of a newer release and counts as unhealthy.
+// finding reads a finding. What it does not know is of a newer release: such a state counts as unhealthy, and only an operator clears a
+// finding with such evidence.
 func (sf savedFinding) finding() (health.Finding, error) {
 	if sf.Cause == "" {
 		return health.Finding{}, errors.New("cause is empty")
@@ -291,9 +235,17 @@ func (sf savedFinding) finding() (health.Finding, error) {
 	case state < health.Degraded:
 		return health.Finding{}, fmt.Errorf("state %q is not degraded or unhealthy", sf.State)
 	}
+	action := health.Action(sf.Action)
+	if !action.Valid() {
+		action = health.ActionUnknown
+	}
+	clears, ok := health.ParseClears(sf.Clears)
+	if !ok {
+		clears = health.ClearsOperator
+	}
 	return health.Finding{
-		Cause: sf.Cause, State: state, Reason: sf.Reason, Action: parseAction(sf.Action),
-		Since: sf.Since, Last: sf.Last, Reset: sf.Reset, Clears: parseClears(sf.Clears),
+		Cause: sf.Cause, State: state, Reason: sf.Reason, Action: action, Since: sf.Since, Last: sf.Last, Reset: sf.Reset, Clears: clears,
+		InOutage: sf.InOutage,
 	}, nil
 }
 

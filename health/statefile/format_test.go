@@ -1,11 +1,9 @@
 package statefile
 
 import (
-	"bytes"
+	"cmp"
 	"encoding/json"
-	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,79 +11,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
-
-// beforeMinor1 reads a file like the readers from before formatMinor 1, which accept no other keys, tokens and versions. It
-// returns the causes of each device. Do not change it.
-func beforeMinor1(text []byte, bootID, source string) (map[string][]string, error) {
-	var f struct {
-		Format  string `json:"format"`
-		Version int    `json:"version"`
-		BootID  string `json:"bootID"`
-		Source  string `json:"source"`
-		Devices []struct {
-			ID      string `json:"id"`
-			Parent  string `json:"parent,omitempty"`
-			MIG     bool   `json:"mig,omitempty"`
-			MIGMode bool   `json:"migMode,omitempty"`
-			Index   int    `json:"index"`
-			Minor   int    `json:"minor"`
-			Model   string `json:"model"`
-			PCI     string `json:"pci"`
-			Saved   uint64 `json:"memory"`
-			Profile string `json:"profile,omitempty"`
-			GI      int    `json:"gi"`
-			CI      int    `json:"ci"`
-
-			Since  time.Time   `json:"since"`
-			Trips  []time.Time `json:"trips,omitempty"`
-			Follow []struct {
-				Code int       `json:"code"`
-				At   time.Time `json:"at"`
-			} `json:"follow,omitempty"`
-			Findings []struct {
-				Cause  string    `json:"cause"`
-				State  string    `json:"state"`
-				Reason string    `json:"reason"`
-				Action string    `json:"action"`
-				Since  time.Time `json:"since"`
-				Last   time.Time `json:"last"`
-				Reset  time.Time `json:"reset,omitzero"`
-				Clears string    `json:"clears"`
-			} `json:"findings,omitempty"`
-		} `json:"devices"`
-	}
-	if !json.Valid(text) {
-		return nil, fmt.Errorf("not JSON")
-	}
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&f); err != nil {
-		return nil, err
-	}
-	if f.Format != "gpu-node-agent findings" || f.Version != 1 {
-		return nil, fmt.Errorf("version %d", f.Version)
-	}
-	if f.BootID != bootID || f.Source != source {
-		return nil, nil
-	}
-	all := make(map[string][]string)
-	for _, d := range f.Devices {
-		if d.ID == "" || all[d.ID] != nil {
-			return nil, fmt.Errorf("id %q", d.ID)
-		}
-		for _, x := range d.Findings {
-			known := slices.Contains([]string{"by itself", "gpu reset", "reboot", "operator", "application restart"}, x.Clears)
-			if x.Cause == "" || x.State != "degraded" && x.State != "unhealthy" || !known {
-				return nil, fmt.Errorf("%+v", x)
-			}
-			all[d.ID] = append(all[d.ID], x.Cause)
-		}
-		if len(d.Findings)+len(d.Trips)+len(d.Follow) > 0 && all[d.ID] == nil {
-			all[d.ID] = []string{}
-		}
-	}
-	return all, nil
-}
 
 // fullSnapshot returns a snapshot with everything that a state file can hold.
 func fullSnapshot(t *testing.T) *health.Snapshot {
@@ -155,80 +80,70 @@ func TestSavedRoundTrip(t *testing.T) {
 	}
 }
 
-// The oldest readers find every finding in a file of this release.
-func TestDowngradeKeepsFindings(t *testing.T) {
-	others := FromSnapshot(&health.Snapshot{Source: health.Source{Kind: "sim"}, Devices: faultyDevices(t)}, "boot")
-	s := FromSnapshot(fullSnapshot(t), "boot").withOthers(others)
-	text, err := json.Marshal(s)
-	must(t, err)
-	got, err := beforeMinor1(text, "boot", "dcgm")
-	want := map[string][]string{"GPU-1": {}}
-	for _, d := range s.Devices {
-		if len(d.Verdict.Findings) > 0 {
-			want[string(d.Device.ID)] = d.Verdict.Causes()
+// otherRelease is a file that knows one finding, to be changed as other releases may.
+const otherRelease = `{"format":"gpu-node-agent state","version":1,"bootID":"boot","source":"dcgm","inventory":"dcgm x","history":true,` +
+	`"devices":[{"id":"GPU-0","since":"2000-01-01T00:00:01Z","trips":["2000-01-01T00:00:01Z"],"findings":[{"cause":"xid-95",` +
+	`"state":"unhealthy","reason":"r","action":"reset-gpu","since":"2000-01-01T00:00:01Z","last":"2000-01-01T00:00:01Z",` +
+	`"clears":"gpu-reset"}],"detail":{"device":{"Model":"H100","GI":-1,"CI":-1,"MIGIndex":-1},` +
+	`"seen":[{"code":95,"at":"2000-01-01T00:00:01Z"}]}}]}`
+
+// What this release does not know costs no finding.
+func TestOtherReleaseKeepsFindings(t *testing.T) {
+	replace := func(old, with string) string {
+		if !strings.Contains(otherRelease, old) {
+			t.Fatalf("the file lacks %s", old)
 		}
+		return strings.Replace(otherRelease, old, with, 1)
 	}
-	if err != nil || !reflect.DeepEqual(got, want) || len(want["GPU-0"]) != 4 {
-		t.Errorf("%v, %v; want %v\n%s", got, err, want, text)
-	}
-}
-
-// oldFile is a file from before formatMinor 1.
-const oldFile = `{"format":"gpu-node-agent findings","version":1,"bootID":"boot","source":"dcgm","devices":[{"id":"GPU-0","index":0,"minor":0,` +
-	`"model":"H100","pci":"00000000:1B:00.0","memory":85899345920,"gi":-1,"ci":-1,"since":"2000-01-01T00:00:01Z","trips":["2000-01-01T00:00:01Z"],` +
-	`"findings":[{"cause":"xid-95","state":"unhealthy","reason":"r","action":"a","since":"2000-01-01T00:00:01Z","last":"2000-01-01T00:00:01Z","clears":"gpu reset"}]}]}`
-
-func TestUpgradeKeepsFindings(t *testing.T) {
-	replace := func(old, with string) string { return strings.Replace(oldFile, old, with, 1) }
-	extension := `"devices":[{"id":"gpu-node-agent:extension","model":"{\"minor\":9,\"history\":true,\"inventory\":\"dcgm \",\"more\":1,` +
-		`\"devices\":{\"GPU-0\":{\"device\":7}}}"},`
 	for name, c := range map[string]struct {
-		text    string
-		clears  health.Clears // ClearsGPUReset if zero
-		newer   int
-		history bool
+		text   string
+		clears health.Clears // ClearsGPUReset if zero
+		action health.Action // ActionResetGPU if empty
+		newer  int
+		bare   bool // the device has only its findings
 	}{
-		"from before minor 1":          {text: oldFile},
-		"unknown key":                  {text: replace(`"version":1,`, `"version":1,"minor":7,"more":{"x":[1]},`)},
-		"unknown key of a device":      {text: replace(`"index":0,`, `"index":0,"slot":"A",`)},
-		"unknown key of a finding":     {text: replace(`"cause":`, `"weight":3,"cause":`)},
-		"unknown clears":               {text: replace(`"gpu reset"`, `"moon phase"`), clears: health.ClearsOperator},
-		"unknown state":                {text: replace(`"unhealthy"`, `"on fire"`)},
-		"newer version":                {text: replace(`"version":1`, `"version":2`), newer: 2},
-		"unknown key of the extension": {text: replace(`"devices":[`, extension), history: true},
+		"the same":                 {text: otherRelease},
+		"unknown key":              {text: replace(`"version":1,`, `"version":1,"more":{"x":[1]},`)},
+		"unknown key of a device":  {text: replace(`"id":`, `"slot":"A","id":`)},
+		"unknown key of a finding": {text: replace(`"cause":`, `"weight":3,"cause":`)},
+		"unknown key of a detail":  {text: replace(`"device":`, `"weight":3,"device":`)},
+		"unknown clears":           {text: replace(`"gpu-reset"`, `"moon phase"`), clears: health.ClearsOperator},
+		"unknown action":           {text: replace(`"reset-gpu"`, `"moon dance"`), action: health.ActionUnknown},
+		"unknown state":            {text: replace(`"unhealthy"`, `"on fire"`)},
+		"newer version":            {text: replace(`"version":1`, `"version":2`), newer: 2},
+		"another device":           {text: replace(`"GI":-1`, `"GI":{}`), bare: true},
+		"another detail":           {text: replace(`"detail":{`, `"detail":7,"was":{`), bare: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if c.clears == 0 {
-				c.clears = health.ClearsGPUReset
-			}
 			var s Saved
 			must(t, json.Unmarshal([]byte(c.text), &s))
-			r := s.Restore("boot", health.SourceID{Kind: "dcgm", Inventory: "dcgm "}, healthtest.At(100))
-			if len(r.Devices) != 1 || !r.Missed || r.History != c.history || s.newer != c.newer {
+			r := s.Restore("boot", health.SourceID{Kind: "dcgm", Inventory: "dcgm x"}, healthtest.At(100))
+			if len(r.Devices) != 1 || !r.Missed || !r.History || s.newer != c.newer {
 				t.Fatalf("%+v", r)
 			}
-			f := r.Devices[0].Verdict.Findings
-			if i := r.Devices[0].Device.MIGIndex; i != -1 {
-				t.Errorf("MIG index %d of a device without one", i)
+			d := r.Devices[0]
+			if bare := d.Device.Model == "" && d.XIDHistory == nil; bare != c.bare || !bare && d.Device.Model != "H100" || d.Device.MIGIndex != -1 {
+				t.Errorf("%+v", d)
 			}
-			if len(f) != 1 || f[0].Cause != "xid-95" || f[0].State != health.Unhealthy || f[0].Clears != c.clears ||
-				r.Devices[0].Device.Model != "H100" {
-				t.Errorf("%+v", r.Devices[0])
+			f := d.Verdict.Findings
+			if len(f) != 1 || f[0].Cause != "xid-95" || f[0].State != health.Unhealthy || f[0].Clears != cmp.Or(c.clears, health.ClearsGPUReset) ||
+				f[0].Action != cmp.Or(c.action, health.ActionResetGPU) {
+				t.Errorf("%+v", f)
 			}
 		})
 	}
 }
 
 func TestUnmarshalRefusesInvalidFile(t *testing.T) {
-	const head = `"format":"gpu-node-agent findings","version":1,"bootID":"","source":"dcgm"`
+	const head = `"format":"gpu-node-agent state","version":1,"bootID":"","source":"dcgm"`
 	for _, text := range []string{
 		``, `[]`, `{}`, `null`, `{"format":"x","version":1}`,
-		`{"format":"gpu-node-agent findings","version":0}`,
+		`{"format":"gpu-node-agent state","version":0}`,
 		`{` + head + `,"devices":[{"id":""}]}`,
 		`{` + head + `,"devices":[{"id":"a"},{"id":"a"}]}`,
 		`{` + head + `,"devices":[{"id":"a","findings":[{"cause":"","state":"unhealthy","clears":"reboot"}]}]}`,
 		`{` + head + `,"devices":[{"id":"a","findings":[{"cause":"x","state":"healthy","clears":"reboot"}]}]}`,
-		`{` + head + `,"devices":[{"id":"gpu-node-agent:extension","model":"{"}]}`,
+		`{"format":"gpu-node-agent findings","version":1,"bootID":"","source":"dcgm","devices":[]}`,
 	} {
 		s := Saved{BootID: "untouched"}
 		if err := json.Unmarshal([]byte(text), &s); err == nil && text != "null" {
@@ -236,35 +151,6 @@ func TestUnmarshalRefusesInvalidFile(t *testing.T) {
 		}
 		if s.BootID != "untouched" {
 			t.Errorf("%s: read in part", text)
-		}
-	}
-}
-
-func TestClearsTokens(t *testing.T) {
-	for c := health.ClearsItself; c <= health.ClearsRestart; c++ {
-		if got := parseClears(clearsToken(c)); got != c {
-			t.Errorf("%v is written as %q and read as %v", c, clearsToken(c), got)
-		}
-	}
-	if got := parseClears("moon phase"); got != health.ClearsOperator {
-		t.Errorf("an unknown token is read as %v", got)
-	}
-}
-
-func TestParseAction(t *testing.T) {
-	for text, want := range map[string]health.Action{
-		"reset-gpu":                        health.ActionResetGPU,
-		"drain the node and reset the GPU": health.ActionResetGPU,
-		"moon dance":                       health.ActionUnknown,
-		"":                                 health.ActionUnknown,
-	} {
-		if got := parseAction(text); got != want {
-			t.Errorf("%q is read as %q, want %q", text, got, want)
-		}
-	}
-	for prose, a := range proseActions {
-		if !a.Valid() {
-			t.Errorf("%q stands for the unknown action %q", prose, a)
 		}
 	}
 }
@@ -284,10 +170,11 @@ func FuzzSaved(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(text)
-	f.Add([]byte(`{"format":"gpu-node-agent findings","version":1,"devices":[]}`))
-	f.Add([]byte(oldFile))
-	f.Add([]byte(`{"format":"gpu-node-agent findings","version":1,"source":"sim","devices":[{"id":"gpu-node-agent:extension","model":` +
-		`"{\"minor\":2,\"history\":true,\"detach\":{\"until\":\"2000-01-01T00:00:01Z\",\"forNanoseconds\":9},\"devices\":{\"a\":{\"seen\":[{\"code\":1}],\"awaited\":[{\"code\":31,\"count\":2,\"leftNanoseconds\":9},{\"code\":13,\"count\":-1,\"leftNanoseconds\":9}],\"eventAction\":{\"action\":1,\"leftNanoseconds\":5}}},\"others\":{\"dcgm\":{\"x\":[ \"<\"]}}}"},{"id":"a"}]}`))
+	f.Add([]byte(`{"format":"gpu-node-agent state","version":1,"devices":[]}`))
+	f.Add([]byte(otherRelease))
+	f.Add([]byte(`{"format":"gpu-node-agent state","version":1,"source":"sim","history":true,"detach":{"until":"2000-01-01T00:00:01Z",` +
+		`"forNanoseconds":9},"devices":[{"id":"a","detail":{"seen":[{"code":1}],"awaited":[{"code":31,"count":2,"leftNanoseconds":9},` +
+		`{"code":13,"count":-1,"leftNanoseconds":9}],"eventAction":{"action":1,"leftNanoseconds":5}}}],"others":{"dcgm":{"x":[ "<"]}}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var s Saved
 		if json.Unmarshal(text, &s) != nil {

@@ -15,8 +15,8 @@ import (
 type Saved struct {
 	BootID     string // "" if unknown
 	Source     string // SourceID.Kind
-	Inventory  string // SourceID.Inventory; "" if unknown, in a file from before formatMinor 1
-	History    bool   // DeviceState.XIDHistory is complete; false in a file from before formatMinor 1
+	Inventory  string // SourceID.Inventory
+	History    bool   // DeviceState.XIDHistory is complete
 	Detachment health.Detachment
 	DriverLoad string    // Source.DriverLoad
 	Polled     time.Time // Snapshot.At
@@ -109,14 +109,14 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 			return r
 		}
 	}
-	sameInventory := s.Inventory == "" || s.Inventory == src.Inventory
+	sameInventory := s.Inventory == src.Inventory
 	if src.Simulated && !sameInventory {
 		return r
 	}
 	sameBoot := sameBoot(s.BootID, bootID)
 	r.Missed = sameBoot && sameInventory
 	// Another address may be another engine, which delivers the same XIDs with other times.
-	r.History = sameBoot && s.History && s.Inventory == src.Inventory
+	r.History = sameBoot && s.History && sameInventory
 	r.Polled = health.Rebase(s.Polled, now)
 	if sameBoot {
 		r.Detachment, r.DriverLoad = restoreDetachment(s.Detachment, now), s.DriverLoad

@@ -192,7 +192,7 @@ func TestLoadSetsUnreadableFileAside(t *testing.T) {
 func TestLoadNewerVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "state.json")
-		text := strings.Replace(oldFile, `"version":1`, `"version":3`, 1)
+		text := strings.Replace(otherRelease, `"version":1`, `"version":3`, 1)
 		write(t, path, text)
 		h := newHarness(path)
 		s, err := h.Load(path)
@@ -560,7 +560,7 @@ func TestRunKeepsOtherSources(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "state.json")
-		write(t, path, oldFile)
+		write(t, path, otherRelease)
 		h := loadAndStart(t, path)
 		h.store(snapshotOf(t, "sim"))
 		wantDevices(t, path, map[string]int{"dcgm": 1, "sim": 3})

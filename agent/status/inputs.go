@@ -66,7 +66,7 @@ func New(k Inputs) Node {
 		},
 		Memory: StateFile{
 			k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC(), k.StateFile.Unread.UTC(), k.StateLoss,
-			k.StateFile.Unreserved,
+			k.StateFile.Unreserved, k.StateFile.SetAside,
 		},
 		Bindings: []Binding{},
 		Source: Source{

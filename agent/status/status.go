@@ -161,6 +161,7 @@ type StateFile struct {
 	Loss    string    `json:"loss,omitempty"`  // why an earlier process lost the file with its directory
 
 	Unreserved string `json:"unreserved,omitempty"` // why a full disk would lose the next findings
+	SetAside   string `json:"setAside,omitempty"`   // what was set aside instead of being restored, and why
 }
 
 // Resource is the status of a resource.

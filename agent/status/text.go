@@ -667,7 +667,7 @@ func startupTaintText(o NodeObject) string {
 
 // stateFileProblems returns what a restart would lose, or has lost.
 func stateFileProblems(f StateFile) []string {
-	all := statefile.Status{Path: f.File, Err: f.Error, Since: f.Since, Unread: f.Unread}.Problems()
+	all := statefile.Status{Path: f.File, Err: f.Error, Since: f.Since, Unread: f.Unread, SetAside: f.SetAside}.Problems()
 	return append(all, nonEmpty(f.Loss, formatIf("a full disk would lose findings: %s", f.Unreserved))...)
 }
 

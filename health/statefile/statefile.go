@@ -35,6 +35,9 @@ const (
 
 	// repairLogInterval is the shortest time between two log lines about a file that another process changed.
 	repairLogInterval = time.Minute
+
+	// setAsideShown is how long the status says that a file was set aside. What was lost with it does not come back.
+	setAsideShown = 24 * time.Hour
 )
 
 // File is the state file. Load reads it at the start; Run writes it whenever the state changes or the file differs from what
@@ -91,6 +94,9 @@ type Status struct {
 
 	Unread     time.Time // since when the file should have been read: the verdicts of before the start are unknown; zero once it was
 	Unreserved string    // why a full disk would lose the next findings; "" if it would not
+
+	SetAside   string // what was set aside at the start instead of being restored, and why; "" a day later
+	setAsideAt time.Time
 }
 
 // Problems returns what a restart would lose, or has lost so far.
@@ -101,6 +107,9 @@ func (s Status) Problems() (all []string) {
 	}
 	if s.Err != "" {
 		all = append(all, s.Failure().String()+"; findings will be lost on restart")
+	}
+	if s.SetAside != "" {
+		all = append(all, s.SetAside+"; findings may be lost")
 	}
 	return all
 }
@@ -300,6 +309,9 @@ func (f *File) adoptPath(path string) (s Saved, replaced, err error) {
 			return s, nil, fmt.Errorf("%s %w; cannot set it aside: %w; writing nothing there", path, err, asideErr)
 		}
 		replaced = fmt.Errorf("%s %w; set aside as %s", path, err, aside)
+		f.mu.Lock()
+		f.status = Status{Path: path, SetAside: replaced.Error(), setAsideAt: time.Now()}
+		f.mu.Unlock()
 	}
 	f.path, f.written, f.info, f.saved = path, nil, info, s
 	return s, replaced, nil
@@ -594,6 +606,9 @@ func (f *File) Status() Status {
 	f.mu.Unlock()
 	failure := f.writes.Failure()
 	s.Err, s.Since, s.Unreserved = failure.Err, failure.Since, f.writes.Unreserved()
+	if time.Since(s.setAsideAt) > setAsideShown {
+		s.SetAside = ""
+	}
 	return s
 }
 

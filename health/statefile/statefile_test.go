@@ -206,6 +206,32 @@ func TestLoadNewerVersion(t *testing.T) {
 	})
 }
 
+// A file of another format is set aside, which is a problem for a day, also while the state is saved.
+func TestSetAsideIsProblem(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := filepath.Join(t.TempDir(), "state.json")
+		write(t, path, strings.Replace(otherRelease, "gpu-node-agent state", "gpu-node-agent findings", 1))
+		h := newHarness(path)
+		if s, err := h.LoadInTime(t.Context(), path, nil); err == nil || len(s.Devices) > 0 {
+			t.Fatalf("%+v, %v", s, err)
+		}
+		h.start(t)
+		h.store(snapshotOf(t, "dcgm"))
+		advance(setAsideShown - time.Minute)
+		all := h.Status().Problems()
+		if len(all) != 1 || !strings.Contains(all[0], `"gpu-node-agent findings"`) ||
+			!strings.HasSuffix(all[0], "set aside as "+path+".damaged; findings may be lost") {
+			t.Errorf("%q", all)
+		}
+		wantDevices(t, path, map[string]int{"dcgm": 3})
+		advance(2 * time.Minute)
+		if all := h.Status().Problems(); len(all) > 0 {
+			t.Errorf("a day later: %q", all)
+		}
+		h.stop()
+	})
+}
+
 // What is not a regular file is set aside, and nothing waits for it.
 func TestLoadSetsIrregularFileAside(t *testing.T) {
 	for name, place := range map[string]func(path string) error{

@@ -135,4 +135,11 @@ func TestStateFileIsFifo(t *testing.T) {
 	if !strings.Contains(p.log(), "not a regular file; set aside as "+p.stateFile()+".unread") {
 		t.Error("the log does not say that the fifo is set aside")
 	}
+	aside := "set aside as " + p.stateFile() + ".unread; findings may be lost"
+	if _, text := p.get("/readyz"); !strings.Contains(text, "health.stateFile: "+p.stateFile()) || !strings.Contains(text, aside) {
+		t.Errorf("/readyz has %q", text)
+	}
+	if out, _ := run(t, "status", "--config", p.config()); !strings.Contains(out, aside) {
+		t.Errorf("status has %s", out)
+	}
 }

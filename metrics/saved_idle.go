@@ -190,12 +190,12 @@ func (s *savedIdleTimes) UnmarshalJSON(text []byte) error {
 	}
 	all := make(savedIdleTimes)
 	for _, e := range list[:min(len(list), maxSavedIdleTimes)] {
-		if e.Device == "" || e.Pod == "" || e.SinceBusy < 0 || e.WithoutProcess < 0 || e.Observed < 0 {
+		if e.Device == "" || e.Pod == "" || e.SinceBusy < 0 || e.WithoutProcess < 0 || e.Observed < max(e.SinceBusy, e.WithoutProcess) {
 			continue
 		}
 		all[heldDevice{e.Device, container{e.Namespace, e.Pod, e.Container}}] = savedIdleTime{
 			uid: e.UID, updated: e.Updated, measured: e.Measured, sinceBusy: e.SinceBusy, withoutProcess: e.WithoutProcess,
-			observed: max(e.Observed, e.SinceBusy, e.WithoutProcess), fromStart: e.FromStart, used: e.Used,
+			observed: e.Observed, fromStart: e.FromStart, used: e.Used,
 		}
 	}
 	*s = all

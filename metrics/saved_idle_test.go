@@ -233,7 +233,8 @@ func TestIdleTimesAreSaved(t *testing.T) {
 func TestSavedIdleTimesAreLimited(t *testing.T) {
 	all := make(savedIdleTimes)
 	for i := range maxSavedIdleTimes + 100 {
-		all[heldDevice{health.DeviceID(rune('A' + i)), container{"n", "a", "c"}}] = savedIdleTime{sinceBusy: time.Duration(i), updated: now}
+		h := heldDevice{health.DeviceID(rune('A' + i)), container{"n", "a", "c"}}
+		all[h] = savedIdleTime{sinceBusy: time.Duration(i), observed: time.Duration(i), updated: now}
 	}
 	text, err := json.Marshal(all)
 	read := make(savedIdleTimes)
@@ -249,7 +250,8 @@ func TestSavedIdleTimesAreLimited(t *testing.T) {
 
 func FuzzRestoreIdle(f *testing.F) {
 	for _, text := range []string{
-		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","uid":"1","updated":"2026-01-02T03:04:05Z","measured":true,"sinceBusyNanoseconds":7200000000000}]`,
+		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","uid":"1","updated":"2026-01-02T03:04:05Z","measured":true,"sinceBusyNanoseconds":7200000000000,` +
+			`"observedNanoseconds":7200000000000}]`,
 		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","updated":"2026-01-02T03:04:05Z","sinceBusyNanoseconds":-3600000000000}]`,
 		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","updated":"2026-01-02T03:04:05Z","withoutProcessNanoseconds":-3600000000000}]`,
 		`[{"device":"GPU-a","pod":"a","updated":"9999-01-02T03:04:05Z","withoutProcessNanoseconds":-1,"more":[]}]`, `[]`, `null`, `{}`, `[{}]`,

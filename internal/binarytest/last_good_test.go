@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 )
 
 const (
@@ -163,10 +165,12 @@ func TestLastGoodConfigurationAfterKill(t *testing.T) {
 	p.awaitMetrics("gpu_node_agent_config_last_reload_successful 1")
 	for i := range 5 {
 		logged := len(p.log())
+		before, _ := os.Stat(durable.SparePath(p.lastGood())) // the next text is written there
 		p.reload(simConfig + fmt.Sprintf("\nhealth: {temperature: %d}\n#%s", 80+i, strings.Repeat("x", 1<<20)))
 		p.await("a new configuration", func() bool {
-			files, err := filepath.Glob(p.lastGood() + ".tmp-*")
-			return err == nil && len(files) > 0 || strings.Contains(p.log()[logged:], "configuration reloaded")
+			now, err := os.Stat(durable.SparePath(p.lastGood()))
+			written := err == nil && (before == nil || !durable.Same(before, now))
+			return written || strings.Contains(p.log()[logged:], "configuration reloaded")
 		})
 		p.Kill()
 		p.write(invalid)

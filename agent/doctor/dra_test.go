@@ -110,8 +110,8 @@ func TestCheckDRADriver(t *testing.T) {
 			with(func(d *status.DRA) { d.DroppedFeatures = []string{"DRADeviceTaints"} }),
 			[]want{{CheckWarn, "DRADeviceTaints", "feature gates"}},
 		},
-		"waits":           {&status.DRA{Error: "waiting for pods"}, []want{{CheckWarn, "waiting for pods", "log"}}},
-		"of an older one": {nil, []want{{CheckOK, "gpu.nvidia.com", ""}}},
+		"waits":          {&status.DRA{Error: "waiting for pods"}, []want{{CheckWarn, "waiting for pods", "log"}}},
+		"does not serve": {nil, []want{{CheckOK, "gpu.nvidia.com", ""}}},
 		"rights and features": {with(func(d *status.DRA) { d.PublishError, d.DroppedFeatures = "forbidden", []string{"A"} }), []want{
 			{CheckWarn, "forbidden", "rights"}, {CheckWarn, "A", "feature gates"},
 		}},

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
-	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 const (
@@ -110,29 +109,11 @@ func askAgent(ctx context.Context, url string, access status.Access) Agent {
 	case err != nil:
 	case s.Node == "" || s.Time.IsZero():
 		err = fmt.Errorf("%s did not respond with a node status; expected the URL of an agent", url)
-	case s.Source.Status == health.SourceUp.String() && s.Kubelet.HoldersError == "" && !hasIdleTimes(s.GPUs): // otherwise it knows none now
-		err = fmt.Errorf("%s: agent %s of node %s sends no idle times; expected a later version", url, s.Version, s.Node)
 	}
 	if err != nil {
 		return Agent{Err: err}
 	}
 	return Agent{Status: slim(s)}
-}
-
-// hasIdleTimes reports whether the agent has the keys of idle times and shares, if there are holders. Older agents lack both.
-func hasIdleTimes(devices []status.Device) bool {
-	holders, found := false, false
-	var look func([]status.Device)
-	look = func(devices []status.Device) {
-		for i := range devices {
-			for _, h := range devices[i].Holders {
-				holders, found = true, found || h.Idle != nil || h.GPUShare != nil
-			}
-			look(devices[i].MIG)
-		}
-	}
-	look(devices)
-	return found || !holders
 }
 
 // responds reports whether one of the agents does.

@@ -43,8 +43,6 @@ func testNode(name string) status.Node {
 }
 
 func TestAskURLs(t *testing.T) {
-	old := testNode("old")
-	old.GPUs[0].Holders[0].Idle, old.GPUs[0].Holders[0].GPUShare = nil, nil
 	starting := testNode("starting")
 	starting.Source.Status, starting.GPUs = "starting", nil
 	down := testNode("down") // with another plugin's shares
@@ -53,7 +51,7 @@ func TestAskURLs(t *testing.T) {
 	defer page.Close()
 	n1 := serveNode(t, testNode("n1"))
 	urls := []string{
-		n1 + "/", n1 + status.SnapshotPath, strings.TrimPrefix(serveNode(t, testNode("n2")), "http://"), serveNode(t, old),
+		n1 + "/", n1 + status.SnapshotPath, strings.TrimPrefix(serveNode(t, testNode("n2")), "http://"),
 		serveNode(t, starting), serveNode(t, down),
 		serveNode(t, testNode("twice")), serveNode(t, testNode("twice")), serveNode(t, testNode("twice")), "http://127.0.0.1:1", page.URL,
 	}
@@ -71,7 +69,7 @@ func TestAskURLs(t *testing.T) {
 		*n.GPUs[0].Holders[0].Idle.NoProcess != 3*3600 {
 		t.Errorf("%+v", n)
 	}
-	if len(errs) != 5 { // old, twice (2), refused, not an agent
+	if len(errs) != 4 { // twice (2), refused, not an agent
 		t.Errorf("errors %q", errs)
 	}
 	if !responds(agents) || responds(map[string]Agent{"twice": agents["twice"]}) || responds(nil) {

@@ -112,10 +112,9 @@ func TestPluginOffText(t *testing.T) {
 		node Node
 		want string // empty: on
 	}{
-		"on":             {Node{Kubelet: Kubelet{Plugin: pluginOn}, DRA: &DRA{}}, ""},
-		"an older agent": {Node{}, ""},
-		"off":            {Node{Kubelet: Kubelet{Plugin: pluginOff}}, "plugin.enabled"},
-		"dra":            {Node{Kubelet: Kubelet{Plugin: pluginOff}, DRA: &DRA{}}, "plugin.api"},
+		"on":  {Node{Kubelet: Kubelet{Plugin: pluginOn}, DRA: &DRA{}}, ""},
+		"off": {Node{Kubelet: Kubelet{Plugin: pluginOff}}, "plugin.enabled"},
+		"dra": {Node{Kubelet: Kubelet{Plugin: pluginOff}, DRA: &DRA{}}, "plugin.api"},
 	} {
 		if text := pluginOffText(c.node); (text == "") != (c.want == "") || !strings.Contains(text, c.want) {
 			t.Errorf("%s: %q", name, text)

@@ -192,7 +192,7 @@ func eventSourcesStatus(states []health.EventSourceState) []EventSource {
 	return all
 }
 
-// The values of Kubelet.Plugin. An older agent sends none, which means on.
+// The values of Kubelet.Plugin.
 const (
 	pluginOn  = "on"
 	pluginOff = "off"

@@ -573,7 +573,7 @@ func TestMissingMIGDeviceKeepsIndex(t *testing.T) {
 		strings.Contains(table, "1:-") {
 		t.Error(table)
 	}
-	for i := range snapshot.Devices { // as restored from an older state file
+	for i := range snapshot.Devices { // unknown
 		snapshot.Devices[i].Device.MIGIndex = -1
 	}
 	s = New(Inputs{Now: agenttest.Now(), Snapshot: snapshot})

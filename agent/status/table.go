@@ -130,7 +130,7 @@ func (p *printer) header(s Node, wide bool) {
 // witnesses writes what reports XIDs: the source, then the event sources. wide adds why one is off.
 func (p *printer) witnesses(s Node, wide bool) {
 	if len(s.Source.Events) == 0 {
-		return // an older agent
+		return // there is no snapshot yet
 	}
 	colours := map[string]terminal.Colour{"up": terminal.Green, "down": terminal.Yellow}
 	cells := []terminal.Cell{plain(s.Source.Kind)}

@@ -128,7 +128,7 @@ func TestKubeletLosesAgent(t *testing.T) {
 	}
 }
 
-// An agent of an earlier release registered its path again after it had lost its socket. A kubelet since 1.37 refuses that, and
+// A plugin has registered its path again after it had lost its socket. A kubelet since 1.37 refuses that, and
 // keeps the endpoint until the kubelet restarts. The agent registers in spite of it, and names the kubelet until it has
 // restarted.
 func TestDeadEndpoint(t *testing.T) {

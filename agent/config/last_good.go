@@ -141,7 +141,7 @@ func (l Loader) loadSaved(path string) (Config, *Rejection, error) {
 
 // readLastGood reads a file with a last good configuration, and when it was saved.
 func readLastGood(path string) (g lastGood, since time.Time, err error) {
-	text, info, err := durable.Read(path)
+	text, info, err := durable.WithSpare(0).Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = errNotSaved
 	}

@@ -67,7 +67,7 @@ func (w *Watcher) RecordLoss() {
 func writeNote(note string, l Loss) error {
 	text, err := json.Marshal(l)
 	if err == nil {
-		_, err = durable.Replace(note, text, 0)
+		_, err = durable.WithSpare(0).Replace(note, text)
 	}
 	return err
 }
@@ -78,7 +78,7 @@ func ReadLoss(note string, now time.Time) (*Loss, error) {
 	if note == "" {
 		return nil, nil
 	}
-	text, _, err := durable.Read(note)
+	text, _, err := durable.WithSpare(0).Read(note)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

@@ -1,9 +1,10 @@
-// Package durable reads and replaces the small files that must outlive a crash and a full disk: the state file, the checkpoint of claims,
-// the last good configuration.
+// Package durable reads and replaces small files, so that a reader never finds a part of one, also after a crash: the state file, the
+// checkpoint of claims, CDI specs, the labels of the node. No other package replaces files.
 package durable
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +20,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
 )
 
-// Limit is the size of the largest file that Replace writes and Read reads, in bytes.
+// Limit is the size of the largest file, in bytes.
 const Limit = 128 << 20
 
 // block is the unit of a file's size, in bytes.
@@ -34,37 +35,72 @@ const readAttempts = 10
 // The errors of Read that time does not end.
 var (
 	ErrNotRegular = errors.New("not a regular file") // but a directory, a fifo, a socket or a device
-	ErrTooLarge   = fmt.Errorf("expected at most %d bytes", Limit)
+	ErrTooLarge   = errors.New("too large")
 )
+
+// sizeError is an ErrTooLarge.
+type sizeError struct{ limit, found int64 }
+
+func (e *sizeError) Error() string {
+	return fmt.Sprintf("expected at most %d bytes, found %d", e.limit, e.found)
+}
+
+func (e *sizeError) Is(target error) bool { return target == ErrTooLarge }
+
+// Options are how a file is replaced and read.
+type Options struct {
+	DirMode fs.FileMode // of the directory and those above, which are made if they do not exist; 0: the directory must exist
+	Limit   int64       // of the size in bytes; 0: Limit
+
+	// Spare keeps a spare file beside the file: see Replace. Its mode is 0600. Without it, Replace makes a temporary file each time.
+	Spare   bool
+	Reserve int // space in bytes that the disk keeps for the text at least, twice
+
+	// Without Spare:
+
+	Mode     fs.FileMode                  // 0: 0600
+	TempDirs []string                     // the first of these that can have the temporary file has it; nil: the directory of the file
+	Check    func(temporary string) error // returns why what was written must not replace the file
+}
+
+// WithSpare are the options of a file that must be written on a full disk too.
+func WithSpare(reserve int) Options { return Options{DirMode: 0o750, Spare: true, Reserve: reserve} }
+
+func (o *Options) limit() int64 { return cmp.Or(o.Limit, Limit) }
 
 // SparePath returns the path of the spare file of a file.
 func SparePath(path string) string { return path + ".spare" }
 
 // Written is the outcome of Replace.
 type Written struct {
-	Info  fs.FileInfo // of the file
-	Aside string      // the new name of what was at the path and was no regular file; "" if nothing was
-	// Unreserved is why the next text may not fit on a full disk; nil if space for twice the largest text so far is reserved.
+	Info fs.FileInfo // of the file
+	// Aside is the new name of what was at the path and was no regular file; "" if nothing was. Only with Options.Spare.
+	Aside string
+	// Unreserved is why the next text may not fit on a full disk; nil if space for twice the largest text so far is reserved, and without
+	// Options.Spare.
 	Unreserved error
 }
 
 // Replace replaces the content of a file: a later reader finds the old or the new text, also if the process or the node ends at any moment.
-// After an error it has one of them. Spaces follow the text, which must not end with any.
+// After an error it has one of them. Only one process may replace a file with a spare file at a time.
 //
-// Replace writes into a spare file, beside the file, and exchanges the two (renameat2(2), RENAME_EXCHANGE), so that it needs no free space:
-// the old file is the next spare file. While there is space, both are twice as large as the largest text so far, at least reserve bytes.
-// Where the file system cannot exchange files, Replace renames the spare file and makes another one.
+// Without a spare file, Replace writes a temporary file and renames it. It first removes those of writers that were killed.
 //
-// Only one process may replace a file at a time.
-func Replace(path string, text []byte, reserve int) (Written, error) {
-	return newDisk().replace(path, text, reserve)
+// With Options.Spare, it writes into a spare file, beside the file, and exchanges the two (renameat2(2), RENAME_EXCHANGE), so that it needs
+// no free space: the old file is the next spare file. While there is space, both are twice as large as the largest text so far, at least
+// Options.Reserve bytes: spaces follow the text, which must not end with any. Where the file system cannot exchange files, Replace renames
+// the spare file and makes another one.
+func (o Options) Replace(path string, text []byte) (Written, error) {
+	return newDisk().replace(path, text, o)
 }
 
 // disk has the system calls of Replace whose order matters.
 type disk struct {
 	writeAt   func(f *os.File, b []byte, offset int64) (int, error)
 	truncate  func(f *os.File, size int64) error
+	chmod     func(f *os.File, mode fs.FileMode) error
 	sync      func(f *os.File) error
+	rename    func(from, to string) error
 	renameat2 func(from, to string, flags uint) error
 }
 
@@ -72,7 +108,9 @@ func newDisk() disk {
 	return disk{
 		writeAt:  (*os.File).WriteAt,
 		truncate: (*os.File).Truncate,
+		chmod:    (*os.File).Chmod,
 		sync:     (*os.File).Sync,
+		rename:   os.Rename,
 		renameat2: func(from, to string, flags uint) error {
 			if err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, flags); err != nil {
 				return &os.LinkError{Op: "rename", Old: from, New: to, Err: err}
@@ -82,14 +120,24 @@ func newDisk() disk {
 	}
 }
 
-func (d disk) replace(path string, text []byte, reserve int) (w Written, err error) {
-	if len(text) >= Limit {
-		return w, fmt.Errorf("%s: expected a text of less than %d bytes, got %d", path, Limit, len(text))
+func (d disk) replace(path string, text []byte, o Options) (w Written, err error) {
+	if size := int64(len(text)); size > o.limit() || o.Spare && size == o.limit() {
+		return w, fmt.Errorf("%s: expected a text of less than %d bytes, got %d", path, o.limit(), size)
 	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
-		return w, err
+	if o.DirMode != 0 {
+		if err := os.MkdirAll(filepath.Dir(path), o.DirMode); err != nil {
+			return w, err
+		}
 	}
 	defer func() { err = WithPath(err, path) }() // the path that people know
+	if o.Spare {
+		return d.replaceBySpare(path, text, o)
+	}
+	w.Info, err = d.replaceByTemporary(path, text, o)
+	return w, err
+}
+
+func (d disk) replaceBySpare(path string, text []byte, o Options) (w Written, err error) {
 	if info, err := os.Lstat(path); err == nil && !replaceable(info) {
 		if w.Aside, err = SetAside(path, ".unread"); err != nil {
 			return w, fmt.Errorf("%s: %w; cannot set it aside: %w", path, ErrNotRegular, err)
@@ -103,7 +151,7 @@ func (d disk) replace(path string, text []byte, reserve int) (w Written, err err
 	if err != nil {
 		return w, err
 	}
-	want := min(max(size, blocks(max(reserve, 2*(len(text)+1)))), Limit)
+	want := min(max(size, blocks(max(o.Reserve, 2*(len(text)+1)))), o.limit())
 	w.Unreserved, err = d.fill(spare, text, size, want)
 	if err == nil {
 		err = d.sync(spare)
@@ -206,7 +254,7 @@ func (d disk) exchange(path string) (unsupported, err error) {
 		return nil, d.renameat2(spare, path, 0)
 	case errors.Is(err, syscall.EINVAL), errors.Is(err, errors.ErrUnsupported):
 		// EINVAL also comes from a file system without flags; see rename(2). A kernel without renameat2 has the other call.
-		return fmt.Errorf("the file system cannot exchange files: %w", errors.Unwrap(err)), os.Rename(spare, path)
+		return fmt.Errorf("the file system cannot exchange files: %w", errors.Unwrap(err)), d.rename(spare, path)
 	default:
 		return nil, err
 	}
@@ -225,12 +273,15 @@ func (d disk) syncDirectory(path string) error {
 	return nil
 }
 
-// Read reads a file that another process may replace meanwhile, without the spaces behind the text. It opens nothing but a regular file:
-// anything else is ErrNotRegular. info identifies the content.
-func Read(path string) (text []byte, info fs.FileInfo, err error) {
+// Read reads a file that another process may replace meanwhile; with Options.Spare without the spaces behind the text. It opens nothing
+// but a regular file: anything else is ErrNotRegular. info identifies the content.
+func (o Options) Read(path string) (text []byte, info fs.FileInfo, err error) {
 	for range readAttempts {
 		var replaced bool
-		if text, info, replaced, err = readOnce(path); err != nil || !replaced {
+		if text, info, replaced, err = o.readOnce(path); err != nil || !replaced {
+			if o.Spare {
+				text = bytes.TrimRight(text, " \n")
+			}
 			return text, info, err
 		}
 	}
@@ -238,7 +289,7 @@ func Read(path string) (text []byte, info fs.FileInfo, err error) {
 }
 
 // readOnce reports whether the file was replaced meanwhile, so that the text may be one that is being written.
-func readOnce(path string) (text []byte, info fs.FileInfo, replaced bool, err error) {
+func (o *Options) readOnce(path string) (text []byte, info fs.FileInfo, replaced bool, err error) {
 	if info, err = os.Stat(path); err != nil { // to open a device may have an effect
 		return nil, nil, false, err
 	}
@@ -259,10 +310,10 @@ func readOnce(path string) (text []byte, info fs.FileInfo, replaced bool, err er
 	switch {
 	case !info.Mode().IsRegular():
 		return nil, nil, false, &fs.PathError{Op: "open", Path: path, Err: ErrNotRegular}
-	case info.Size() > Limit:
-		return nil, nil, false, &fs.PathError{Op: "read", Path: path, Err: fmt.Errorf("%w, found %d", ErrTooLarge, info.Size())}
+	case info.Size() > o.limit():
+		return nil, nil, false, &fs.PathError{Op: "read", Path: path, Err: &sizeError{o.limit(), info.Size()}}
 	}
-	if text, err = io.ReadAll(io.LimitReader(f, Limit)); err != nil {
+	if text, err = io.ReadAll(io.LimitReader(f, o.limit())); err != nil {
 		return nil, nil, false, err
 	}
 	after, err := f.Stat()
@@ -270,7 +321,7 @@ func readOnce(path string) (text []byte, info fs.FileInfo, replaced bool, err er
 		return nil, nil, false, err
 	}
 	current, err := os.Stat(path)
-	return bytes.TrimRight(text, " \n"), info, err != nil || !Same(info, after) || !Same(info, current), nil
+	return text, info, err != nil || !Same(info, after) || !Same(info, current), nil
 }
 
 // Same reports whether two results of Stat are of one file with one content.

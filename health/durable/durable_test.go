@@ -16,8 +16,13 @@ import (
 
 const apart = "DURABLE_TEST_APART"
 
-// TestMain runs the tests again in a mount namespace of their own, in which they can mount a disk of a few bytes.
+// TestMain runs the tests again in a mount namespace of their own, in which they can mount a disk of a few bytes. It also runs the writers
+// that a test kills.
 func TestMain(m *testing.M) {
+	if text := os.Getenv(writer); text != "" {
+		runWriter(text)
+		os.Exit(0)
+	}
 	if os.Getenv(apart) != "" {
 		os.Exit(m.Run())
 	}
@@ -80,7 +85,7 @@ func must(t *testing.T, err error) {
 
 func wantText(t *testing.T, path, want string) {
 	t.Helper()
-	if text, _, err := Read(path); err != nil || string(text) != want {
+	if text, _, err := WithSpare(0).Read(path); err != nil || string(text) != want {
 		t.Errorf("%s: %.80q, %v; want %.80q", path, text, err, want)
 	}
 }
@@ -94,7 +99,8 @@ func text(i int) string {
 type crash struct {
 	disk
 	at, calls int
-	torn      bool // a write that is ended has written the half
+	torn      bool   // a write that is ended has written the half
+	kill      func() // ends the process; nil: the calls fail instead
 }
 
 var errKilled = errors.New("killed")
@@ -102,31 +108,49 @@ var errKilled = errors.New("killed")
 func newCrash(at int, torn bool) *crash {
 	c, real := &crash{at: at, torn: torn}, newDisk()
 	killed := func() bool { c.calls++; return c.at > 0 && c.calls >= c.at }
+	end := func() error {
+		if c.kill != nil {
+			c.kill()
+		}
+		return errKilled
+	}
 	c.disk = disk{
 		writeAt: func(f *os.File, b []byte, offset int64) (int, error) {
 			if killed() {
 				if c.torn && c.calls == c.at {
 					_, _ = real.writeAt(f, b[:len(b)/2], offset)
 				}
-				return 0, errKilled
+				return 0, end()
 			}
 			return real.writeAt(f, b, offset)
 		},
 		truncate: func(f *os.File, size int64) error {
 			if killed() {
-				return errKilled
+				return end()
 			}
 			return real.truncate(f, size)
 		},
+		chmod: func(f *os.File, mode fs.FileMode) error {
+			if killed() {
+				return end()
+			}
+			return real.chmod(f, mode)
+		},
 		sync: func(f *os.File) error {
 			if killed() {
-				return errKilled
+				return end()
 			}
 			return real.sync(f)
 		},
+		rename: func(from, to string) error {
+			if killed() {
+				return end()
+			}
+			return real.rename(from, to)
+		},
 		renameat2: func(from, to string, flags uint) error {
 			if killed() {
-				return errKilled
+				return end()
 			}
 			return real.renameat2(from, to, flags)
 		},
@@ -142,7 +166,7 @@ func TestReplaceOnFullDiskKilledAnywhere(t *testing.T) {
 	}
 	path := filepath.Join(dir, "state.json")
 	const reserve = 4 * block
-	w, err := Replace(path, []byte(text(0)), reserve)
+	w, err := WithSpare(reserve).Replace(path, []byte(text(0)))
 	if err != nil || w.Unreserved != nil {
 		t.Fatal(err, w.Unreserved)
 	}
@@ -151,8 +175,8 @@ func TestReplaceOnFullDiskKilledAnywhere(t *testing.T) {
 		for i := 1; i <= 50; i++ {
 			for at := 1; ; at++ {
 				c := newCrash(at, torn)
-				_, err := c.replace(path, []byte(text(i)), reserve)
-				found, _, readErr := Read(path) // the next process
+				_, err := c.replace(path, []byte(text(i)), WithSpare(reserve))
+				found, _, readErr := WithSpare(0).Read(path) // the next process
 				if readErr != nil {
 					t.Fatalf("change %d killed before call %d: %v", i, at, readErr)
 				}
@@ -169,12 +193,12 @@ func TestReplaceOnFullDiskKilledAnywhere(t *testing.T) {
 					break
 				}
 				// The next process saves the text before, so that each call is tried from the same beginning.
-				if _, err := Replace(path, []byte(text(i-1)), reserve); err != nil {
+				if _, err := WithSpare(reserve).Replace(path, []byte(text(i-1))); err != nil {
 					t.Fatalf("change %d, after a kill before call %d: %v", i, at, err)
 				}
 			}
 		}
-		_, err := Replace(path, []byte(text(0)), reserve)
+		_, err := WithSpare(reserve).Replace(path, []byte(text(0)))
 		must(t, err)
 	}
 	entries, err := os.ReadDir(dir)
@@ -190,27 +214,27 @@ func TestReplaceWithTooLargeText(t *testing.T) {
 		t.Skip("needs the permission to mount; TestReplaceWithoutSpace plays the same without")
 	}
 	path := filepath.Join(dir, "state.json")
-	_, err := Replace(path, []byte("one"), block)
+	_, err := WithSpare(block).Replace(path, []byte("one"))
 	must(t, err)
 	fill(t, dir)
 	large := strings.Repeat("x", 3*block)
-	_, err = Replace(path, []byte(large), block)
+	_, err = WithSpare(block).Replace(path, []byte(large))
 	if !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), path+":") {
 		t.Errorf("%v", err)
 	}
 	wantText(t, path, "one")
-	w, err := Replace(path, []byte("two"), block) // the reserve is still there
+	w, err := WithSpare(block).Replace(path, []byte("two")) // the reserve is still there
 	if err != nil || w.Unreserved != nil {
 		t.Errorf("%v, %v", err, w.Unreserved)
 	}
 	wantText(t, path, "two")
 	must(t, os.Remove(filepath.Join(dir, "filler")))
-	w, err = Replace(path, []byte(large), block)
+	w, err = WithSpare(block).Replace(path, []byte(large))
 	if err != nil || w.Unreserved != nil {
 		t.Errorf("%v, %v", err, w.Unreserved)
 	}
 	fill(t, dir)
-	w, err = Replace(path, []byte(large+large), block) // twice the largest was reserved
+	w, err = WithSpare(block).Replace(path, []byte(large+large)) // twice the largest was reserved
 	if err != nil || !errors.Is(w.Unreserved, syscall.ENOSPC) {
 		t.Errorf("%v, %v", err, w.Unreserved)
 	}
@@ -220,7 +244,7 @@ func TestReplaceWithTooLargeText(t *testing.T) {
 // The same by a disk that refuses to let a file grow, for where mounting is not permitted.
 func TestReplaceWithoutSpace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.json")
-	_, err := Replace(path, []byte("one"), block)
+	_, err := WithSpare(block).Replace(path, []byte("one"))
 	must(t, err)
 	d := newDisk()
 	full := true
@@ -234,21 +258,21 @@ func TestReplaceWithoutSpace(t *testing.T) {
 		return f.WriteAt(b, offset)
 	}
 	for i := range 50 {
-		if w, err := d.replace(path, []byte(text(i)), block); err != nil || w.Unreserved != nil {
+		if w, err := d.replace(path, []byte(text(i)), WithSpare(block)); err != nil || w.Unreserved != nil {
 			t.Fatal(i, err, w.Unreserved)
 		}
 		wantText(t, path, text(i))
 	}
 	large := strings.Repeat("x", block-1) // fits without a reserve
-	if w, err := d.replace(path, []byte(large), block); err != nil || w.Unreserved == nil {
+	if w, err := d.replace(path, []byte(large), WithSpare(block)); err != nil || w.Unreserved == nil {
 		t.Errorf("%v, %v", err, w.Unreserved)
 	}
-	if _, err := d.replace(path, []byte(large+"x"), block); !errors.Is(err, syscall.ENOSPC) {
+	if _, err := d.replace(path, []byte(large+"x"), WithSpare(block)); !errors.Is(err, syscall.ENOSPC) {
 		t.Errorf("%v", err)
 	}
 	wantText(t, path, large)
 	full = false
-	if w, err := d.replace(path, []byte(large+"x"), block); err != nil || w.Unreserved != nil {
+	if w, err := d.replace(path, []byte(large+"x"), WithSpare(block)); err != nil || w.Unreserved != nil {
 		t.Errorf("%v, %v", err, w.Unreserved)
 	}
 }
@@ -265,7 +289,7 @@ func TestReplaceWithoutExchange(t *testing.T) {
 			return newDisk().renameat2(from, to, flags)
 		}
 		for i := range 3 {
-			w, err := d.replace(path, []byte(text(i)), block)
+			w, err := d.replace(path, []byte(text(i)), WithSpare(block))
 			if err != nil || !errors.Is(w.Unreserved, errno) {
 				t.Errorf("%v: %v, %v", errno, err, w.Unreserved)
 			}
@@ -294,7 +318,7 @@ func TestReplaceSyncsBeforeItWritesAgain(t *testing.T) {
 	}
 	d.renameat2 = func(from, to string, flags uint) error { exchanged = true; return real.renameat2(from, to, flags) }
 	for i := range 3 {
-		_, err := d.replace(path, []byte(text(i)), block)
+		_, err := d.replace(path, []byte(text(i)), WithSpare(block))
 		must(t, err)
 		if exchanged {
 			t.Error("returned before the directory was synced")
@@ -311,7 +335,7 @@ func TestReplaceSyncsBeforeItWritesAgain(t *testing.T) {
 		t.Error("written although the directory is not synced")
 		return 0, nil
 	}
-	if _, err := d.replace(path, []byte("x"), block); !errors.Is(err, failing) {
+	if _, err := d.replace(path, []byte("x"), WithSpare(block)); !errors.Is(err, failing) {
 		t.Errorf("%v", err)
 	}
 	d.sync = func(f *os.File) error {
@@ -321,7 +345,7 @@ func TestReplaceSyncsBeforeItWritesAgain(t *testing.T) {
 		return real.sync(f)
 	}
 	d.writeAt = real.writeAt
-	_, err := d.replace(path, []byte("y"), block)
+	_, err := d.replace(path, []byte("y"), WithSpare(block))
 	must(t, err)
 	wantText(t, path, "y")
 }
@@ -363,12 +387,12 @@ func TestReplaceKeepsWhatIsInTheWay(t *testing.T) {
 			dir := t.TempDir()
 			path := filepath.Join(dir, "state.json")
 			for _, text := range []string{"one", "two"} {
-				_, err := Replace(path, []byte(text), block)
+				_, err := WithSpare(block).Replace(path, []byte(text))
 				must(t, err)
 			}
 			must(t, c.place(dir, SparePath(path)))
 			for _, text := range []string{"three", "four"} {
-				_, err := Replace(path, []byte(text), block)
+				_, err := WithSpare(block).Replace(path, []byte(text))
 				must(t, err)
 				wantText(t, path, text)
 			}
@@ -405,10 +429,10 @@ func TestNotRegular(t *testing.T) {
 			defer func() { _ = os.RemoveAll(dir) }()
 			path := filepath.Join(dir, "s")
 			must(t, make(path))
-			if _, _, err := Read(path); !errors.Is(err, ErrNotRegular) || !strings.Contains(err.Error(), path) {
+			if _, _, err := WithSpare(0).Read(path); !errors.Is(err, ErrNotRegular) || !strings.Contains(err.Error(), path) {
 				t.Errorf("read: %v", err)
 			}
-			w, err := Replace(path, []byte("x"), block)
+			w, err := WithSpare(block).Replace(path, []byte("x"))
 			if err != nil || w.Aside != path+".unread" {
 				t.Errorf("%+v, %v", w, err)
 			}
@@ -418,7 +442,7 @@ func TestNotRegular(t *testing.T) {
 			wantText(t, path, "x")
 		})
 	}
-	if w, err := Replace("/dev/null", nil, 0); !errors.Is(err, ErrNotRegular) {
+	if w, err := WithSpare(0).Replace("/dev/null", nil); !errors.Is(err, ErrNotRegular) {
 		t.Errorf("/dev/null was set aside: %+v, %v", w, err)
 	}
 }
@@ -428,10 +452,11 @@ func TestLimit(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.json")
 	must(t, os.WriteFile(path, nil, 0o600))
 	must(t, os.Truncate(path, Limit+1))
-	if _, _, err := Read(path); err == nil || !strings.Contains(err.Error(), "expected at most 134217728 bytes, found 134217729") {
+	_, _, err := WithSpare(0).Read(path)
+	if err == nil || !strings.Contains(err.Error(), "expected at most 134217728 bytes, found 134217729") {
 		t.Errorf("%v", err)
 	}
-	if _, err := Replace(path, make([]byte, Limit), 0); err == nil {
+	if _, err := WithSpare(0).Replace(path, make([]byte, Limit)); err == nil {
 		t.Error("a text of Limit bytes was written")
 	}
 }
@@ -440,12 +465,12 @@ func TestLimit(t *testing.T) {
 func TestReadDuringReplace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.json")
 	large := func(i int) []byte { return []byte(strings.Repeat(string(rune('a'+i%26)), 64<<10)) }
-	_, err := Replace(path, large(0), 0)
+	_, err := WithSpare(0).Replace(path, large(0))
 	must(t, err)
 	done := make(chan error, 1)
 	go func() {
 		for i := range 200 {
-			if _, err := Replace(path, large(i), 0); err != nil {
+			if _, err := WithSpare(0).Replace(path, large(i)); err != nil {
 				done <- err
 				return
 			}
@@ -459,7 +484,7 @@ func TestReadDuringReplace(t *testing.T) {
 			return
 		default:
 		}
-		text, _, err := Read(path)
+		text, _, err := WithSpare(0).Read(path)
 		if err != nil {
 			continue // it was replaced each time; the caller tries again
 		}

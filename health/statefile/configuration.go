@@ -34,9 +34,10 @@ func (f *File) saveConfiguration(stateFile string) {
 	}
 	f.writes.Begin(stateFile)
 	defer f.writes.End()
-	found, _, err := durable.Read(path)
+	file := durable.WithSpare(0)
+	found, _, err := file.Read(path)
 	if err != nil || !bytes.Equal(found, bytes.TrimRight(*text, " \n")) {
-		_, err = durable.Replace(path, *text, 0)
+		_, err = file.Replace(path, *text)
 	}
 	last.path, last.text, last.checkedAt = path, *text, time.Now()
 	switch {

@@ -13,7 +13,9 @@ import (
 // in DeviceState.XIDHistory takes half of it.
 const reserve = 1 << 20
 
-// readFunc reads a file like durable.Read.
+func fileOptions() durable.Options { return durable.WithSpare(reserve) }
+
+// readFunc reads a file like durable.Options.Read.
 type readFunc func(path string) (text []byte, info fs.FileInfo, err error)
 
 // saved reads a state file. If there is no file, it returns no text and no error.
@@ -37,7 +39,7 @@ func Read(path string) (Saved, error) {
 	if path == "" {
 		return Saved{}, nil
 	}
-	s, _, _, err := readFunc(durable.Read).saved(path)
+	s, _, _, err := readFunc(fileOptions().Read).saved(path)
 	if err != nil {
 		err = fmt.Errorf("%s %w", path, err)
 	}

@@ -82,7 +82,7 @@ func TestLargestState(t *testing.T) {
 		t.Errorf("%d bytes, the limit is %d", len(text), durable.Limit)
 	}
 	path := filepath.Join(t.TempDir(), "state.json")
-	_, err = durable.Replace(path, text, reserve)
+	_, err = fileOptions().Replace(path, text)
 	must(t, err)
 	read, err := Read(path)
 	must(t, err)

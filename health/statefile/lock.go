@@ -29,7 +29,7 @@ func acquireLock(stateFile string) (*filelock.Held, error) {
 	l, err := filelock.Acquire(lockPath(stateFile), os.O_RDWR|os.O_CREATE)
 	switch {
 	case errors.Is(err, filelock.ErrLocked):
-		holder, _, _ := durable.Read(lockPath(stateFile)) // informative only
+		holder, _, _ := durable.Options{}.Read(lockPath(stateFile)) // informative only
 		return nil, &lockedError{stateFile, string(bytes.TrimSpace(holder[:min(len(holder), 200)]))}
 	case err != nil:
 		return nil, err

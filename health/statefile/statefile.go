@@ -55,7 +55,7 @@ type File struct {
 	configuration     *health.Latest[[]byte] // the content of ConfigurationPath
 	configurationFile configurationFile      // used by Run
 
-	read readFunc // durable.Read
+	read readFunc // fileOptions().Read
 
 	late    func(Saved, error) // see LoadInTime
 	loading <-chan loaded      // LoadInTime has not waited for it; nil if there is nothing to wait for
@@ -125,7 +125,7 @@ func New(config *health.Latest[health.Config], snapshots *health.Latest[health.S
 	bootID string,
 	log *zap.Logger,
 ) *File {
-	return &File{config: config, snapshots: snapshots, configuration: configuration, bootID: bootID, log: log, read: durable.Read}
+	return &File{config: config, snapshots: snapshots, configuration: configuration, bootID: bootID, log: log, read: fileOptions().Read}
 }
 
 // sectionTexts are the newest texts of sections that have one. They are compared by pointer.
@@ -497,7 +497,7 @@ func (f *File) write(path string, s *health.Snapshot, last bool) error {
 	if err != nil {
 		return err
 	}
-	w, err := durable.Replace(path, text, reserve)
+	w, err := fileOptions().Replace(path, text)
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ func write(t *testing.T, path, text string) {
 
 func wantContent(t *testing.T, path, want string) {
 	t.Helper()
-	if text, _, err := durable.Read(path); err != nil || string(text) != strings.TrimSpace(want) {
+	if text, _, err := fileOptions().Read(path); err != nil || string(text) != strings.TrimSpace(want) {
 		t.Errorf("%s has %q, %v; want %q", path, text, err, want)
 	}
 }
@@ -310,7 +310,7 @@ func (h *harness) hang() (answer func()) {
 	answered := make(chan struct{})
 	h.read = func(path string) ([]byte, fs.FileInfo, error) {
 		<-answered
-		return durable.Read(path)
+		return fileOptions().Read(path)
 	}
 	return sync.OnceFunc(func() { close(answered) })
 }
@@ -400,7 +400,7 @@ func TestLoadInTimeFollowsPath(t *testing.T) {
 			t.Fatal(err)
 		}
 		h.start(t)
-		h.read = durable.Read // the other disk answers
+		h.read = fileOptions().Read // the other disk answers
 		h.store(snapshotOf(t, "dcgm"))
 		h.use(filepath.Join(dir, "b"))
 		synctest.Wait()

@@ -142,7 +142,7 @@ func (c *checkpoint) offerClaims(driver string) offer.Claims {
 
 // readCheckpoint reads a file. If there is none, the error is fs.ErrNotExist; a *corruptError means that it can never be read.
 func readCheckpoint(dir string) (checkpoint, error) {
-	text, _, err := durable.Read(filepath.Join(dir, checkpointName))
+	text, _, err := durable.WithSpare(reserve).Read(filepath.Join(dir, checkpointName))
 	switch {
 	case errors.Is(err, durable.ErrNotRegular), errors.Is(err, durable.ErrTooLarge):
 		return checkpoint{}, &corruptError{err}

@@ -181,7 +181,7 @@ func newPreparer(o *Options, claims *health.Latest[Claims]) *preparer {
 	return &preparer{
 		options: o, published: claims, writer: cdi.NewWriter(o.Log), timing: defaultClaimTiming(),
 		disk: disk{
-			writeFile: func(path string, text []byte) (durable.Written, error) { return durable.Replace(path, text, reserve) },
+			writeFile: durable.WithSpare(reserve).Replace,
 			writeSpec: cdi.WriteClaimSpec, removeSpec: cdi.RemoveClaimSpec,
 		},
 		writing: make(chan struct{}, 1), busy: make(map[types.UID]chan struct{}), errors: make(map[string]uint64),

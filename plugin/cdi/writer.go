@@ -18,6 +18,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 )
 
 // Device is a device that containers may get by a CDI name.
@@ -95,7 +96,7 @@ func (w *Writer) generate(in Input) error {
 	}
 	if w.cleaned != in.Config.Dir {
 		w.cleaned = in.Config.Dir
-		if err := RemoveTemporaries(w.cleaned); err != nil {
+		if err := durable.RemoveTemporaries(w.cleaned); err != nil {
 			w.log.Warn("cannot remove the temporary files of an earlier process", zap.Error(err))
 		}
 	}
@@ -226,30 +227,19 @@ func (in Input) fingerprint(keys map[health.DeviceID]string) string {
 	return b.String()
 }
 
-// writeSpec replaces a spec atomically, so that a container runtime never reads a partial one. CDI's own library, which
-// container runtimes use, must accept the spec first.
-func writeSpec(file string, text []byte) (err error) {
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // rootless container runtimes read it too
-		return err
-	}
-	temp, err := createTemporary(filepath.Dir(file))
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(temp.Name()))
-		}
-		err = errors.Join(err, temp.Close()) // last, because it releases the lock
-	}()
-	_, err = temp.Write(text)
-	if err = errors.Join(err, temp.Chmod(0o644), temp.Sync()); err != nil {
-		return err
-	}
-	if _, err := cdi.ReadSpec(temp.Name(), 0); err != nil {
-		return fmt.Errorf("invalid spec: %w", err)
-	}
-	return os.Rename(temp.Name(), file)
+// writeSpec replaces a spec, so that a container runtime never reads a partial one. CDI's own library, which container runtimes use, must
+// accept the spec first.
+func writeSpec(file string, text []byte) error {
+	_, err := durable.Options{
+		Mode: 0o644, DirMode: 0o755, // rootless container runtimes read it too
+		Check: func(temporary string) error {
+			if _, err := cdi.ReadSpec(temporary, 0); err != nil {
+				return fmt.Errorf("invalid spec: %w", err)
+			}
+			return nil
+		},
+	}.Replace(file, text)
+	return err
 }
 
 // specFile identifies a version of a file.

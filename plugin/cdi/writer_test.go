@@ -275,6 +275,22 @@ func TestSpecIsReadableByAll(t *testing.T) {
 	}
 }
 
+// A spec that fits is not written again, and what a killed writer left is still removed.
+func TestWriterRemovesTemporaries(t *testing.T) {
+	in := testInput(t, hostDir(t, "/", driverVersion), 1)
+	for range 2 {
+		left := filepath.Join(in.Config.Dir, ".gpu-node-agent-1.tmp")
+		writeFile(t, left, "{")
+		w, _ := newTestWriter(t)
+		if err := w.Ensure(in); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(left); err == nil {
+			t.Error("a temporary file is left")
+		}
+	}
+}
+
 func TestSpecsOfOthers(t *testing.T) {
 	in := testInput(t, t.TempDir(), 2)
 	in.Config = Config{Dir: t.TempDir()}

@@ -226,7 +226,7 @@ func (p *preparer) open(dir string) error {
 	}
 	s.BootID = p.options.BootID
 	p.heal(&s.checkpoint, dir)
-	if err := cdi.RemoveTemporaries(p.cdiDir()); err != nil {
+	if err := durable.RemoveTemporaries(p.cdiDir()); err != nil {
 		p.options.Log.Warn("cannot remove the temporary files of an earlier process", zap.Error(err))
 	}
 	p.store(s)

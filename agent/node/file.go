@@ -165,7 +165,7 @@ func (w *fileWriter) report(err error) {
 func (w *fileWriter) write(path, body string) error {
 	now := w.wall()
 	if w.written.path != path {
-		removeTemporaries(path)
+		_ = durable.RemoveTemporaries(temporaryDirs(path)...) // they do no harm
 	}
 	found, err := readFile(path)
 	switch {
@@ -222,21 +222,16 @@ type foundFile struct {
 
 // readFile reads what a path has.
 func readFile(path string) (f foundFile, err error) {
-	info, err := os.Stat(path)
+	text, _, err := durable.Options{Limit: maxFileSize}.Read(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return f, nil
+	case errors.Is(err, durable.ErrNotRegular), errors.Is(err, durable.ErrTooLarge):
+		return foundFile{exists: true}, nil
 	case err != nil:
 		return f, err
 	}
 	f.exists = true
-	if !info.Mode().IsRegular() || info.Size() > maxFileSize {
-		return f, nil
-	}
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return f, err
-	}
 	f.own = len(text) == 0 || bytes.Contains(text, []byte(fileMark))
 	first, body, _ := strings.Cut(string(text), "\n")
 	if expiry, err := time.Parse(time.RFC3339, strings.TrimPrefix(first, expiryDirective)); err == nil {
@@ -257,53 +252,18 @@ func removeFile(path string) error {
 	return err
 }
 
-// replaceFile replaces a file atomically. A temporary file beside it could be read half written, so that is in the directory above, and a
-// hidden one in the same directory if the one above is read-only or another file system: Node Feature Discovery skips hidden files.
-func replaceFile(path string, text []byte) (err error) {
+// replaceFile replaces the file. Its errors do not contain the name of the temporary file, so that a repeated failure has the same text.
+func replaceFile(path string, text []byte) error {
 	if _, err := os.Stat(filepath.Dir(path)); errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("%s: no such directory; is Node Feature Discovery installed, and the directory mounted?", filepath.Dir(path))
 	}
-	for _, dir := range temporaryDirs(path) {
-		if err = replaceFrom(dir, path, text); err == nil {
-			return nil
-		}
-	}
+	_, err := durable.Options{Mode: 0o644, TempDirs: temporaryDirs(path)}.Replace(path, text) // other users read it
 	return err
 }
 
-func temporaryDirs(path string) [2]string {
+// temporaryDirs are where the temporary file may be. Beside the file it could be read half written, so it is in the directory above. It is
+// in the same one, where Node Feature Discovery skips it as a hidden file, if the one above is read-only or another file system.
+func temporaryDirs(path string) []string {
 	dir := filepath.Dir(path)
-	return [...]string{filepath.Dir(dir), dir}
-}
-
-// temporaryPattern is the pattern of the names of temporary files, for os.CreateTemp.
-func temporaryPattern(path string) string { return "." + filepath.Base(path) + ".tmp-*" }
-
-// replaceFrom replaces a file by way of a temporary one in dir. Its errors do not contain the name of that, so that a repeated failure has
-// the same text.
-func replaceFrom(dir, path string, text []byte) error {
-	f, err := os.CreateTemp(dir, temporaryPattern(path))
-	if err != nil {
-		return durable.WithPath(err, path)
-	}
-	_, err = f.Write(text)
-	err = errors.Join(err, f.Chmod(0o644), f.Sync(), f.Close()) // other users read it
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name()) // removeTemporaries does it later
-		return durable.WithPath(err, path)
-	}
-	return nil
-}
-
-// removeTemporaries removes the temporary files of writers that were killed. If that fails, it does no harm.
-func removeTemporaries(path string) {
-	for _, dir := range temporaryDirs(path) {
-		found, _ := filepath.Glob(filepath.Join(dir, temporaryPattern(path)))
-		for _, name := range found {
-			_ = os.Remove(name)
-		}
-	}
+	return []string{filepath.Dir(dir), dir}
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"maps"
 	"os"
@@ -16,6 +17,7 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
@@ -305,7 +307,7 @@ func TestReplaceFileFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	err := replaceFile(path, []byte("text"))
-	if err == nil || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), ".tmp-") {
+	if err == nil || !strings.Contains(err.Error(), path) || strings.Contains(err.Error(), ".tmp") {
 		t.Error(err)
 	}
 	for _, d := range temporaryDirs(path) {
@@ -398,7 +400,7 @@ func TestFileOfEarlierProcess(t *testing.T) {
 		h.run(someLabels)()
 		first := h.version()
 		for _, dir := range temporaryDirs(h.path) {
-			if err := os.WriteFile(filepath.Join(dir, ".labels.tmp-123"), []byte("half"), 0o600); err != nil {
+			if err := os.WriteFile(filepath.Join(dir, ".gpu-node-agent-123.tmp"), []byte("half"), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -438,6 +440,36 @@ func TestFileSize(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// Nothing but the whole file appears in the directory that Node Feature Discovery reads.
+func TestFileAppearsWhole(t *testing.T) {
+	h := newFileHarness(t)
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd) //nolint:errcheck // only read
+	if _, err := unix.InotifyAddWatch(fd, filepath.Dir(h.path), unix.IN_CREATE|unix.IN_MODIFY|unix.IN_MOVED_TO); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // a new file, then a replaced one
+		if err := h.write(h.path, fileBody(someLabels)); err != nil {
+			t.Fatal(err)
+		}
+		events := make([]byte, 4096)
+		n, err := unix.Read(fd, events)
+		mask, length := binary.NativeEndian.Uint32(events[4:]), int(binary.NativeEndian.Uint32(events[12:])) // struct inotify_event
+		if err != nil || n != unix.SizeofInotifyEvent+length || mask != unix.IN_MOVED_TO {
+			t.Errorf("%d bytes of events, the first with mask %#x, %v", n, mask, err)
+		}
+		if err := os.WriteFile(h.path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := unix.Read(fd, events); err != nil { // of that
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -129,7 +129,7 @@ func (d disk) replace(path string, text []byte, o Options) (w Written, err error
 			return w, err
 		}
 	}
-	defer func() { err = WithPath(err, path) }() // the path that people know
+	defer func() { err = withPath(err, path) }() // the path that people know
 	if o.Spare {
 		return d.replaceBySpare(path, text, o)
 	}
@@ -329,8 +329,8 @@ func Same(a, b fs.FileInfo) bool {
 	return os.SameFile(a, b) && a.ModTime().Equal(b.ModTime()) && a.Size() == b.Size()
 }
 
-// WithPath returns an error of a file with the path of another one, which people know.
-func WithPath(err error, path string) error {
+// withPath returns an error of a file with the path of another one, which people know.
+func withPath(err error, path string) error {
 	if pathErr, ok := errors.AsType[*fs.PathError](err); ok {
 		return fmt.Errorf("%s %s: %w", pathErr.Op, path, pathErr.Err)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 )
 
 // ComputeModes reads and sets the compute modes of GPUs. Its functions may block as long as the driver does.
@@ -29,7 +30,7 @@ func (m *ComputeModes) makeExclusive(r Root, gpu health.DeviceID) error {
 	case mode == health.ComputeModeProhibited:
 		return fmt.Errorf("the compute mode is %s; to let MPS use the GPU, run nvidia-smi -i %s -c DEFAULT", mode, gpu)
 	}
-	if err := replaceFile(r.computeModeFile(gpu), fmt.Appendln(nil, int32(mode))); err != nil {
+	if _, err := (durable.Options{}).Replace(r.computeModeFile(gpu), fmt.Appendln(nil, int32(mode))); err != nil {
 		return fmt.Errorf("cannot record the compute mode %s: %w", mode, err)
 	}
 	if err := m.Set(gpu, health.ComputeModeExclusiveProcess); err != nil {

@@ -2,14 +2,11 @@ package mps
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 )
 
 // desiredVersion is that of Root.DesiredFile. The agent and mps-daemon may be of different releases: a release reads files of its
@@ -51,21 +48,13 @@ func newDesiredDaemon(s Spec, leaving bool) desiredDaemon {
 	}
 }
 
-// maxDesiredFile is far more than the daemons of a node take.
-const maxDesiredFile = 1 << 20
+// desiredOptions are how Root.DesiredFile is replaced and read. It is small, and containers mount directories beside it.
+func desiredOptions() durable.Options { return durable.Options{DirMode: 0o755, Limit: 1 << 20} }
 
 // readDesired reads Root.DesiredFile. If there is none, the error is fs.ErrNotExist.
 func readDesired(r Root) (desiredFile, error) {
 	path := r.DesiredFile()
-	info, err := os.Stat(path)
-	switch {
-	case err != nil:
-		return desiredFile{}, err
-	case !info.Mode().IsRegular() || info.Size() > maxDesiredFile:
-		return desiredFile{}, fmt.Errorf("%s: expected a file of at most %d bytes, found %s of %d bytes", path, maxDesiredFile, info.Mode(),
-			info.Size())
-	}
-	text, err := os.ReadFile(path)
+	text, _, err := desiredOptions().Read(path)
 	if err != nil {
 		return desiredFile{}, err
 	}
@@ -107,46 +96,12 @@ func isFileName(id string) bool {
 	})
 }
 
-// writeDesired replaces Root.DesiredFile atomically. It does not wait for the disk, because no daemon outlives a boot.
-func writeDesired(r Root, d desiredFile) (err error) {
+// writeDesired replaces Root.DesiredFile.
+func writeDesired(r Root, d desiredFile) error {
 	text, err := json.MarshalIndent(d, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(string(r), 0o755); err != nil { //nolint:gosec // containers mount directories below it
-		return err
-	}
-	return replaceFile(r.DesiredFile(), append(text, '\n'))
-}
-
-// replaceFile replaces a file atomically.
-func replaceFile(path string, text []byte) error {
-	if err := removeTemporaries(path); err != nil {
-		return err
-	}
-	f, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+tempPattern)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(text)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
-	}
-	return nil
-}
-
-const tempPattern = ".tmp-*"
-
-// removeTemporaries removes the files of writers that were killed.
-func removeTemporaries(path string) error {
-	left, err := filepath.Glob(path + tempPattern)
-	for _, name := range left {
-		if rmErr := os.Remove(name); !errors.Is(rmErr, fs.ErrNotExist) {
-			err = errors.Join(err, rmErr)
-		}
-	}
+	_, err = desiredOptions().Replace(r.DesiredFile(), append(text, '\n'))
 	return err
 }

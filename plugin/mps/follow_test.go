@@ -568,7 +568,7 @@ func TestFollowerBesideAnotherAgent(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			if err := replaceFile(h.root.DesiredFile(), text); err != nil {
+			if _, err := desiredOptions().Replace(h.root.DesiredFile(), text); err != nil {
 				t.Fatal(err)
 			}
 			if test.want != nil {

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/mpstest"
 )
 
@@ -105,7 +106,8 @@ func fileModes(dir string) *ComputeModes {
 		Set: func(gpu health.DeviceID, mode health.ComputeMode) error {
 			kill("kill-before")
 			defer kill("kill-after")
-			return errors.Join(failure(), replaceFile(filepath.Join(dir, string(gpu)), fmt.Append(nil, int32(mode))))
+			_, err := durable.Options{}.Replace(filepath.Join(dir, string(gpu)), fmt.Append(nil, int32(mode)))
+			return errors.Join(failure(), err)
 		},
 	}
 }

@@ -617,7 +617,7 @@ func TestSupervisorKeepsDaemonsWithoutAGoodFile(t *testing.T) {
 	const a = string(gpuA)
 	for name, text := range map[string]string{
 		"torn": `{"version":1,"dae`, "newer": `{"version":1000}`, "older": `{"version":0}`,
-		"large":     `{"version":1}` + strings.Repeat(" ", maxDesiredFile),
+		"large":     `{"version":1}` + strings.Repeat(" ", int(desiredOptions().Limit)),
 		"no device": daemon("", a), "device above": daemon("..", a), "device below": daemon("GPU-a/b", a),
 		"device elsewhere":    daemon("../GPU-a", a),
 		"device with a space": daemon("GPU-a b", a), "long device": daemon("GPU-"+strings.Repeat("a", 97), a),
@@ -630,7 +630,7 @@ func TestSupervisorKeepsDaemonsWithoutAGoodFile(t *testing.T) {
 		if _, err := n.call(Request{Reload: &struct{}{}}); err == nil {
 			t.Errorf("%s: reload succeeded", name)
 		}
-		if s, err := n.status(); err != nil || !strings.HasPrefix(s.Error, n.root.DesiredFile()) || len(s.Daemons) != 1 ||
+		if s, err := n.status(); err != nil || !strings.Contains(s.Error, n.root.DesiredFile()+": ") || len(s.Daemons) != 1 ||
 			s.Daemons[0].PID != before.PID {
 			t.Errorf("%s: %+v, %v", name, s, err)
 		}

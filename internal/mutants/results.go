@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 )
 
 // Results are the mutants that were tried for one package and seed. The file has one line per mutant, with tabs between
@@ -109,14 +111,8 @@ func (r *results) write() error {
 			fmt.Fprintf(&b, "\t%s\n", row.reason)
 		}
 	}
-	if err := os.MkdirAll(filepath.Dir(r.file), 0o755); err != nil {
-		return err
-	}
-	next := r.file + ".next"
-	if err := os.WriteFile(next, []byte(b.String()), 0o644); err != nil {
-		return err
-	}
-	return os.Rename(next, r.file)
+	_, err := durable.Options{Mode: 0o644, DirMode: 0o755}.Replace(r.file, []byte(b.String()))
+	return err
 }
 
 func (r *results) score() (noticed, total int) {

@@ -14,11 +14,13 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // reloadInterval is how often the configuration files are read and compared. Unlike file events, that detects every way
@@ -186,7 +188,7 @@ func (a *Agent) warnings() (all []string) {
 		all = append(all, "node.labels.file: "+err)
 	}
 	all = append(all, nodeWarnings(a.nodeWriter.Status(), a.startupTaintReasons())...)
-	return append(all, sharingWarnings(a.snapshots.Load(), a.shares(), a.pluginConfig.Load().Sharing.Memory.Enforcement)...)
+	return append(all, sharingWarnings(a.snapshots.Load(), a.plugin.Holders(), a.shares(), a.pluginConfig.Load().Sharing.Memory.Enforcement)...)
 }
 
 // reportOrphans reports pods with claims that have no driver as an event of the node, until ctx ends. Other pods are another event.
@@ -224,28 +226,23 @@ func draWarnings(s dra.Status) (all []string) {
 	return all
 }
 
-// sharingWarnings returns the devices whose MPS daemon serves one user at a time, and those on which nothing limits containers although
-// the driver should.
-func sharingWarnings(s *health.Snapshot, shares []plugin.ShareUnits, enforcement string) (all []string) {
+// sharingWarnings returns the devices on which pods may wait for those of another user, and those on which nothing limits containers
+// although the driver should.
+func sharingWarnings(s *health.Snapshot, h podresources.Holders, shares []plugin.ShareUnits, enforcement string) (all []string) {
 	if s == nil {
 		return nil
 	}
-	var single []string
+	if text := status.SingleUserMPS(s.Devices, h); text != "" {
+		all = append(all, "MPS: "+text)
+	}
 	unlimited := make(map[string][]string) // by reason
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		if d.MPS != nil && d.MPS.PID > 0 && !d.MPS.MultiUser {
-			single = append(single, d.Device.Name())
-		}
 		for _, u := range shares {
 			if u.Device == d.Device.ID && u.Enforcement == memlimits.None && enforcement == plugin.EnforceDriver {
 				unlimited[u.Reason] = append(unlimited[u.Reason], d.Device.Name())
 			}
 		}
-	}
-	if len(single) > 0 {
-		all = append(all, "MPS: the clients of one user wait for those of another: the daemon has no multi-user server: "+strings.Join(single,
-			", "))
 	}
 	for _, reason := range slices.Sorted(maps.Keys(unlimited)) {
 		all = append(all, fmt.Sprintf("memory sharing: nothing limits the containers on %s: %s", strings.Join(unlimited[reason], ", "), reason))

@@ -41,7 +41,6 @@ const (
 	ActionCheckMPSDaemon      = Action("check-mps-daemon")
 	ActionEndMPSClients       = Action("end-mps-clients")
 	ActionEndForeignMPS       = Action("end-foreign-mps")
-	ActionAlignMPSUsers       = Action("align-mps-users")
 
 	ActionBindDriver = Action("bind-driver")
 	ActionAttach     = Action("attach")
@@ -86,7 +85,6 @@ var actions = []struct {
 	{ActionAttach, "run gpu-node-agent attach when the GPU is ready"},
 	{ActionCheckMPSDaemon, "check the pod and the log of mps-daemon on the node, and the daemon's logs; gpu-node-agent mps shows its state"},
 	{ActionCheckCooling, "check cooling and power supply"},
-	{ActionAlignMPSUsers, "run the pods that share the device as one user: a client waits until those of the other user have exited"},
 	{ActionUpdateVGPU, "update the vGPU software to compatible versions"},
 	{ActionUnknown, "another release of the agent recorded this finding; see its documentation"},
 	{ActionContactSupport, "watch the device; if the error recurs, contact NVIDIA support"},

@@ -12,7 +12,7 @@ import (
 var causes = []string{
 	CauseLost, CauseInaccessible, CauseDetached, CauseMissing, CauseRecoveryAction, CauseRemapFailed, CauseRemapPending, CauseUnrepairable,
 	CauseDBE, CauseRetiredPending, CauseRetiredPages, CauseTemperature, CauseClocks, CauseNotMeasured, CauseFlapping, CauseCordoned,
-	CauseIsolated, CauseReleased, CauseMPSForeign, CauseMPSDown, CauseMPSHung, CauseMPSFault, CauseMPSLimits, CauseMPSNotReady, CauseMPSUsers,
+	CauseIsolated, CauseReleased, CauseMPSForeign, CauseMPSDown, CauseMPSHung, CauseMPSFault, CauseMPSLimits, CauseMPSNotReady,
 }
 
 // XIDOfCause returns the XID of a cause; ok is false if it is another one.

@@ -217,7 +217,7 @@ func TestCordonOfGPUAndMIGDevice(t *testing.T) {
 func TestOrderOfFaultsAndDecisions(t *testing.T) {
 	c := cordoning("0")
 	devices := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(xids(110))}, gpu0)
-	for _, action := range []Action{ActionReplaceGPU, ActionAlignMPSUsers} { // stronger and weaker than those of the others
+	for _, action := range []Action{ActionReplaceGPU, ActionWatch} { // stronger and weaker than those of the others
 		state := MPSState{Daemons: map[DeviceID]*MPSDaemon{gpu0.ID: {Cause: CauseMPSDown, Reason: "it exited", Action: action}}}
 		after := Decide(c, devices, devices, nil, Detachment{Since: at(0), Until: at(60)}, state, at(1))
 		want := []string{"xid-110", CauseMPSDown, CauseReleased, CauseCordoned}

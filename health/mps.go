@@ -36,7 +36,6 @@ type MPSDaemon struct {
 // MPSServer is an MPS server process, which a daemon starts for the clients of a user.
 type MPSServer struct {
 	PID     int
-	UID     int    // -1 if unknown
 	Status  string // as the daemon writes it: INITIALIZING, ACTIVE or FAULT
 	Clients []int  // PIDs
 }
@@ -59,7 +58,6 @@ const (
 	CauseMPSFault    = "mps-fault"     // a fatal fault of a client; the server refuses new clients until the affected ones have exited
 	CauseMPSLimits   = "mps-limits"    // the limits could not be set, or the daemon reports others
 	CauseMPSNotReady = "mps-not-ready" // what containers mount is missing, or the daemon has been starting for too long
-	CauseMPSUsers    = "mps-users"     // Degraded: a client waits, because the server serves another user
 )
 
 // finding returns the finding about the daemon of a device, and false if there is none.
@@ -67,11 +65,7 @@ func (d *MPSDaemon) finding() (Finding, bool) {
 	if d == nil || d.Cause == "" {
 		return Finding{}, false
 	}
-	f := Finding{Cause: d.Cause, State: Unhealthy, Reason: d.Reason, Action: d.Action, Clears: ClearsItself}
-	if d.Cause == CauseMPSUsers {
-		f.State = Degraded
-	}
-	return f, true
+	return Finding{Cause: d.Cause, State: Unhealthy, Reason: d.Reason, Action: d.Action, Clears: ClearsItself}, true
 }
 
 // OfMPS reports whether the finding is about the device's MPS daemon. Decide renews it while the daemon's state has it, so it

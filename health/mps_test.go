@@ -8,7 +8,7 @@ import (
 
 func daemons(id DeviceID, cause string) MPSState {
 	return MPSState{Daemons: map[DeviceID]*MPSDaemon{
-		id:         {Cause: cause, Reason: "it exited", Action: ActionCheckMPSDaemon, Ready: cause == "" || cause == CauseMPSUsers},
+		id:         {Cause: cause, Reason: "it exited", Action: ActionCheckMPSDaemon, Ready: cause == ""},
 		gpu1.ID:    {Ready: true},
 		"GPU-gone": {Cause: CauseMPSDown},
 	}}
@@ -21,10 +21,9 @@ func TestDecideMPS(t *testing.T) {
 		cause  string
 		want   map[DeviceID]State
 	}{
-		"GPU":           {gpu0.ID, CauseMPSDown, map[DeviceID]State{gpu0.ID: Unhealthy, mig0.ID: Healthy, gpu1.ID: Healthy}},
-		"MIG device":    {mig0.ID, CauseMPSFault, map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Unhealthy, gpu1.ID: Healthy}},
-		"waiting users": {gpu0.ID, CauseMPSUsers, map[DeviceID]State{gpu0.ID: Degraded, mig0.ID: Healthy, gpu1.ID: Healthy}},
-		"no finding":    {gpu0.ID, "", map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy, gpu1.ID: Healthy}},
+		"GPU":        {gpu0.ID, CauseMPSDown, map[DeviceID]State{gpu0.ID: Unhealthy, mig0.ID: Healthy, gpu1.ID: Healthy}},
+		"MIG device": {mig0.ID, CauseMPSFault, map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Unhealthy, gpu1.ID: Healthy}},
+		"no finding": {gpu0.ID, "", map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy, gpu1.ID: Healthy}},
 	} {
 		for _, recovery := range []string{RecoverAuto, RecoverAfterReset, RecoverNever} {
 			c := DefaultConfig()

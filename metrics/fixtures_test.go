@@ -37,7 +37,7 @@ func testNode() *health.Snapshot {
 	served, notServed := mig("MIG-2", 2, 0, 1024), mig("MIG-3", 2, 1, 1024) // two compute instances of one GPU instance
 	served.MPS = &health.MPSDaemon{
 		Ready: true, PID: 41, Restarts: 2, ThreadPercentage: 25, PinnedMemory: 2 << 30,
-		Servers: []health.MPSServer{{PID: 50, UID: 1000, Status: "ACTIVE", Clients: []int{61, 62}}, {PID: 51, Clients: []int{63}}},
+		Servers: []health.MPSServer{{PID: 50, Status: "ACTIVE", Clients: []int{61, 62}}, {PID: 51, Clients: []int{63}}},
 	}
 	notServed.MPS = &health.MPSDaemon{Cause: health.CauseMPSDown, Reason: "exit status 1"}
 	return &health.Snapshot{

@@ -51,6 +51,9 @@ func (d doctor) checkMPS(ctx context.Context, c config.Config) []Check {
 	}
 	checks := d.mpsDaemonProcesses(c, s)
 	if node, ok := runningAgent(ctx, c); ok {
+		if node.MPSWarning != "" {
+			checks = append(checks, warn(node.MPSWarning, "give the pods of a device one runAsUser, or install a driver whose MPS has a multi-user server")...)
+		}
 		for _, g := range node.GPUs {
 			for _, dev := range append([]status.Device{g}, g.MIG...) {
 				if m := dev.MPS; m != nil && !m.Ready && !m.Leaving && m.PID > 0 {
@@ -80,18 +83,10 @@ func (d doctor) mpsDaemonProcesses(c config.Config, s mps.Status) (checks []Chec
 		checks = append(checks, fail("MPS clients and daemons share no memory: "+s.Shm,
 			"do that on this node; the chart runs mps-daemon with --mount-shm")...)
 	}
-	var single []string
 	for _, p := range s.Daemons {
-		switch {
-		case p.PID == 0 && !p.Stopping:
+		if p.PID == 0 && !p.Stopping {
 			checks = append(checks, warn(fmt.Sprintf("%s: no MPS daemon runs: %s", p.Device, cmp.Or(p.Error, "starting")), log)...)
-		case p.PID > 0 && !p.MultiUser:
-			single = append(single, string(p.Device))
 		}
-	}
-	if len(single) > 0 {
-		checks = append(checks, warn("single-user MPS daemons: the clients of one user wait for those of another: "+strings.Join(single, ", "),
-			"give all containers of a GPU one runAsUser, or install a driver whose MPS has a multi-user server")...)
 	}
 	return checks
 }

@@ -37,6 +37,7 @@ func TestCheckMPS(t *testing.T) {
 	running := mps.DaemonStatus{Device: "GPU-0", PID: 41, MultiUser: true}
 	stopped := mps.DaemonStatus{Device: "GPU-1", Error: "exit status 1: no such device"}
 	single := mps.DaemonStatus{Device: "GPU-2", PID: 43}
+	waiting := status.Node{MPSWarning: "GPU 2: this driver serves one user at a time"}
 	ready := func(d ...status.Device) status.Node { return status.Node{GPUs: d} }
 	served := func(index int, m status.MPS) status.Device { return status.Device{Index: index, MPS: &m} }
 	for name, test := range map[string]struct {
@@ -76,7 +77,12 @@ func TestCheckMPS(t *testing.T) {
 		"daemons": {
 			mps.Status{Version: "1.2.3", Daemons: []mps.DaemonStatus{running, stopped, single, {Device: "GPU-3", Stopping: true}}},
 			nil, ready(), false,
-			[]want{{CheckWarn, "GPU-1: no MPS daemon runs: exit status 1", "log"}, {CheckWarn, "GPU-2", "runAsUser"}},
+			[]want{{CheckWarn, "GPU-1: no MPS daemon runs: exit status 1", "log"}},
+		},
+		"pods of several users": {
+			mps.Status{Version: "1.2.3", Daemons: []mps.DaemonStatus{single}},
+			nil, waiting, false,
+			[]want{{CheckWarn, "GPU 2: this driver serves one user at a time", "runAsUser"}},
 		},
 		"not ready": {
 			mps.Status{Version: "1.2.3", Daemons: []mps.DaemonStatus{running}},

@@ -46,7 +46,7 @@ func mpsNode() *health.Snapshot {
 	s := agenttest.Node()
 	s.Devices[0].MPS = &health.MPSDaemon{
 		Ready: true, PID: 41, Started: agenttest.Ago(0), MultiUser: true,
-		Servers: []health.MPSServer{{PID: 50, UID: 0, Status: "ACTIVE", Clients: []int{61, 62}}, {PID: 51, UID: -1}},
+		Servers: []health.MPSServer{{PID: 50, Status: "ACTIVE", Clients: []int{61, 62}}, {PID: 51}},
 	}
 	s.Devices[1].MPS = &health.MPSDaemon{Cause: health.CauseMPSDown, Reason: "exit status 1"}
 	s.Devices[4].MPS = &health.MPSDaemon{PID: 42, Ready: true, MultiUser: true}
@@ -80,7 +80,7 @@ func TestMPSLists(t *testing.T) {
 	}
 	agenttest.MustContain(t, string(document),
 		`{"error":"no socket","daemons":[{"device":"GPU-0","index":"0","ready":true,"pid":41,"started":"2026-03-02T12:00:00Z","restarts":0,`,
-		`{"pid":50,"uid":0,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},{"pid":62}]},{"pid":51,"clients":[]}`,
+		`{"pid":50,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},{"pid":62}]},{"pid":51,"clients":[]}`,
 		`{"device":"GPU-1","index":"1","ready":false,"cause":"mps-down","reason":"exit status 1",`, `"device":"MIG-2-8","index":"2:1"`)
 	var res MPSResponse
 	if err := json.Unmarshal(document, &res); err != nil {
@@ -92,9 +92,9 @@ func TestMPSLists(t *testing.T) {
 		{"0", "ready"},
 		{"1", "not", "ready", "-", "GPU-1", "exit", "status", "1"},
 		{"2:1", "ready"},
-		{"0", "50", "ACTIVE", "0", "61", "web/chat-0", "(llm)"},
-		{"0", "50", "ACTIVE", "0", "62", "-"},
-		{"0", "51", "-", "-", "-", "-"},
+		{"0", "50", "ACTIVE", "61", "web/chat-0", "(llm)"},
+		{"0", "50", "ACTIVE", "62", "-"},
+		{"0", "51", "-", "-", "-"},
 	} {
 		found := false
 		for _, line := range lines {
@@ -122,7 +122,7 @@ func TestMPSListsClientsOfNow(t *testing.T) {
 		t.Fatal(err)
 	}
 	agenttest.MustContain(t, string(document),
-		`"clients":3,"servers":[{"pid":50,"uid":0,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},{"pid":64}]},{"pid":52,"clients":[{"pid":65}]}]`)
+		`"clients":3,"servers":[{"pid":50,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},{"pid":64}]},{"pid":52,"clients":[{"pid":65}]}]`)
 	if len(res.Daemons[1].Servers) != 0 || res.Daemons[2].Device != "MIG-2-8" {
 		t.Errorf("%+v", res.Daemons)
 	}

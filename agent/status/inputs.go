@@ -109,6 +109,7 @@ func New(k Inputs) Node {
 	if k.Memory != nil {
 		s.MemoryLimitsError = k.Memory.Err
 	}
+	s.MPSWarning = SingleUserMPS(devices, k.Holders)
 	addSharing(s.GPUs, k)
 	addIdle(s.GPUs, k, metrics.NewGPUShares(k.Snapshot.Devices, k.Shares, k.Claims))
 	return s

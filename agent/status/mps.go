@@ -4,11 +4,13 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // MPSDaemon is the MPS daemon of a device.
@@ -31,6 +33,29 @@ func MPSDaemons(s *health.Snapshot, p *processes.Snapshot) []MPSDaemon {
 		}
 	}
 	return all
+}
+
+// SingleUserMPS names the devices that two or more pods hold although their MPS daemon serves one user at a time, with the consequence; it
+// returns "" if there is none. Which users the pods run as is unknown.
+func SingleUserMPS(devices []health.DeviceState, h podresources.Holders) string {
+	var names []string
+	for i := range devices {
+		d := &devices[i]
+		if d.MPS == nil || d.MPS.PID == 0 || d.MPS.MultiUser {
+			continue
+		}
+		holders := h.By[d.Device.ID]
+		another := func(other podresources.Holder) bool {
+			return other.Namespace != holders[0].Namespace || other.Pod != holders[0].Pod
+		}
+		if slices.ContainsFunc(holders, another) {
+			names = append(names, d.Device.Name())
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	return strings.Join(names, ", ") + ": this driver serves one user at a time; pods of other users wait: give them one runAsUser"
 }
 
 // SetClients replaces the clients by those of each server, by PID. p finds their pods; it may be nil.
@@ -63,7 +88,6 @@ func MPSTable(daemons []MPSDaemon, now time.Time, out terminal.Output) string {
 		{Name: "GPU"},
 		{Name: "SERVER"},
 		{Name: "STATUS"},
-		{Name: "USER"},
 		{Name: "CLIENT"},
 		{Name: "POD"},
 	}}
@@ -72,20 +96,16 @@ func MPSTable(daemons []MPSDaemon, now time.Time, out terminal.Output) string {
 			plain(d.Index), {Text: d.State(), Colour: d.colour()}, plain(ageText(now, d.Started)), plain(string(d.Device)), plain(d.Details()),
 		})
 		for _, s := range d.Servers {
-			user := ""
-			if s.UID != nil {
-				user = strconv.Itoa(*s.UID)
-			}
-			row := []string{d.Index, strconv.Itoa(s.PID), s.Status, user}
+			row := []string{d.Index, strconv.Itoa(s.PID), s.Status}
 			for _, c := range s.Clients {
 				pod := ""
 				if c.Pod != "" {
 					pod = c.Namespace + "/" + c.Pod + formatIf(" (%s)", c.Container)
 				}
-				clients.Rows = append(clients.Rows, terminal.Cells("", append(row[:4:4], strconv.Itoa(c.PID), pod)...))
+				clients.Rows = append(clients.Rows, terminal.Cells("", append(row[:3:3], strconv.Itoa(c.PID), pod)...))
 			}
 			if len(s.Clients) == 0 {
-				clients.Rows = append(clients.Rows, terminal.Cells("", append(row[:4:4], "", "")...))
+				clients.Rows = append(clients.Rows, terminal.Cells("", append(row[:3:3], "", "")...))
 			}
 		}
 	}

@@ -43,7 +43,6 @@ type MPS struct {
 // MPSServer is an MPS server process.
 type MPSServer struct {
 	PID     int         `json:"pid"`
-	UID     *int        `json:"uid,omitempty"`
 	Status  string      `json:"status,omitempty"` // as the daemon writes it, such as ACTIVE
 	Clients []MPSClient `json:"clients"`
 }
@@ -124,9 +123,6 @@ func MPSStatus(m *health.MPSDaemon, p *processes.Snapshot) *MPS {
 	}
 	for i, server := range m.Servers {
 		s.Servers[i] = MPSServer{PID: server.PID, Status: server.Status, Clients: mpsClients(server.Clients, p)}
-		if server.UID >= 0 {
-			s.Servers[i].UID = &server.UID
-		}
 	}
 	return s
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // sharingInputs returns a node whose GPU 0 MPS serves, whose GPU 1 is shared by memory, and whose MIG device 2:1 has a daemon that is
@@ -20,7 +21,7 @@ func sharingInputs() Inputs {
 	k := testInputs()
 	k.Snapshot.Devices[0].MPS = &health.MPSDaemon{
 		Ready: true, PID: 41, Started: agenttest.Ago(0), Restarts: 2, ThreadPercentage: 25, PinnedMemory: 20 << 30,
-		Servers: []health.MPSServer{{PID: 50, UID: 0, Status: "ACTIVE", Clients: []int{61, 62}}, {PID: 51, UID: -1, Clients: []int{63}}},
+		Servers: []health.MPSServer{{PID: 50, Status: "ACTIVE", Clients: []int{61, 62}}, {PID: 51, Clients: []int{63}}},
 	}
 	k.Snapshot.Devices[4].MPS = &health.MPSDaemon{Cause: health.CauseMPSDown, Reason: "exit status 1", MultiUser: true}
 	const memory = "nvidia.com/gpu-memory"
@@ -120,4 +121,50 @@ func TestSharedMIGDevicesShareRow(t *testing.T) {
 	if *gpu.MIG[0].Shares.Free != 1 || gpu.MIG[0].MPS.Clients != 2 {
 		t.Error("the sums changed the first device")
 	}
+}
+
+// Pods of a daemon that serves one user at a time are told so when there are two of them, whatever their users are.
+func TestSingleUserMPS(t *testing.T) {
+	pod := func(namespace, name, container string) podresources.Holder {
+		return podresources.Holder{Namespace: namespace, Pod: name, Container: container}
+	}
+	one, two := []podresources.Holder{pod("a", "x", "1"), pod("a", "x", "2")}, []podresources.Holder{pod("a", "x", "1"), pod("a", "y", "1")}
+	daemon := &health.MPSDaemon{PID: 41}
+	for name, test := range map[string]struct {
+		daemon  *health.MPSDaemon
+		holders podresources.Holders
+		named   bool
+	}{
+		"two pods":           {daemon, holdersOf(two...), true},
+		"of two namespaces":  {daemon, holdersOf(pod("a", "x", "1"), pod("b", "x", "1")), true},
+		"not ready":          {&health.MPSDaemon{PID: 41, Cause: health.CauseMPSFault}, holdersOf(two...), true},
+		"leaving":            {&health.MPSDaemon{PID: 41, Leaving: true}, holdersOf(two...), true},
+		"two containers":     {daemon, holdersOf(one...), false},
+		"no pod":             {daemon, holdersOf(), false},
+		"unknown":            {daemon, podresources.Holders{Err: "the kubelet does not answer"}, false},
+		"serves all users":   {&health.MPSDaemon{PID: 41, MultiUser: true}, holdersOf(two...), false},
+		"does not run":       {&health.MPSDaemon{}, holdersOf(two...), false}, // whether it serves all users is unknown
+		"not shared by MPS":  {nil, holdersOf(two...), false},
+		"monitors take none": {daemon, podresources.Holders{By: holdersOf(one...).By, Admin: holdersOf(two...).By}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := testInputs()
+			k.Snapshot.Devices[0].MPS, k.Holders = test.daemon, test.holders
+			s, want := New(k), ""
+			if test.named {
+				want = "GPU 0 (GPU-0): this driver serves one user at a time; pods of other users wait: give them one runAsUser"
+			}
+			if s.MPSWarning != want || strings.Contains(s.Table(false, terminal.Output{}), "mps       GPU 0 (GPU-0): this driver serves one") != test.named {
+				t.Errorf("%q\n%s", s.MPSWarning, s.Table(false, terminal.Output{}))
+			}
+			if strings.Contains(pageOf(t, k), "<dt>MPS</dt><dd class=\"degraded\">GPU 0 (GPU-0): this driver serves one user") != test.named {
+				t.Error("the page differs")
+			}
+		})
+	}
+}
+
+// holdersOf returns the holders of GPU 0.
+func holdersOf(all ...podresources.Holder) podresources.Holders {
+	return podresources.Holders{At: agenttest.Now(), By: map[health.DeviceID][]podresources.Holder{"GPU-0": all}}
 }

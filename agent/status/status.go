@@ -32,6 +32,7 @@ type Node struct {
 
 	ProcessesError    string `json:"processesError,omitempty"`    // why the processes of the devices, or their pods, are unknown
 	MemoryLimitsError string `json:"memoryLimitsError,omitempty"` // why the memory limits of containers cannot be set or read
+	MPSWarning        string `json:"mpsWarning,omitempty"`        // see SingleUserMPS
 }
 
 // Config is the result of the last reload of the configuration.

@@ -112,6 +112,7 @@ func (p *printer) header(s Node, wide bool) {
 		p.line("api", terminal.Dim, startupTaintText(s.Object))
 	}
 	p.line("processes", terminal.Yellow, s.ProcessesError)
+	p.line("mps", terminal.Yellow, s.MPSWarning)
 	p.line("memory", terminal.Yellow, formatIf("limits unknown: %s", s.MemoryLimitsError))
 	for _, text := range stateFileProblems(s.Memory) {
 		p.line("state", terminal.Yellow, text)

@@ -397,7 +397,8 @@ func TestMPSDaemonFails(t *testing.T) {
 	}
 }
 
-// A release without multi-user mode and without a command for the memory limit: limits hold, and clients of another user wait.
+// A release without multi-user mode and without a command for the memory limit: limits hold, clients of another user wait, and operators
+// are told when two pods hold a device.
 func TestMPSOlderRelease(t *testing.T) {
 	t.Parallel()
 	n := newMPSNode(t, mpsConfig)
@@ -418,13 +419,40 @@ func TestMPSOlderRelease(t *testing.T) {
 		}
 		connected <- err
 	}()
-	n.await("mps-users", func() bool { return n.findings("mps-users") == 1 })
+	const warning = ": this driver serves one user at a time; pods of other users wait: give them one runAsUser"
+	told := func() bool {
+		_, text := n.get("/readyz")
+		return strings.Contains(text, warning)
+	}
+	share := func(i int) string { return fmt.Sprintf("%s::mps4::%d", n.gpu(6), i) }
+	if _, err := n.kubelet.AllocateIDs(t.Context(), sharedResource, share(0)); err != nil {
+		t.Fatal(err)
+	}
+	n.await("the first pod", func() bool { return len(n.snapshot().GPUs[6].Holders) == 1 })
+	if told() {
+		t.Error("warned of one pod")
+	}
+	if _, err := n.kubelet.AllocateIDs(t.Context(), sharedResource, share(1)); err != nil {
+		t.Fatal(err)
+	}
+	n.await("a warning", told)
+	for _, command := range []string{"status", "doctor"} {
+		if out, _ := run(t, command, "--config", n.config()); !strings.Contains(out, "GPU 6") || !strings.Contains(out, warning) {
+			t.Errorf("%s: %s", command, out)
+		}
+	}
 	n.awaitShares(4, 4) // it works for one user at a time
+	select {
+	case err := <-connected:
+		t.Errorf("a client of another user did not wait: %v", err)
+	default:
+	}
 	first.Close()
 	if err := <-connected; err != nil {
 		t.Error(err)
 	}
-	n.await("no finding", func() bool { return n.findings("mps-users") == 0 })
+	n.kubelet.Free(sharedResource, share(0))
+	n.await("no warning", func() bool { return !told() })
 }
 
 // The command lists daemons and their clients of now, and terminates one.

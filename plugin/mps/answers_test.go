@@ -4,14 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestParsePIDs(t *testing.T) {
@@ -116,129 +113,6 @@ func FuzzAnswers(f *testing.F) {
 		}
 		if got, err := controlResult(answer, "", nil, nil); err == nil && got != strings.TrimSpace(answer) || err != nil && got != "" {
 			t.Errorf("%q, %v", got, err)
-		}
-	})
-}
-
-func logLine(text string) string {
-	return "[2026-11-22 07:30:26.216 Control     6] " + text + "\n"
-}
-
-func TestControlLog(t *testing.T) {
-	const (
-		pending = "NEW CLIENT 0 from user 1001: Server is not ready, push client to pending list"
-		serves  = "Starting new server 17 for user 1000"
-		later   = "Starting new server 18 for user 1001"
-		exists  = "NEW CLIENT 0 from user 1001: Server already exists"
-	)
-	now := time.Now()
-	for name, test := range map[string]struct {
-		lines   []string
-		servers []int
-		want    []int
-	}{
-		"waits":                  {[]string{serves, pending}, []int{17}, []int{1001}},
-		"served later":           {[]string{serves, pending, later}, []int{18}, nil},
-		"was served":             {[]string{serves, pending, later}, []int{17}, nil},
-		"accepted":               {[]string{serves, pending, exists}, []int{17}, nil},
-		"no server":              {[]string{serves, pending}, nil, nil},
-		"user of server unknown": {[]string{pending}, []int{17}, nil},
-		"its own server starts":  {[]string{pending, later}, []int{18}, nil},
-		"root waits":             {[]string{serves, strings.ReplaceAll(pending, "1001", "0")}, []int{17}, []int{0}},
-		"root serves":            {[]string{strings.ReplaceAll(serves, "1000", "0"), pending}, []int{17}, []int{1001}},
-		"several":                {[]string{serves, pending, strings.ReplaceAll(pending, "1001", "7")}, []int{17}, []int{7, 1001}},
-		"something else":         {[]string{serves, "NEW CLIENT 0 from user x: pending", "Accepting connection...", "\x00\xff"}, []int{17}, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			l := newControlLog(t.TempDir())
-			for _, line := range test.lines {
-				l.apply([]byte(logLine(line)), now)
-			}
-			if got := l.waiting(test.servers, now.Add(pendingLimit-time.Second)); got != nil {
-				t.Errorf("at once: %v", got)
-			}
-			if got := l.waiting(test.servers, now.Add(pendingLimit)); !slices.Equal(got, test.want) {
-				t.Errorf("got %v, want %v", got, test.want)
-			}
-		})
-	}
-}
-
-// Each line counts once, also if the log is written in parts, truncated, replaced, or larger than one read.
-func TestControlLogFiles(t *testing.T) {
-	dir := t.TempDir()
-	path := filepath.Join(dir, controlLogName)
-	l, now := newControlLog(dir), time.Now()
-	read := func(want map[int]int) {
-		t.Helper()
-		l.read(now)
-		if !reflect.DeepEqual(l.servers, want) {
-			t.Errorf("got %v, want %v", l.servers, want)
-		}
-		clear(l.servers)
-	}
-	write := func(flags int, text string) {
-		t.Helper()
-		f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|flags, 0o600)
-		if err == nil {
-			_, err = f.WriteString(text)
-		}
-		if err == nil {
-			err = f.Close()
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-	read(map[int]int{})
-	line := func(pid int) string { return logLine(fmt.Sprintf("Starting new server %d for user 7", pid)) }
-	write(os.O_APPEND, line(1)+line(2)[:60])
-	read(map[int]int{1: 7})
-	write(os.O_APPEND, line(2)[60:])
-	read(map[int]int{2: 7})
-	read(map[int]int{})
-	write(os.O_APPEND, strings.Repeat(logLine("Accepting connection..."), 3000)+line(3))
-	read(map[int]int{3: 7})
-	write(os.O_TRUNC, line(4))
-	read(map[int]int{4: 7})
-	if err := os.Rename(path, path+".1"); err != nil {
-		t.Fatal(err)
-	}
-	write(0, line(5)+line(6)+line(7))
-	read(map[int]int{5: 7, 6: 7, 7: 7})
-	write(os.O_APPEND, strings.Repeat("x", 3*maxLogRead))
-	read(map[int]int{})
-	write(os.O_APPEND, "\n"+line(8))
-	read(map[int]int{8: 7})
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Mkdir(path, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	read(map[int]int{})
-}
-
-// A log of any content has bounded effects.
-func FuzzControlLog(f *testing.F) {
-	f.Add(logLine("Starting new server 17 for user 0") + logLine("NEW CLIENT 0 from user 1: Server is not ready, push client to pending list"))
-	f.Fuzz(func(t *testing.T, text string) {
-		l, now := newControlLog(""), time.Now()
-		for line := range strings.Lines(text) {
-			l.apply([]byte(line), now)
-		}
-		if len(l.servers) > maxLogUsers || len(l.pending) > maxLogUsers {
-			t.Errorf("%d servers, %d users", len(l.servers), len(l.pending))
-		}
-		for pid, uid := range l.servers {
-			if pid < 1 || uid < 0 || !strings.Contains(text, strconv.Itoa(uid)) {
-				t.Errorf("server %d of user %d", pid, uid)
-			}
-		}
-		for _, uid := range l.waiting([]int{1}, now.Add(time.Hour)) {
-			if !strings.Contains(text, "user") || uid < 0 {
-				t.Errorf("user %d", uid)
-			}
 		}
 	})
 }

@@ -34,7 +34,6 @@ type examination struct {
 	servers  []health.MPSServer
 	listed   time.Time // when the clients of all servers were listed; zero if never
 	unlisted bool      // the daemon has no command that lists its servers
-	waiting  []int     // users whose clients wait for those of another user
 	adopted  bool      // the daemon had its limits already
 }
 
@@ -59,7 +58,6 @@ type examiner struct {
 	proven   map[int]bool  // servers that have the limits
 	clients  map[int][]int // by server
 	listed   time.Time
-	log      *controlLog
 }
 
 // request is what an examination is about.
@@ -67,17 +65,13 @@ type request struct {
 	program    string
 	spec       Spec
 	pid        int
-	multiUser  bool
 	allClients bool // list the clients in any case
 }
 
 // examine has the daemon report its limits, sets them if they are others, and returns the states of its servers.
 func (e *examiner) examine(ctx context.Context, r request) examination {
 	if r.pid != e.pid {
-		*e = examiner{
-			root: e.root, command: e.command, pid: r.pid, pinnedBy: e.pinnedBy && e.pid == 0,
-			log: newControlLog(e.root.LogDir(r.spec.Device)),
-		}
+		*e = examiner{root: e.root, command: e.command, pid: r.pid, pinnedBy: e.pinnedBy && e.pid == 0}
 	}
 	e.program = r.program
 	if r.spec != e.spec {
@@ -119,7 +113,6 @@ func (e *examiner) ask(ctx context.Context, r request, x *examination) error {
 		}
 		e.limited, e.adopted = err == nil, first && !set
 	}
-	e.log.read(now)
 	pids, active := slices.Sorted(maps.Keys(e.clients)), false
 	var err error
 	if len(pids) > 0 && !e.unproven && !r.allClients && now.Sub(e.listed) < clientsInterval {
@@ -131,16 +124,9 @@ func (e *examiner) ask(ctx context.Context, r request, x *examination) error {
 		if err := e.list(ctx, r, now, x); err != nil || x.unlisted {
 			return err
 		}
-		pids = slices.Sorted(maps.Keys(e.clients))
 	}
 	for i := range x.servers {
 		x.servers[i].Clients = e.clients[x.servers[i].PID]
-	}
-	if !r.multiUser {
-		if !slices.ContainsFunc(x.servers, func(s health.MPSServer) bool { return len(s.Clients) > 0 }) {
-			e.log.forgetPending(e.listed.Add(-pendingLimit))
-		}
-		x.waiting = e.log.waiting(pids, now)
 	}
 	return nil
 }
@@ -200,7 +186,7 @@ func (e *examiner) statuses(ctx context.Context, pids []int) (servers []health.M
 		if notAsked(err) {
 			return nil, false, err
 		}
-		s := health.MPSServer{PID: pid, UID: e.log.user(pid), Status: parseServerStatus(answer)}
+		s := health.MPSServer{PID: pid, Status: parseServerStatus(answer)}
 		servers, active = append(servers, s), active && s.Status == serverActive
 	}
 	return servers, active, nil

@@ -2,7 +2,6 @@ package mps
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -309,54 +308,5 @@ func TestStartTime(t *testing.T) {
 	}
 	if at, err := time.Parse(time.RFC3339, d.foreignStart(os.Getpid())); err != nil || time.Since(at) > time.Hour {
 		t.Errorf("%v, %v", at, err)
-	}
-}
-
-// More users than are remembered, and numbers that are none, have bounded effects.
-func TestControlLogLimits(t *testing.T) {
-	dir := t.TempDir()
-	l, now := newControlLog(dir), time.Now()
-	apply := func(format string, args ...any) { l.apply([]byte(logLine(fmt.Sprintf(format, args...))), now) }
-	const pending = "NEW CLIENT 0 from user %d: Server is not ready, push client to pending list"
-	for i := range maxLogUsers {
-		apply("Starting new server %d for user 7", 1+i)
-		apply(pending, 1000+i)
-	}
-	if l.user(1) != 7 || l.user(maxLogUsers) != 7 || l.user(99999) != unknownUserID {
-		t.Errorf("%v", l.servers)
-	}
-	apply(pending, 5)
-	if got := l.waiting([]int{1}, now.Add(pendingLimit)); len(got) != maxLogUsers || slices.Contains(got, 5) {
-		t.Errorf("%v", got)
-	}
-	apply("Starting new server 200 for user 8")
-	if l.user(200) != 8 || l.user(1) != unknownUserID {
-		t.Errorf("%v", l.servers)
-	}
-	clear(l.pending)
-	apply("NEW CLIENT 0 from user 9999999999999: pending")
-	apply("Starting new server 0 for user 9")
-	apply("Starting new server 9999999999999 for user 9")
-	if len(l.pending) != 0 || len(l.servers) != 1 {
-		t.Errorf("%v, %v", l.pending, l.servers)
-	}
-	apply(pending, 5)
-	l.forgetPending(now)
-	if len(l.pending) != 1 {
-		t.Error("forgotten too early")
-	}
-	l.forgetPending(now.Add(1))
-	if len(l.pending) != 0 {
-		t.Error("not forgotten")
-	}
-	other := filepath.Join(dir, "other")
-	if err := os.WriteFile(other, []byte(logLine("Starting new server 300 for user 9")), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(other, filepath.Join(dir, controlLogName)); err != nil {
-		t.Fatal(err)
-	}
-	if l.read(now); l.user(300) != unknownUserID {
-		t.Error("followed a link")
 	}
 }

@@ -449,7 +449,7 @@ func (r *run) examine(ctx context.Context, d *device) {
 		return
 	}
 	d.asked = request{
-		program: r.desired.Control, spec: d.spec, pid: d.pid, multiUser: d.status != nil && d.status.MultiUser, allClients: !d.leaving.IsZero(),
+		program: r.desired.Control, spec: d.spec, pid: d.pid, allClients: !d.leaving.IsZero(),
 	}
 	d.next = d.now.Add(examineInterval)
 	q := d.asked

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -709,41 +708,6 @@ func TestFollowerIdle(t *testing.T) {
 		if _, err := os.Stat(h.root.DesiredFile()); !errors.Is(err, fs.ErrNotExist) || h.f.State().Load() != nil {
 			t.Errorf("%v, %+v", err, h.f.State().Load())
 		}
-	})
-}
-
-func TestFollowerWaitingUsers(t *testing.T) {
-	runFollower(t, func(h *followerTest) {
-		h.ready(gpuA)
-		h.serve(gpuA, 17, fakeServer{status: serverActive, clients: []int{8}})
-		log := "[2026-11-22 07:30:26.216 Control     6] Starting new server 17 for user 1000\n" +
-			"[2026-11-22 07:30:26.216 Control     6] NEW CLIENT 0 from user 1001: Server is not ready, push client to pending list\n"
-		path := filepath.Join(h.root.LogDir(gpuA), controlLogName)
-		if err := os.WriteFile(path, []byte(log), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		advance(9 * time.Second)
-		h.wantState("for a moment", gpuA, true, "")
-		advance(10 * time.Second)
-		h.wantState("waiting", gpuA, true, health.CauseMPSUsers)
-		if s := h.state(gpuA); s.Servers[0].UID != 1000 {
-			t.Errorf("%+v", s)
-		}
-		// The server continues after its last client. It would have ended for a client that waits.
-		h.serve(gpuA, 17, fakeServer{status: serverActive})
-		advance(40 * time.Second)
-		h.wantState("who waited has left", gpuA, true, "")
-		h.serve(gpuA, 17, fakeServer{status: serverActive, clients: []int{8}})
-		advance(time.Minute)
-		h.wantState("nobody waits", gpuA, true, "")
-		if err := os.WriteFile(path, []byte(log+log), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		advance(20 * time.Second)
-		h.wantState("waiting again", gpuA, true, health.CauseMPSUsers)
-		h.change(func() { delete(h.daemons[gpuA].servers, 17) })
-		advance(6 * time.Second)
-		h.wantState("the other user has left", gpuA, true, "")
 	})
 }
 

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -87,10 +86,6 @@ func (e *evidence) judge() health.MPSDaemon {
 			"a client had a fatal fault; the MPS server accepts no client until those affected have exited")
 	case e.last.limits != nil:
 		set(health.CauseMPSLimits, health.ActionCheckMPSDaemon, "%v", e.last.limits)
-	case len(e.last.waiting) > 0:
-		set(health.CauseMPSUsers, health.ActionAlignMPSUsers, "clients of %s wait until those of %s have exited", users(e.last.waiting),
-			users(e.serving()))
-		d.Ready = true
 	default:
 		d.Ready, d.Cause, d.Action, d.Reason = true, "", "", ""
 	}
@@ -125,21 +120,4 @@ func (e *evidence) hasFault() bool {
 		}
 	}
 	return false
-}
-
-// serving returns the users of the servers.
-func (e *evidence) serving() (all []int) {
-	for _, s := range e.last.servers {
-		all = append(all, s.UID)
-	}
-	return all
-}
-
-// users describes user IDs.
-func users(ids []int) string {
-	texts := make([]string, len(ids))
-	for i, id := range ids {
-		texts[i] = fmt.Sprintf("user %d", id)
-	}
-	return strings.Join(texts, ", ")
 }

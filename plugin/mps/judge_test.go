@@ -14,7 +14,7 @@ import (
 func TestJudge(t *testing.T) {
 	now, started := time.Unix(1000, 0), time.Unix(900, 0)
 	const limit = startLimit
-	servers := []health.MPSServer{{PID: 7, UID: 1000, Status: serverActive, Clients: []int{8}}}
+	servers := []health.MPSServer{{PID: 7, Status: serverActive, Clients: []int{8}}}
 	fault := []health.MPSServer{{PID: 7, Status: serverActive}, {PID: 9, Status: serverFault}}
 	working := func() *evidence {
 		s := spec(gpuA)
@@ -144,12 +144,8 @@ func TestJudge(t *testing.T) {
 		},
 		"fault has ended": {change: func(e *evidence) { e.before.Cause = health.CauseMPSFault }, ready: true},
 		"limits": {
-			change: func(e *evidence) { e.last.limits, e.last.waiting = errLimit, []int{1} }, cause: health.CauseMPSLimits,
+			change: func(e *evidence) { e.last.limits = errLimit }, cause: health.CauseMPSLimits,
 			action: health.ActionCheckMPSDaemon, reason: errLimit.Error(),
-		},
-		"waiting users": {
-			change: func(e *evidence) { e.last.waiting = []int{1001, 1002} }, ready: true, cause: health.CauseMPSUsers,
-			action: health.ActionAlignMPSUsers, reason: "clients of user 1001, user 1002 wait until those of user 1000 have exited",
 		},
 		"late, never ready": {
 			change: func(e *evidence) { e.ready, e.last.files = false, errors.New("no pipe") }, cause: health.CauseMPSNotReady,

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -286,7 +285,7 @@ func (i instance) findDriver(ctx context.Context, own string, timeout time.Durat
 	return nil
 }
 
-// askSocket returns what a registration socket answers, nil if nothing does, and a text about the process that serves it.
+// askSocket returns what a registration socket answers, nil if nothing does, and the process that serves it as a text.
 func askSocket(ctx context.Context, path string, timeout time.Duration) (info *registerapi.PluginInfo, who string) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -298,11 +297,11 @@ func askSocket(ctx context.Context, path string, timeout time.Duration) (info *r
 	if info, err = registerapi.NewRegistrationClient(conn).GetInfo(ctx, &registerapi.InfoRequest{}); err != nil {
 		return nil, ""
 	}
-	return info, describePeer(ctx, path)
+	return info, peer(ctx, path)
 }
 
-// describePeer describes the process that serves a socket, " (PID 17, nvidia-dra)"; empty if it cannot be seen.
-func describePeer(ctx context.Context, path string) string {
+// peer returns the process that serves a socket, " (PID 17)"; empty if it cannot be seen.
+func peer(ctx context.Context, path string) string {
 	conn, err := new(net.Dialer).DialContext(ctx, "unix", path)
 	if err != nil {
 		return ""
@@ -324,9 +323,5 @@ func describePeer(ctx context.Context, path string) string {
 	}); err != nil || pid == 0 { // 0: in another PID namespace
 		return ""
 	}
-	command, err := os.ReadFile("/proc/" + strconv.Itoa(int(pid)) + "/comm")
-	if err != nil {
-		return fmt.Sprintf(" (PID %d)", pid)
-	}
-	return fmt.Sprintf(" (PID %d, %s)", pid, strings.TrimSpace(string(command)))
+	return fmt.Sprintf(" (PID %d)", pid)
 }

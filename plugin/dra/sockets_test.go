@@ -73,7 +73,7 @@ func TestFindOtherDriver(t *testing.T) {
 	other := filepath.Join(s.registryDir(), "gpu.nvidia.com-uid-reg.sock")
 	serveRegistration(t, other, registration{kind: registerapi.DRAPlugin, name: "gpu.nvidia.com"})
 	err = s.findOtherDriver(t.Context(), own)
-	if err == nil || !strings.Contains(err.Error(), other) || !strings.Contains(err.Error(), fmt.Sprintf(" (PID %d, ", os.Getpid())) {
+	if err == nil || !strings.Contains(err.Error(), other) || !strings.Contains(err.Error(), fmt.Sprintf(" (PID %d);", os.Getpid())) {
 		t.Errorf("%v, want an error with %s and its process", err, other)
 	}
 	if err := s.findOtherDriver(t.Context(), ""); err == nil {

@@ -194,11 +194,8 @@ func selectsNone(n int) string {
 // addResource adds the resource of these devices, unless the kubelet could not receive its list.
 func (l *layout) addResource(devices []candidate) {
 	name := devices[0].resource
-	if slices.ContainsFunc(devices, func(c candidate) bool { return c.share != nil }) {
-		if !l.checkListSize(devices) {
-			return
-		}
-		l.warnMixed(devices)
+	if slices.ContainsFunc(devices, func(c candidate) bool { return c.share != nil }) && !l.checkListSize(devices) {
+		return
 	}
 	r := Resource{Name: name, first: make(map[health.DeviceID]int, len(devices))}
 	var buf []byte
@@ -215,25 +212,6 @@ func (l *layout) addResource(devices []candidate) {
 		}
 	}
 	l.resources = append(l.resources, r)
-}
-
-// warnMixed warns about a resource whose devices are shared in different ways.
-func (l *layout) warnMixed(devices []candidate) {
-	var kinds []string
-	for _, c := range devices {
-		kind := "whole"
-		if c.share != nil {
-			kind = "shared (" + string(c.share.kind) + ")"
-		}
-		if !slices.Contains(kinds, kind) {
-			kinds = append(kinds, kind)
-		}
-	}
-	if len(kinds) > 1 {
-		slices.Sort(kinds)
-		l.warn("%s has devices that are %s, and a pod cannot choose: set rename in plugin.sharing", devices[0].resource,
-			strings.Join(kinds, " and "))
-	}
 }
 
 // candidates returns all devices by index, each GPU followed by its MIG devices.

@@ -11,7 +11,6 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 )
 
@@ -42,7 +41,6 @@ func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 	if len(entries) == 0 {
 		return offered
 	}
-	l.rejectMIGParents(entries, in.snap, offered)
 	var names nameCache
 	var empty misfits
 	shared := offered[:0]
@@ -181,38 +179,6 @@ func memoryUnits(d *health.Device, reserve, unit uint64) int {
 		return 0
 	}
 	return int((d.Memory - withheld) / unit) //nolint:gosec // a unit has at least 1 MiB
-}
-
-// rejectMIGParents reports the GPUs in MIG mode that an entry of MPS names, if it has the resource of none of their MIG devices. The
-// entry would have no effect on them.
-func (l *layout) rejectMIGParents(entries []shareEntry, snap *health.Snapshot, offered []candidate) {
-	for i := range entries {
-		e := &entries[i]
-		if e.kind != SharingMPS {
-			continue
-		}
-		for _, s := range e.devices {
-			if !deviceref.Valid(s) {
-				continue
-			}
-			for j := range snap.Devices {
-				d := &snap.Devices[j].Device
-				if matches, _ := snap.Bindings.Match(e.selectorKey(), s, d); d.Kind != health.KindGPU || !d.MIGMode || !matches {
-					continue
-				}
-				resource, shared := "", false
-				for k := range offered {
-					if c := &offered[k]; c.device().Parent == d.ID {
-						resource, shared = c.resource, shared || c.resource == e.name
-					}
-				}
-				if resource != "" && !shared {
-					l.misfits.add(d, "plugin.%s: expected the name of MIG devices such as %s for GPUs in MIG mode, got name %s and devices with %s",
-						e.key, resource, e.name, s)
-				}
-			}
-		}
-	}
 }
 
 // CheckDevices returns an error if the configuration does not fit the devices of a snapshot: devices in two kinds of sharing, shares

@@ -124,8 +124,7 @@ func TestLayoutOfMPSAndMemory(t *testing.T) {
 			"two kinds under one name",
 			configured(timeSliced(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"0"}}),
 				mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"1"}})), two,
-			"nvidia.com/gpu: GPU-0::0 GPU-0::1 GPU-1::mps2::0 GPU-1::mps2::1",
-			[]string{"nvidia.com/gpu has devices that are shared (mps) and shared (timeSlicing)"},
+			"nvidia.com/gpu: GPU-0::0 GPU-0::1 GPU-1::mps2::0 GPU-1::mps2::1", nil,
 		},
 		{
 			"GPU in MIG mode by MPS", configured(mpsSharedBy(2)), partitioned("1g.10gb", whole), "nvidia.com/gpu: GPU-1::mps2::0 GPU-1::mps2::1",
@@ -137,11 +136,9 @@ func TestLayoutOfMPSAndMemory(t *testing.T) {
 			[]string{"plugin.sharing.memory: "},
 		},
 		{
-			"GPU whose MIG devices are offered by MPS", configured(mixed,
+			"the resource of GPUs, with a GPU in MIG mode: its MIG devices stay whole", configured(mixed,
 				mpsShared(MPSResource{Name: gpu, Replicas: 2, Devices: []string{"0", "1"}})),
-			partitioned("1g.10gb", whole), "nvidia.com/gpu: GPU-1::mps2::0 GPU-1::mps2::1; nvidia.com/mig-1g.10gb: MIG-0-0",
-			[]string{"plugin.sharing.mps.resources[0]: expected the name of MIG devices such as nvidia.com/mig-1g.10gb for GPUs in MIG mode, got " +
-				"name nvidia.com/gpu and devices with 0: GPU 0 (GPU-0)"},
+			partitioned("1g.10gb", whole), "nvidia.com/gpu: GPU-1::mps2::0 GPU-1::mps2::1; nvidia.com/mig-1g.10gb: MIG-0-0", nil,
 		},
 		{
 			"MIG devices by the index of their GPU", configured(mixed,

@@ -23,8 +23,7 @@ func TestLayoutOfSharing(t *testing.T) {
 		},
 		{
 			"shared and whole under one name", configured(share(SharedResource{Name: gpu, Replicas: 2, Devices: []string{"GPU-1"}})), two,
-			"nvidia.com/gpu: GPU-0 GPU-1::0 GPU-1::1",
-			[]string{"nvidia.com/gpu "},
+			"nvidia.com/gpu: GPU-0 GPU-1::0 GPU-1::1", nil,
 		},
 		{
 			"first match applies",

@@ -114,6 +114,13 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	if err != nil {
 		return err
 	}
+	boot := statefile.BootID()
+	if rejection == nil {
+		s := checkStart(ctx, loader, c, boot)
+		if c, rejection = s.Config, s.Rejection; s.err != nil {
+			return s.err
+		}
+	}
 	level := zap.NewAtomicLevelAt(logLevel(c.Log))
 	sink := newSink(os.Stderr, c.Log)
 	defer func() { _ = sink.Close() }() // there is nowhere to report that the log cannot be written
@@ -128,7 +135,6 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 
 	log.Info("starting", zap.String("version", build.Version), zap.String("revision", build.Revision),
 		zap.String("config", cmp.Or(loader.Path(), "none: defaults")), zap.String("source", c.Source.Resolved()))
-	boot := statefile.BootID()
 	a := newAgent(c, log, level, boot)
 	a.loader, a.build, a.logDropped = loader, build, sink.Dropped
 	a.lock.SetConfig(loader.Path())

@@ -23,6 +23,9 @@ func TestPluginOff(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(s.Dir, nodelock.Directory), 0o750); err != nil {
 		t.Fatal(err)
 	}
+	started := *s.pluginConfig.Load()
+	started.KubeletDir = s.Dir // a reload cannot change it
+	s.pluginConfig.Store(&started)
 	s.Start(s.lock.Run)
 	s.Start(s.plugin.Run)
 	s.Start(s.dra.Run)

@@ -78,6 +78,9 @@ func (a *Agent) reject(err error, reason string, since time.Time) {
 // reload loads the configuration and puts it in force. An invalid one changes nothing.
 func (a *Agent) reload(reason string) {
 	c, err := a.loader.Load()
+	if err == nil {
+		err = a.checkFixed(&c.Plugin)
+	}
 	if err == nil && a.settled {
 		_, err = a.checkDevices(c)
 	}
@@ -109,7 +112,7 @@ func (a *Agent) settle() {
 		if rejection == nil || sourceID(c.Source) != sourceID(source) {
 			return // the plugin reports what does not fit
 		}
-		if _, misfit := a.checkDevices(c); misfit != nil {
+		if _, misfit := a.checkDevices(c); misfit != nil || a.checkFixed(&c.Plugin) != nil {
 			return
 		}
 		a.apply(c)

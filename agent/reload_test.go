@@ -353,6 +353,7 @@ func TestStartChecksDevices(t *testing.T) {
 		"fits":               {"source: {mode: sim}\n", true},
 		"with shares":        {"source: {mode: sim}\n" + fmt.Sprintf(shared, 10), true},
 		"too many too":       {"source: {mode: sim}\n" + fmt.Sprintf(shared, 901), false},
+		"of another driver":  {"source: {mode: sim}\nplugin: {dra: {driverName: gpu.example.com}}\n", false},
 		"for another source": {"source: {mode: sim, sim: {seed: 7}}\n", false},
 		"invalid":            {"source: {mode: simm}\n", false},
 	} {

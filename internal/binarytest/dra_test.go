@@ -520,27 +520,39 @@ func TestDRATwoAgents(t *testing.T) {
 	first.unprepare(c)
 }
 
-// A change of the driver's name waits for the claims of the old name, also over kill -9, and leaves no slice of it.
+// The driver gets another name only at a start without claims of the former one, which no other driver could end.
 func TestDRADriverName(t *testing.T) {
 	t.Parallel()
-	const renamed = "gpu.example.com"
+	const next = "gpu.example.com"
 	n := startDRANode(t, kubelettest.V137)
-	c := n.claim("train", "gpu-7")
-	n.prepare(c)
-	n.reload(n.config("dra", "dra: {driverName: "+renamed+"}"))
-	n.awaitPage("/readyz", 200, draDriver, "default/train")
-	n.kill()
-	n.run()
-	n.awaitPage("/readyz", 200, draDriver, "default/train")
-	if n.dra.Registered(renamed) {
-		t.Error("two drivers serve the devices")
-	}
-	n.await("the end of the claim", func() bool { return n.dra.Unprepare(t.Context(), draDriver, c) == nil })
-	n.await("the new driver", func() bool { return n.dra.Registered(renamed) && len(n.devices()) == 8 })
-	for _, s := range n.api.Slices() {
-		if s.Spec.Driver != renamed {
-			t.Errorf("a slice of %s is left", s.Spec.Driver)
+	n.awaitLastGood("")
+	c := n.claim("train", "gpu-0")
+	first := n.prepare(c)
+	renamed := n.config("dra", "dra: {driverName: "+next+"}")
+	n.write(renamed)
+	n.awaitPage("/readyz", 200, "plugin.dra.driverName: cannot change from "+draDriver+" to "+next, "drain the node, then restart the agent")
+
+	for _, stop := range []func(){n.kill, n.stop} {
+		stop()
+		n.run()
+		n.awaitLog("plugin.dra.driverName: expected " + draDriver + ", got " + next + ": 1 claim is prepared by the driver " + draDriver)
+		n.awaitServing()
+		n.awaitMetrics("gpu_node_agent_config_last_reload_successful 0")
+		if again := n.prepare(c); !slices.Equal(again[0].CDI, first[0].CDI) {
+			t.Errorf("prepared as %v, then as %v", first, again)
 		}
 	}
+	n.unprepare(c)
+	if left := n.specs(); slices.ContainsFunc(left, func(file string) bool { return strings.Contains(file, c.UID) }) {
+		t.Errorf("the claim has ended, but not its spec: %q", left)
+	}
+	if n.dra.Registered(next) {
+		t.Error("the name changed without a restart")
+	}
+	n.stop()
+	n.api.WipeSlices(draNodeName) // as the kubelet does 30 seconds after it has lost the driver
+	n.run()
+	n.await("the next name", func() bool { return n.dra.Registered(next) && len(n.devices()) == 8 })
 	n.awaitPage("/readyz", 200)
+	n.awaitMetrics("gpu_node_agent_config_last_reload_successful 1")
 }

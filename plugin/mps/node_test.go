@@ -3,6 +3,7 @@ package mps
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -51,6 +52,30 @@ func awaitState(t *testing.T, f *Follower, id health.DeviceID, what string, cond
 }
 
 func isReady(d health.MPSDaemon) bool { return d.Ready && d.Cause == "" }
+
+// Another root is refused while a daemon runs below the former one.
+func TestCheckFormer(t *testing.T) {
+	n := newNode(t)
+	stop := n.supervise()
+	n.want(gpuA)
+	next := Root(t.TempDir())
+	refused := fmt.Sprintf("plugin.sharing.mps.root: expected %s, got %s: the MPS daemon of %s runs there; ", n.root, next, gpuA)
+	var err error
+	eventually(t, "refused", func() bool {
+		err = CheckFormer(next, n.root)
+		return err != nil && strings.HasPrefix(err.Error(), refused)
+	}, func() string { return fmt.Sprint(err) })
+	if err := CheckFormer(n.root, n.root); err != nil {
+		t.Errorf("the same root: %v", err)
+	}
+	stop()
+	if err := CheckFormer(next, n.root); err != nil {
+		t.Errorf("no daemon runs: %v", err)
+	}
+	if err := CheckFormer(n.root, Root(filepath.Join(string(next), "missing"))); err != nil {
+		t.Errorf("no root: %v", err)
+	}
+}
 
 // The follower, mps-daemon and the control program's stand-in together.
 func TestFollowerOnNode(t *testing.T) {

@@ -1,0 +1,79 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
+)
+
+// formerTimeout limits what the start waits for the disk to tell what pods have by a former configuration. The driver of DRA checks again
+// before it serves.
+const formerTimeout = 5 * time.Second
+
+// checkFixed returns an error if a configuration differs from the one in force in a key that pods depend on for as long as they run: the
+// driver of that name ends their claims, and their mounts are below that directory.
+func (a *Agent) checkFixed(c *plugin.Config) error {
+	now := a.pluginConfig.Load()
+	var errs []error
+	for _, key := range []struct{ name, now, next string }{
+		{"dra.driverName", now.DRA.DriverName, c.DRA.DriverName},
+		{"kubeletDir", now.KubeletDir, c.KubeletDir},
+		{"sharing.mps.root", now.Sharing.MPS.Root, c.Sharing.MPS.Root},
+	} {
+		if key.now != key.next {
+			errs = append(errs, fmt.Errorf("plugin.%s: cannot change from %s to %s while the agent runs; drain the node, then restart the agent",
+				key.name, key.now, key.next))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// start is a configuration to start with.
+type start struct {
+	config.Config
+	*config.Rejection       // of the configuration on the disk; nil if it is that
+	err               error // why there is none
+}
+
+// checkStart returns the configuration to start with: c, or the last good one if pods need what that has and c has not. If there is none that
+// they can do with, it returns an error.
+func checkStart(ctx context.Context, loader config.Loader, c config.Config, boot string) start {
+	ctx, cancel := context.WithTimeout(ctx, formerTimeout)
+	defer cancel()
+	checked := make(chan start, 1)
+	go func() { checked <- chooseStart(loader, c, boot) }() // abandoned if the disk hangs
+	select {
+	case s := <-checked:
+		return s
+	case <-ctx.Done():
+		return start{Config: c}
+	}
+}
+
+func chooseStart(loader config.Loader, c config.Config, boot string) start {
+	last, rejection, _ := loader.LoadLastGood(c.Health.StateFile)
+	if rejection == nil {
+		return start{Config: c, err: checkFormer(&c.Plugin, nil, boot)}
+	}
+	err := checkFormer(&c.Plugin, &last.Plugin, boot)
+	if err == nil || checkFormer(&last.Plugin, &last.Plugin, boot) != nil {
+		return start{Config: c, err: err}
+	}
+	rejection.Err = err
+	return start{Config: last, Rejection: rejection}
+}
+
+// checkFormer returns an error if pods have what only the former configuration serves; former is nil if it is unknown.
+func checkFormer(c, former *plugin.Config, boot string) error {
+	err := dra.CheckFormer(c, former, boot)
+	if former != nil {
+		err = errors.Join(err, mps.CheckFormer(mps.Root(c.Sharing.MPS.Root), mps.Root(former.Sharing.MPS.Root)))
+	}
+	return err
+}

@@ -19,7 +19,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -140,14 +139,11 @@ func defaultTiming() timing {
 	}
 }
 
-// instance is a driver as the kubelet and the API server identify it on this node. Its claims end with it, so another instance starts
-// only when it has released its devices.
+// instance is a driver as the kubelet and the API server identify it on this node. Its claims end with it, so the configuration does not
+// change it while the process runs: see CheckFormer.
 type instance struct{ driver, kubeletDir string }
 
 func configuredInstance(c *plugin.Config) instance { return instance{c.DRA.DriverName, c.KubeletDir} }
-
-// serves reports whether the configuration gives the devices to the instance.
-func (i instance) serves(c *plugin.Config) bool { return c.ServesDRA() && configuredInstance(c) == i }
 
 func (i instance) dataDir() string     { return filepath.Join(i.kubeletDir, "plugins", i.driver) }
 func (i instance) registryDir() string { return filepath.Join(i.kubeletDir, "plugins_registry") }
@@ -155,15 +151,12 @@ func (i instance) registryDir() string { return filepath.Join(i.kubeletDir, "plu
 // Dirs returns the directories of the kubelet that the driver uses: none if it serves no claims and is not configured to.
 func (d *Driver) Dirs() []string {
 	c := d.Config.Load()
-	i := configuredInstance(c)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch {
-	case d.session != nil:
-		i = d.session.instance
-	case !c.ServesDRA():
+	if d.session == nil && !c.ServesDRA() {
 		return nil
 	}
+	i := configuredInstance(c)
 	return []string{i.registryDir(), i.dataDir()}
 }
 
@@ -188,9 +181,9 @@ func (d *Driver) Run(ctx context.Context) error {
 		_, releasedChanged := d.Options.Released.Watch()
 		lock, lockChanged := d.requestLock(cfg)
 		var retry <-chan time.Time
-		switch i, serve, err := d.next(cfg, lock); {
+		switch serve, err := d.next(cfg, lock); {
 		case serve:
-			d.serveWhileHeld(ctx, i)
+			d.serveWhileHeld(ctx, configuredInstance(cfg))
 			retryDelay = d.timing.retryMin
 			continue
 		case err != nil:
@@ -212,7 +205,7 @@ func (d *Driver) Run(ctx context.Context) error {
 // requestLock requests the lock of the node if there is something to serve, by this driver or the device plugin. It returns whether the
 // driver may serve, and a channel that closes when that changes.
 func (d *Driver) requestLock(cfg *plugin.Config) (s nodelock.State, changed <-chan struct{}) {
-	if cfg == nil || !cfg.Enabled && !slices.ContainsFunc(checkpoints(cfg.KubeletDir), neededCheckpoint) {
+	if cfg == nil || !cfg.Enabled && !neededCheckpoint(cfg.DRADir()) {
 		d.Lock.Request("")
 		return nodelock.State{Held: true}, nil
 	}
@@ -235,69 +228,62 @@ func (d *Driver) serveWhileHeld(ctx context.Context, i instance) {
 	}
 }
 
-// next returns the instance to serve now. First that is one that an earlier process, or an earlier configuration, has left with claims
-// or slices. An error means that this is not known, and nothing may serve the devices.
-func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (i instance, serve bool, err error) {
+// next reports whether to serve now: because the configuration says so, or because an earlier process, or an earlier configuration, has left
+// claims or slices. An error means that it is not known which claims are prepared, or that the driver cannot end them, and nothing may
+// serve the devices.
+func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (serve bool, err error) {
 	if cfg == nil {
-		return instance{}, false, nil
+		return false, nil
 	}
 	if !lock.Held { // the checkpoint may be that of the holder
 		d.setReleased(lock.Reason)
 		d.mu.Lock() // the lock logs why
 		defer d.mu.Unlock()
 		d.enabled, d.err, d.forPods = cfg.ServesDRA(), lock.Reason, false
-		return instance{}, false, nil
+		return false, nil
 	}
-	configured := configuredInstance(cfg)
-	left, found, err := d.leftover(configured, cfg.ServesDRA())
+	left := false
+	if err = CheckFormer(cfg, nil, d.BootID); err == nil { // the process before this one may have prepared claims since the start
+		left, err = d.leftover(cfg)
+	}
 	switch {
 	case err != nil:
-		d.setReleased("the prepared claims are unknown: " + err.Error())
-		d.setWaiting(cfg.ServesDRA(), "the prepared claims are unknown: "+err.Error(), false)
-		return instance{}, false, err
-	case found:
+		d.setReleased(err.Error())
+		d.setWaiting(cfg.ServesDRA(), err.Error(), false)
+		return false, err
+	case left:
 		d.setReleased("dynamic resource allocation has claims or slices on this node")
-		return left, true, nil
+		return true, nil
 	case !cfg.ServesDRA():
 		d.setReleased("")
 		d.setWaiting(false, "", false)
-		return instance{}, false, nil
+		return false, nil
 	}
 	if r := d.Options.Released.Load(); r == nil || !r.Released {
 		r = cmp.Or(r, &plugin.Handover{Reason: "it is starting"})
 		d.setReleased("")
 		d.setWaiting(true, "waiting for the device plugin to release the devices: "+r.Reason, r.Pods)
-		return instance{}, false, nil
+		return false, nil
 	}
 	d.setReleased("dynamic resource allocation serves the devices")
 	// The plugin stores that it has not released the devices before it reads that the driver has: see plugin.Handover.
 	if r := d.Options.Released.Load(); !r.Released {
 		d.setReleased("")
-		return instance{}, false, nil // Run sees the change
+		return false, nil // Run sees the change
 	}
-	return configured, true, nil
+	return true, nil
 }
 
-// leftover returns an instance with claims or slices on this node; the configured one last, which is opened if it is to serve.
-func (d *Driver) leftover(configured instance, serves bool) (i instance, found bool, err error) {
-	var all []instance
-	for _, file := range checkpoints(configured.kubeletDir) {
-		if name := filepath.Base(filepath.Dir(file)); name != configured.driver {
-			all = append(all, instance{name, configured.kubeletDir})
-		}
+// leftover reports whether the driver has claims or slices on this node.
+func (d *Driver) leftover(cfg *plugin.Config) (bool, error) {
+	i := configuredInstance(cfg)
+	if !cfg.ServesDRA() && !exists(filepath.Join(i.dataDir(), checkpointName)) && !exists(i.registryDir()) {
+		return false, nil // this agent has no mounts of DRA: see Orphans
 	}
-	if serves || exists(filepath.Join(configured.dataDir(), checkpointName)) || exists(configured.registryDir()) {
-		all = append(all, configured)
-	} // otherwise this agent has no mounts of DRA: see Orphans
-	for _, i := range all {
-		if err := d.preparer.open(i.dataDir()); err != nil {
-			return instance{}, false, err
-		}
-		if d.preparer.needed() {
-			return i, true, nil
-		}
+	if err := d.preparer.open(i.dataDir()); err != nil {
+		return false, fmt.Errorf("the prepared claims are unknown: %w", err)
 	}
-	return instance{}, false, nil
+	return d.preparer.needed(), nil
 }
 
 func exists(path string) bool {
@@ -314,9 +300,9 @@ func checkpoints(kubeletDir string) []string {
 	return files
 }
 
-// neededCheckpoint reports whether pods may have devices by a checkpoint, or may get them.
-func neededCheckpoint(file string) bool {
-	c, err := readCheckpoint(filepath.Dir(file))
+// neededCheckpoint reports whether pods may have devices by the checkpoint in a directory, or may get them.
+func neededCheckpoint(dir string) bool {
+	c, err := readCheckpoint(dir)
 	return c.needed() || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
@@ -450,10 +436,10 @@ func (d *Driver) Status() Status {
 	return s
 }
 
-// handingOver reports whether the devices are to go to another API or instance, or have to come from one.
+// handingOver reports whether the devices are to go to the device plugin, or have to come from it.
 func (d *Driver) handingOver(s *session) bool {
 	if s != nil {
-		return !s.serves(d.Config.Load())
+		return !d.Config.Load().ServesDRA()
 	}
 	r := d.Options.Released.Load()
 	return r == nil || !r.Released

@@ -457,42 +457,52 @@ func TestDriverHandsOver(t *testing.T) {
 	g.awaitNotReleased("dynamic resource allocation serves the devices")
 }
 
-// A driver of another name gets the devices when the claims of the one before have ended, also after a restart.
+// A driver of another name serves nothing while claims of the one before are prepared: it could not end them. It serves when the driver of
+// the former name has ended them.
 func TestDriverOfAnotherName(t *testing.T) {
 	t.Parallel()
 	g := servingRig(t)
 	a := claim("a", result("gpu-1"))
 	names := g.prepare(a)
-	g.configure(func(c *plugin.Config) { c.DRA.DriverName = "gpu.example.com" })
-	const reason = "releasing the devices of the driver gpu.nvidia.com: waiting for the end of claim default/a"
+	const former, next = "gpu.nvidia.com", "gpu.example.com"
+	rename := func(name string) {
+		t.Helper()
+		g.end()
+		g.await("forgotten by the kubelet", func() bool { return !g.kubelet.Registered(former) })
+		g.configure(func(c *plugin.Config) { c.DRA.DriverName = name })
+		g.start()
+	}
+	rename(next)
+	const reason = "plugin.dra.driverName: expected gpu.nvidia.com, got gpu.example.com: 1 claim is prepared by the driver gpu.nvidia.com"
 	g.awaitErr(reason)
-	g.restart()
-	g.await("registered", func() bool { return g.Status().Registered })
-	g.awaitErr(reason)
-	if s := g.Status(); s.DriverName != "gpu.nvidia.com" || !s.Handover || !s.WaitsForPods || g.kubelet.Registered("gpu.example.com") {
+	g.awaitNotReleased(reason)
+	if s := g.Status(); !s.Enabled || s.WaitsForPods || g.kubelet.Registered(next) {
 		t.Errorf("status %+v", s)
 	}
+	g.configure(usePlugin) // the device plugin must not get them either
+	g.await("disabled", func() bool { return !g.Status().Enabled })
+	g.awaitNotReleased(reason)
+	g.configure(useDRA)
+
+	rename(former)
+	g.awaitServing()
 	if again := g.prepare(a); !slices.Equal(again, names) {
 		t.Errorf("prepared again %q, want %q", again, names)
 	}
-	if id, ok := g.Device("gpu.nvidia.com", testNode, "gpu-1"); !ok || id != "GPU-1" {
-		t.Errorf("gpu-1 of the driver before is %q, %v", id, ok)
-	}
 	g.unprepare(a)
-	g.driver = "gpu.example.com"
+
+	g.driver = next
+	rename(next)
 	g.awaitServing()
-	g.awaitDevices("gpu-0", "gpu-1", "gpu-2")
-	for _, s := range g.api.Slices() {
-		if s.Spec.Driver != g.driver {
-			t.Errorf("a slice of %s is left", s.Spec.Driver)
-		}
-	}
-	b := claim("b", result("gpu-1", func(r *resourceapi.DeviceRequestAllocationResult) { r.Driver = g.driver }))
+	b := claim("b", result("gpu-1", func(r *resourceapi.DeviceRequestAllocationResult) { r.Driver = next }))
 	g.prepare(b)
-	if _, ok := g.Device("gpu.nvidia.com", testNode, "gpu-1"); ok {
+	if id, ok := g.Device(next, testNode, "gpu-1"); !ok || id != "GPU-1" {
+		t.Errorf("gpu-1 is %q, %v", id, ok)
+	}
+	if _, ok := g.Device(former, testNode, "gpu-1"); ok {
 		t.Error("the name of a driver that is gone")
 	}
-	if _, ok := g.Device(g.driver, "node2", "gpu-1"); ok {
+	if _, ok := g.Device(next, "node2", "gpu-1"); ok {
 		t.Error("the name of another pool")
 	}
 }
@@ -617,7 +627,9 @@ func TestDriverWithoutKubelet(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(long, "plugins_registry"), 0o700); err != nil {
 		t.Fatal(err)
 	}
+	g.end()
 	g.configure(func(c *plugin.Config) { c.KubeletDir = long })
+	g.start()
 	g.awaitErr("bytes too long for a unix socket")
 }
 

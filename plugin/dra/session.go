@@ -41,7 +41,6 @@ type session struct {
 
 	mu       sync.Mutex // guards the fields below
 	err      string     // why the devices are not published
-	forPods  bool       // Status.WaitsForPods
 	warnings []string
 }
 
@@ -120,10 +119,8 @@ func (s *session) run(ctx context.Context) {
 		var retry <-chan time.Time
 		var stored <-chan struct{}
 		was := serving
-		serving = s.serves(cfg)
+		serving = cfg.ServesDRA()
 		s.preparer.releasing(!serving)
-		own := *cfg
-		own.DRA.DriverName, own.KubeletDir = s.driver, s.kubeletDir
 		if serving {
 			if !was {
 				s.Log.Info("serving claims again", zap.String("driver", s.driver))
@@ -134,9 +131,9 @@ func (s *session) run(ctx context.Context) {
 				s.stopPublishing()
 				s.publishes, s.clearing = false, notClearing
 				if pool := s.pool.Load(); len(pool.ByName) > 0 {
-					s.preparer.update(&own, snap, pool) // the kubelet may still call this driver
+					s.preparer.update(cfg, snap, pool) // the kubelet may still call this driver
 				}
-			} else if err := s.publish(ctx, &own, snap, lacks); err != nil {
+			} else if err := s.publish(ctx, cfg, snap, lacks); err != nil {
 				s.setError(err.Error(), nil)
 				retry = time.After(s.timing.retryMin)
 			} else if s.clearing == tainting || s.clearing == withdrawing {
@@ -149,7 +146,7 @@ func (s *session) run(ctx context.Context) {
 				s.Log.Info("releasing the devices", zap.String("driver", s.driver))
 			}
 			s.publishes, s.clearing = false, notClearing
-			s.preparer.update(&own, snap, s.pool.Load())
+			s.preparer.update(cfg, snap, s.pool.Load())
 			if s.release(ctx, other != nil && *other != "") {
 				s.Log.Info("devices released", zap.String("driver", s.driver))
 				return
@@ -461,13 +458,10 @@ func (s *session) setReleasing(reason string, forPods bool) {
 		Reason: "plugin.api has changed, and dynamic resource allocation still has the devices: " + reason,
 		Pods:   forPods,
 	})
-	switch cfg := s.Config.Load(); {
-	case cfg.ServesDRA(): // another instance is to serve them
-		s.setState(fmt.Sprintf("releasing the devices of the driver %s: %s", s.driver, reason), forPods, nil)
-	case cfg.Enabled: // the plugin is to serve them, and reports the reason
-		s.setState("", false, nil)
-	default:
-		s.setState("", false, []string{"releasing the devices: " + reason})
+	if s.Config.Load().Enabled { // the plugin is to serve them, and reports the reason
+		s.setError("", nil)
+	} else {
+		s.setError("", []string{"releasing the devices: " + reason})
 	}
 }
 
@@ -508,10 +502,7 @@ func (s *session) describeClaims(claims map[types.UID]Claim) string {
 }
 
 // setError stores why nothing is published, and warnings. It logs those that are new.
-func (s *session) setError(err string, warnings []string) { s.setState(err, false, warnings) }
-
-// setState is setError for an error that may be only that pods hold devices.
-func (s *session) setState(err string, forPods bool, warnings []string) {
+func (s *session) setError(err string, warnings []string) {
 	for _, w := range warnings {
 		if !slices.Contains(s.loggedWarn, w) {
 			s.Log.Warn(w)
@@ -523,7 +514,7 @@ func (s *session) setState(err string, forPods bool, warnings []string) {
 	if err != "" && err != s.err {
 		s.Log.Warn("cannot serve claims", zap.String("reason", err))
 	}
-	s.err, s.forPods, s.warnings = err, forPods, warnings
+	s.err, s.warnings = err, warnings
 }
 
 // report sets the fields of a status that concern the instance.
@@ -531,12 +522,11 @@ func (s *session) report(status *Status) {
 	status.DriverName, status.Pool = s.driver, s.Node
 	s.publisher.report(status)
 	s.mu.Lock()
-	status.Err, status.WaitsForPods, status.Warning = s.err, s.forPods, strings.Join(s.warnings, "; ")
+	status.Err, status.Warning = s.err, strings.Join(s.warnings, "; ")
 	s.mu.Unlock()
 	var socketsErr string
 	status.Registered, socketsErr = s.sockets.status()
 	if socketsErr != "" {
-		status.WaitsForPods = false
 		status.Err = strings.TrimPrefix(status.Err+"; "+socketsErr, "; ")
 	}
 }

@@ -23,7 +23,7 @@ func (d *Driver) Shares() (all []plugin.ShareUnits) {
 	d.mu.Lock()
 	session := d.session
 	d.mu.Unlock()
-	if cfg == nil || pool == nil || session == nil || !session.serves(cfg) {
+	if cfg == nil || pool == nil || session == nil || !cfg.ServesDRA() {
 		return nil
 	}
 	shared := pool.shared()

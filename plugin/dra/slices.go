@@ -35,7 +35,7 @@ func (d *Driver) Slices(ctx context.Context) (PublishedSlices, error) {
 	session := d.session
 	d.mu.Unlock()
 	var pool Pool
-	if built := d.pool.Load(); session != nil && session.serves(cfg) && built.ByName != nil {
+	if built := d.pool.Load(); session != nil && cfg.ServesDRA() && built.ByName != nil {
 		pool = *built
 	} else {
 		pool = BuildPool(d.plannedInput(ctx, cfg, snap))

@@ -44,9 +44,6 @@ func (f *Follower) Run(ctx context.Context) {
 		if desired != nil {
 			r.setDesired(desired)
 			r.step(ctx)
-			if r.moving && len(r.devices) == 0 {
-				continue // to the next root
-			}
 		}
 		switch active := len(r.devices) > 0 || r.fileErr != nil; {
 		case active && tick == nil:
@@ -80,7 +77,6 @@ type run struct {
 	*Follower
 	root    Root
 	desired *Desired
-	moving  bool                        // Options.Desired has another root
 	devices map[health.DeviceID]*device // the desired ones, and those that leave
 
 	file    desiredFile // the content of Root.DesiredFile
@@ -121,28 +117,18 @@ type result struct {
 }
 
 type statusResult struct {
-	root   Root
 	status Status
 	err    error
 }
 
-// setDesired takes over which daemons must run. The devices that are no longer among them leave. If the root changes, all devices leave
-// the former one before daemons run at the next one: a device cannot have two daemons.
+// setDesired takes over which daemons must run. The devices that are no longer among them leave. The root does not change while the process
+// runs: see CheckFormer.
 func (r *run) setDesired(desired *Desired) {
-	r.moving = r.desired != nil && desired.Root != r.root && len(r.devices) > 0
-	if r.moving {
-		if r.desired.Root == r.root && len(r.desired.Daemons) == 0 {
-			return // they leave already
-		}
-		r.Log.Warn("plugin.sharing.mps.root has changed; waiting until no MPS daemon runs at the former one",
-			zap.String("former", string(r.root)), zap.String("root", string(desired.Root)))
-		desired = &Desired{Root: r.root, Control: r.desired.Control}
-	}
 	if r.desired == desired {
 		return
 	}
 	now := time.Now()
-	if r.desired == nil || desired.Root != r.root {
+	if r.desired == nil {
 		r.begin(desired.Root, now)
 	}
 	r.desired = desired
@@ -383,7 +369,7 @@ func (r *run) requestStatus(ctx context.Context) {
 	root, reload := r.root, r.reload
 	r.asking, r.reload = true, false
 	r.workers.Go(func() {
-		s := statusResult{root: root}
+		var s statusResult
 		if reload {
 			// An error of the file is also in the status.
 			_, _ = r.callWithin(ctx, root, Request{Reload: &struct{}{}})
@@ -398,9 +384,6 @@ func (r *run) requestStatus(ctx context.Context) {
 
 func (r *run) applyStatus(s statusResult) {
 	r.asking = false
-	if s.root != r.root {
-		return // of the former one
-	}
 	now := time.Now()
 	if (s.err == nil) != (r.supervisor == nil) {
 		r.examineAll() // daemons may have ended with mps-daemon, or been started by it
@@ -515,9 +498,6 @@ func (r *run) publish() {
 				"connected"
 			if d.released {
 				d.before.Reason = "the device is no longer shared by MPS; its MPS daemon is being stopped"
-			}
-			if r.moving {
-				d.before.Ready = false // containers would mount directories of the other root
 			}
 		}
 		state.Daemons[id] = new(d.before)

@@ -476,34 +476,6 @@ func TestFollowerLeaving(t *testing.T) {
 	})
 }
 
-// With another root, the daemons start there when nobody uses those of the former root.
-func TestFollowerChangesRoot(t *testing.T) {
-	runFollower(t, func(h *followerTest) {
-		h.ready(gpuA)
-		h.hold(gpuA, string(gpuA)+"::mps4::3")
-		former, pid := h.root, h.daemon(gpuA).pid
-		next := Root(t.TempDir())
-		h.change(func() { h.root = next })
-		h.want(gpuA)
-		advance(time.Minute)
-		if s := h.state(gpuA); !s.Leaving || s.Ready || h.daemon(gpuA).pid != pid {
-			t.Errorf("%+v", s)
-		}
-		h.hold(gpuA)
-		if err := os.MkdirAll(next.ShmDir(), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		advance(20 * time.Second)
-		h.wantState("at the next root", gpuA, true, "")
-		if s := h.state(gpuA); s.Leaving || s.PID == pid {
-			t.Errorf("%+v", s)
-		}
-		if d, err := readDesired(former); err != nil || len(d.Daemons) != 0 {
-			t.Errorf("%+v, %v", d, err)
-		}
-	})
-}
-
 // The kubelet may list a container a moment after its share was allocated.
 func TestFollowerLeavingAwaitsKubelet(t *testing.T) {
 	runFollower(t, func(h *followerTest) {

@@ -31,13 +31,13 @@ var errOldPlan = fmt.Errorf("the plan is older than %v; the next run plans anew"
 
 // options are the flags of the command.
 type options struct {
-	policy, objects string // files
-	snapshots       []string
-	apply, undo     bool
-	format          *terminal.Format
-	kubeconfig      string
-	agents          agentSelection
-	access          status.Access
+	policy      string // file
+	snapshots   []string
+	apply, undo bool
+	format      *terminal.Format
+	kubeconfig  string
+	agents      agentSelection
+	access      status.Access
 
 	connect func(kubeconfig string, agents agentSelection) (cluster, error)
 }
@@ -60,7 +60,7 @@ reads the password for --user from $` + status.PasswordEnv + `. It logs each act
 The exit code is 1 if an action failed, or no agent responds. What a PodDisruptionBudget refuses, or changed since it was read, has not
 failed.`,
 		Example: `  gpu-node-agent reclaim --policy policy.yaml
-  gpu-node-agent reclaim --policy policy.yaml --snapshot http://10.0.0.7:9400 --objects objects.yaml -o json
+  gpu-node-agent reclaim --policy policy.yaml --kubeconfig ~/.kube/config --snapshot http://10.0.0.7:9400 -o json
   gpu-node-agent reclaim --policy policy.yaml --apply`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			o.access.Password = os.Getenv(status.PasswordEnv)
@@ -84,7 +84,6 @@ failed.`,
 	flags.StringVar(&o.policy, "policy", "", "file with the policy; required")
 	flags.BoolVar(&o.apply, "apply", false, "make the changes; without it, the command prints them")
 	flags.BoolVar(&o.undo, "undo", false, "restore what earlier runs changed in the namespaces of the policy")
-	flags.StringVar(&o.objects, "objects", "", "YAML file with the pods, their owners and namespaces, instead of the API server")
 	flags.StringArrayVar(&o.snapshots, "snapshot", nil, "HOST:PORT or URL of an agent, instead of those that the API server lists; repeatable")
 	o.format = terminal.AddFormat(flags, "table", terminal.JSON)
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "file with the access to the API server (default: the pod's service account)")
@@ -106,10 +105,6 @@ func (o *options) validate() error {
 		return fmt.Errorf("--agent-scheme: expected http or https, got %q", o.agents.Scheme)
 	case o.agents.Port < 0 || o.agents.Port > 65535:
 		return fmt.Errorf("--agent-port: expected 1 to 65535, got %d", o.agents.Port)
-	case o.objects != "" && o.apply:
-		return errors.New("--apply: changes objects of the API server only; leave out --objects")
-	case o.objects != "" && len(o.snapshots) == 0 && !o.undo:
-		return errors.New("--objects: set --snapshot too; agents are found by the API server only")
 	case slices.ContainsFunc(o.snapshots, func(u string) bool { return strings.Contains(u, "@") }): // errors name the URL
 		return errors.New("--snapshot: expected a URL without a user; use --user with the password in $" + status.PasswordEnv)
 	}
@@ -118,25 +113,14 @@ func (o *options) validate() error {
 
 // run plans, and acts with --apply. With an error there may be a report too.
 func (o *options) run(ctx context.Context, p Policy, log *zap.Logger) (*Report, error) {
+	api, err := o.connect(o.kubeconfig, o.agents)
+	if err != nil {
+		return nil, err
+	}
 	w := World{Now: time.Now()}
 	var errs []string
-	var api cluster
-	var err error
-	if o.objects != "" {
-		var notes []string
-		if w.Objects, notes, err = LoadObjects(o.objects); err != nil {
-			return nil, err
-		}
-		for _, n := range notes {
-			log.Warn("object ignored", zap.String("note", n))
-		}
-	} else {
-		if api, err = o.connect(o.kubeconfig, o.agents); err != nil {
-			return nil, err
-		}
-		if w.Objects, errs = api.readObjects(ctx, p); len(w.Namespaces) == 0 {
-			return nil, fmt.Errorf("no namespace of the policy could be read:\n%s", strings.Join(errs, "\n"))
-		}
+	if w.Objects, errs = api.readObjects(ctx, p); len(w.Namespaces) == 0 {
+		return nil, fmt.Errorf("no namespace of the policy could be read:\n%s", strings.Join(errs, "\n"))
 	}
 	read := time.Now()
 	var r Report

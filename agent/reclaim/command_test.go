@@ -17,10 +17,14 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 )
 
 // fakeCluster has the objects of a world.
@@ -242,7 +246,6 @@ func TestRunWithoutAgents(t *testing.T) {
 	}
 }
 
-// The command works with files and URLs only.
 func TestCommand(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name, text string) string {
@@ -254,16 +257,13 @@ func TestCommand(t *testing.T) {
 	}
 	policy := file("policy.yaml", "namespaces: [ns]\nidle: {after: 2h}\nnotice: 0s\n")
 	w := liveWorld(t, map[string]float64{"a": 3, "b": 0})
-	var documents []string
+	server := apiservertest.New(t)
+	server.Put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "ns"}})
 	for _, p := range w.Pods {
-		p.APIVersion, p.Kind = "v1", kindPod
-		text, err := json.Marshal(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		documents = append(documents, string(text))
+		p.UID = types.UID(p.Name)
+		server.Put(&p)
 	}
-	objects := file("objects.yaml", strings.Join(documents, "\n---\n"))
+	kubeconfig := server.Kubeconfig(t)
 	call := func(args ...string) (string, string, error) {
 		var out, errs bytes.Buffer
 		c := Command()
@@ -274,17 +274,17 @@ func TestCommand(t *testing.T) {
 		err := c.ExecuteContext(t.Context())
 		return out.String(), errs.String(), err
 	}
-	out, log, err := call("--policy", policy, "--objects", objects, "--snapshot", w.urls["n1"], "-o", "json")
+	out, log, err := call("--policy", policy, "--kubeconfig", kubeconfig, "--snapshot", w.urls["n1"], "-o", "json")
 	var r Report
 	if err != nil || log != "" || json.Unmarshal([]byte(out), &r) != nil || len(r.Actions) != 1 || r.Actions[0].String() != "Pod ns/a" ||
 		r.Actions[0].GPUHours != 3 || !r.DryRun || len(r.Skipped) != 1 || r.Skipped[0].Reason != ReasonBusy {
 		t.Errorf("%s%s%v", out, log, err)
 	}
-	out, _, err = call("--policy", policy, "--objects", objects, "--snapshot", w.urls["n1"])
+	out, _, err = call("--policy", policy, "--kubeconfig", kubeconfig, "--snapshot", w.urls["n1"])
 	if err != nil || !strings.Contains(out, "Pod ns/a") || !strings.Contains(out, "Pod ns/b") {
 		t.Errorf("%s%v", out, err)
 	}
-	out, _, err = call("--policy", policy, "--objects", objects, "--snapshot", "http://127.0.0.1:1", "-o", "json")
+	out, _, err = call("--policy", policy, "--kubeconfig", kubeconfig, "--snapshot", "http://127.0.0.1:1", "-o", "json")
 	if err == nil || json.Unmarshal([]byte(out), &r) != nil || len(r.Errors) != 1 {
 		t.Errorf("%s%v", out, err)
 	}
@@ -294,16 +294,12 @@ func TestCommand(t *testing.T) {
 	}{
 		{nil, "--policy"},
 		{[]string{"--policy", policy, "-o", "yaml"}, "--output"},
-		{[]string{"--policy", policy, "--objects", objects}, "--snapshot"},
-		{[]string{"--policy", policy, "--objects", objects, "--snapshot", "x", "--apply"}, "--apply"},
-		{[]string{"--policy", policy, "--objects", objects, "--snapshot", "http://ada:secret@127.0.0.1:1"}, "--user"},
+		{[]string{"--policy", policy, "--snapshot", "http://ada:secret@127.0.0.1:1"}, "--user"},
 		{[]string{"--policy", policy, "--agent-scheme", "ftp"}, "--agent-scheme"},
 		{[]string{"--policy", policy, "--agent-port", "70000"}, "--agent-port"},
 		{[]string{"--policy", policy, "--user", "ada"}, "--user"},
 		{[]string{"--policy", policy, "--cert-file", policy}, "--cert-file"},
-		{[]string{"--policy", objects, "--objects", objects, "--snapshot", "x"}, objects},
-		{[]string{"--policy", policy, "--objects", policy, "--snapshot", "x"}, policy + ": document 1"},
-		{[]string{"--policy", policy, "--objects", dir + "/none", "--snapshot", "x"}, "--objects"},
+		{[]string{"--policy", kubeconfig}, kubeconfig},
 		{[]string{"--policy", policy, "--kubeconfig", dir + "/none"}, "--kubeconfig"},
 	} {
 		if out, _, err := call(c.args...); err == nil || !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "secret") ||

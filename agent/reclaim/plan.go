@@ -173,7 +173,7 @@ func candidateOf(pod *corev1.Pod, owners map[Ref]*Owner) candidate {
 			return c.refused(ReasonUnsupported, "the command does not change a "+c.Kind)
 		}
 		c.owner = owners[c.Ref]
-		if c.owner == nil || c.owner.UID != controller.UID && c.owner.UID != "" && controller.UID != "" {
+		if c.owner == nil || c.owner.UID != controller.UID {
 			c.owner = nil
 			return c.refused(ReasonUnknown, c.String()+", the owner of the pod, was not found")
 		}
@@ -246,7 +246,7 @@ func (c *candidate) judgeOwner(p Policy, w World) (Reason, string) {
 		return ReasonEnding, "suspended already"
 	case c.owner.Replicas == 0:
 		return ReasonEnding, "at 0 replicas already"
-	case c.count < expected && !w.Partial:
+	case c.count < expected:
 		return ReasonNotReady, fmt.Sprintf("%d of %d pods are listed", c.count, expected)
 	}
 	record, err := recordOf(c.owner.Annotations)
@@ -400,8 +400,8 @@ func recordOf(annotations map[string]string) (*Record, error) {
 	return &r, nil
 }
 
-// happened reports whether the recorded change was made. The run may have ended after it wrote the record. A file may lack the generation.
-func (r Record) happened(o *Owner) bool { return o.Generation == 0 || o.Generation >= r.Generation }
+// happened reports whether the recorded change was made. The run may have ended after it wrote the record.
+func (r Record) happened(o *Owner) bool { return o.Generation >= r.Generation }
 
 // noticeOf returns the time of the first notice. If there is none, it is far in the future.
 func noticeOf(annotations map[string]string) time.Time {

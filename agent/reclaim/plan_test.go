@@ -242,10 +242,6 @@ func TestPlanOfOneOwner(t *testing.T) {
 		"pod that is being deleted": {func(_ *Policy, w *testWorld) { w.Pods[0].DeletionTimestamp = new(ago(0)) }, deployment, "ending"},
 		"0 replicas":                {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Replicas = 0 }, deployment, "ending"},
 		"more replicas than pods":   {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Replicas = 2 }, deployment, "notReady"},
-		"more replicas than pods, a file": {func(_ *Policy, w *testWorld) {
-			w.owner(kindDeployment, "web").Replicas, w.Partial = 2,
-				true
-		}, deployment, "scale"},
 		"more pods than replicas and than are listed": {
 			func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Pods = 2 }, deployment,
 			"notReady",
@@ -448,7 +444,6 @@ func TestPlanOfOneOwner(t *testing.T) {
 			"unknown",
 		},
 		"Deployment was created again": {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").UID = "other" }, deployment, "unknown"},
-		"file without UIDs":            {func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").UID = "" }, deployment, "scale"},
 		"StatefulSet": {func(_ *Policy, w *testWorld) {
 			w.Pods[0].OwnerReferences[0] = *reference(w.addOwner(kindStatefulSet, "db", nil))
 		}, "StatefulSet ns/db", "scale"},
@@ -538,11 +533,6 @@ func TestPlanOfOneOwner(t *testing.T) {
 		"scaled back and busy":           {func(_ *Policy, w *testWorld) { w.record(24*time.Hour, 5); w.hold("n1", "a", 0) }, deployment, "busy"},
 		"scaled back long ago":           {func(_ *Policy, w *testWorld) { w.record(8*24*time.Hour, 5) }, deployment, "scale"},
 		"recorded change did not happen": {func(_ *Policy, w *testWorld) { w.record(time.Hour, 6) }, deployment, "scale"},
-		"scaled back, file": {func(_ *Policy, w *testWorld) {
-			w.record(time.Hour, 6)
-			w.owner(kindDeployment,
-				"web").Generation = 0
-		}, deployment, "scaledBack"},
 		"invalid record": {
 			func(_ *Policy, w *testWorld) { w.owner(kindDeployment, "web").Annotations[recordAnnotation] = "3" }, deployment,
 			"scale",

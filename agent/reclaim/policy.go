@@ -1,10 +1,13 @@
 package reclaim
 
 import (
+	"bufio"
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"reflect"
 	"regexp"
@@ -15,6 +18,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
@@ -107,11 +111,11 @@ func LoadPolicy(file string) (Policy, error) {
 // ParsePolicy returns the policy of a YAML document, with the defaults for the keys that it does not have. It returns every error, each
 // with its key.
 func ParsePolicy(text []byte) (Policy, error) {
-	switch all, err := documents(text); {
+	switch n, err := countDocuments(text); {
 	case err != nil:
 		return Policy{}, err
-	case len(all) != 1:
-		return Policy{}, fmt.Errorf("expected one YAML document with a policy, got %d", len(all))
+	case n != 1:
+		return Policy{}, fmt.Errorf("expected one YAML document with a policy, got %d", n)
 	}
 	p := DefaultPolicy()
 	f := policyFile{
@@ -260,6 +264,27 @@ func minuteOfDay(text string) (int, bool) {
 	}
 	t, err := time.Parse("15:04", text)
 	return t.Hour()*60 + t.Minute(), err == nil && len(text) == len("15:04")
+}
+
+// countDocuments returns the number of YAML documents of a text without those that are empty.
+func countDocuments(text []byte) (n int, err error) {
+	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
+	for i := 1; ; i++ {
+		part, err := reader.Read()
+		if errors.Is(err, io.EOF) {
+			return n, nil
+		}
+		if err != nil {
+			return 0, fmt.Errorf("document %d: %w", i, err)
+		}
+		d, err := yaml.YAMLToJSONStrict(part)
+		if err != nil {
+			return 0, fmt.Errorf("document %d: %w", i, err)
+		}
+		if string(d) != "null" {
+			n++
+		}
+	}
 }
 
 // unknownField finds the key in an error of encoding/json.

@@ -1,7 +1,7 @@
 // Package reclaim gives back GPUs that pods hold and do not use: `gpu-node-agent reclaim`, one run for a CronJob.
 //
 //	agents (/api/v1/snapshot) ─┐
-//	API server, or a file ─────┼─► World ─► plan ─► Report ─► table or JSON
+//	API server ────────────────┼─► World ─► plan ─► Report ─► table or JSON
 //	policy file ───────────────┘                      └─────► apply: scale, suspend, evict, notify
 //
 // plan.go is pure. Without --apply a run changes nothing.
@@ -26,12 +26,11 @@ type World struct {
 	Agents map[string]Agent // by node
 }
 
-// Objects is what the API server, or a file, has of the policy's namespaces.
+// Objects is what the API server has of the policy's namespaces.
 type Objects struct {
 	Namespaces map[string]map[string]string // the annotations of each namespace; nil for one that has none
 	Pods       []corev1.Pod                 // all, whatever Policy.PodSelector, because an owner is idle only if all its pods are
 	Owners     map[Ref]*Owner               // all Deployments, ReplicaSets, StatefulSets, Jobs and CronJobs, also those without pods
-	Partial    bool                         // they are from a file, which may lack pods of an owner
 }
 
 // Agent is the response of the agent on a node.
@@ -58,12 +57,11 @@ const (
 	kindNamespace   = "Namespace"
 )
 
-// kindGroups are the API groups of the kinds of objects.
+// kindGroups are the API groups of the kinds of owners.
 //
 //nolint:gochecknoglobals // constant
 var kindGroups = map[string]string{
-	kindDeployment: "apps", kindReplicaSet: "apps", kindStatefulSet: "apps", kindJob: "batch", kindCronJob: "batch", kindPod: "",
-	kindNamespace: "",
+	kindDeployment: "apps", kindReplicaSet: "apps", kindStatefulSet: "apps", kindJob: "batch", kindCronJob: "batch",
 }
 
 // groupOf returns the API group of a version such as apps/v1. That of v1 is "".

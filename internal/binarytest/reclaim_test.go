@@ -2,22 +2,26 @@ package binarytest
 
 import (
 	"encoding/json"
-	"fmt"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	quantity "k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
 	"github.com/gpu-node-agent/gpu-node-agent/agent/reclaim"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 )
 
-// A dry run with objects from a file finds the idle Deployment with its GPU-hours, and leaves the others alone. It needs no API server, and
-// an invalid configuration of the agent does not matter.
+// A dry run finds the idle Deployment with its GPU-hours, and leaves the others alone.
 func TestReclaimDryRun(t *testing.T) {
 	t.Parallel()
 	p := newProcess(t, `source: {mode: sim, interval: 1s, sim: {scenario: [{at: 0s, gpu: 0, processes: []}, {at: 0s, gpu: 1, processes: [{pid: 4242, sm: 0.9}]}]}}
@@ -56,35 +60,44 @@ plugin: {kubeletDir: DIR}`)
 		return len(idle) == 7 && all[worker] != nil && all[worker].Observed >= 2
 	})
 	slices.Sort(idle)
-	ready := func(ago time.Duration) string { return time.Now().Add(-ago).UTC().Format(time.RFC3339) }
-	var objects strings.Builder
-	pod := func(name, node, metadata, since string) {
-		fmt.Fprintf(&objects, `---
-apiVersion: v1
-kind: Pod
-metadata: {name: %s, %s}
-spec: {nodeName: %s, containers: [{name: main, resources: {limits: {nvidia.com/gpu: 1}}}]}
-status: {conditions: [{type: Ready, status: "True", lastTransitionTime: %q}]}
-`, name, metadata, node, since)
+	server := apiservertest.New(t)
+	owner := metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "web", UID: "deployment"}
+	server.Put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceDefault}})
+	server.Put(&appsv1.Deployment{ObjectMeta: owner})
+	controller := func(kind string) []metav1.OwnerReference {
+		return []metav1.OwnerReference{*metav1.NewControllerRef(&owner, appsv1.SchemeGroupVersion.WithKind(kind))}
 	}
-	objects.WriteString("{apiVersion: apps/v1, kind: Deployment, metadata: {name: web}}\n")
-	pod(idle[0], "node-1", "labels: {pod-template-hash: x1}, ownerReferences: [{apiVersion: apps/v1, kind: ReplicaSet, name: web-x1, "+
-		"controller: true}]", ready(2*time.Hour))
-	pod(idle[1], "node-1", "annotations: {gpu-node-agent/reclaim-opt-out: ''}", ready(2*time.Hour))
-	pod(idle[2], "node-1", "annotations: {}", ready(0))
-	pod(busy, "node-1", "annotations: {}", ready(2*time.Hour))
-	pod("elsewhere", "node-2", "annotations: {}", ready(2*time.Hour))
-	write := func(name, text string) string {
-		path := filepath.Join(p.Dir, name)
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+	replicaSet := owner
+	replicaSet.UID, replicaSet.OwnerReferences = "replicaset", controller("Deployment")
+	server.Put(&appsv1.ReplicaSet{ObjectMeta: replicaSet})
+	owner = replicaSet
+	pod := func(name, node string, readyFor time.Duration, change func(*corev1.Pod)) {
+		since := metav1.NewTime(time.Now().Add(-readyFor))
+		pod := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name, UID: types.UID(name), CreationTimestamp: since},
+			Spec: corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "main", Resources: corev1.ResourceRequirements{
+				Limits: corev1.ResourceList{"nvidia.com/gpu": quantity.MustParse("1")},
+			}}}},
+			Status: corev1.PodStatus{Phase: corev1.PodRunning, Conditions: []corev1.PodCondition{{
+				Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: since,
+			}}},
+		}
+		change(pod)
+		server.Put(pod)
+	}
+	bare := func(*corev1.Pod) {}
+	pod(idle[0], "node-1", 2*time.Hour, func(p *corev1.Pod) { p.OwnerReferences = controller("ReplicaSet") })
+	pod(idle[1], "node-1", 2*time.Hour, func(p *corev1.Pod) { p.Annotations = map[string]string{"gpu-node-agent/reclaim-opt-out": ""} })
+	pod(idle[2], "node-1", 0, bare)
+	pod(busy, "node-1", 2*time.Hour, bare)
+	pod("elsewhere", "node-2", 2*time.Hour, bare)
+	kubeconfig, policy := server.Kubeconfig(t), filepath.Join(p.Dir, "policy.yaml")
+	for _, evidence := range []string{"noWork", "noProcess"} {
+		text := "namespaces: [default]\nidle: {after: 1s, evidence: " + evidence + "}\nnotice: 0s\n"
+		if err := os.WriteFile(policy, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		return path
-	}
-	objectsFile := write("objects.yaml", objects.String())
-	for _, evidence := range []string{"noWork", "noProcess"} {
-		policy := write("policy.yaml", "namespaces: [default]\nidle: {after: 1s, evidence: "+evidence+"}\nnotice: 0s\n")
-		cmd := exec.CommandContext(t.Context(), binary, "reclaim", "--policy", policy, "--objects", objectsFile, "--snapshot", p.URL, "-o",
+		cmd := exec.CommandContext(t.Context(), binary, "reclaim", "--policy", policy, "--kubeconfig", kubeconfig, "--snapshot", p.URL, "-o",
 			"json")
 		cmd.Env = append(os.Environ(), raceOptions)
 		out, err := cmd.Output()

@@ -86,7 +86,7 @@ func compareRefs(a, b Ref) int {
 //nolint:gochecknoglobals // constant
 var reasons = []Reason{
 	ReasonOptedOut, ReasonUnsupported, ReasonSystem, ReasonEnding, ReasonBusy, ReasonNoAgent, ReasonSourceDown, ReasonUnknown, ReasonNotReady,
-	ReasonYoung, ReasonScaledBack, ReasonHours, ReasonNoticed, ReasonLimit, ReasonChanged,
+	ReasonYoung, ReasonScaledBack, ReasonNoticed, ReasonLimit, ReasonChanged,
 }
 
 func rank(r Reason) int { return slices.Index(reasons, r) }
@@ -229,9 +229,6 @@ func (c *candidate) judge(p Policy, w World) (Reason, string) {
 	}
 	if c.owner != nil {
 		consider(c.judgeOwner(p, w))
-	}
-	if p.Hours != nil && !p.Hours.contain(w.Now) {
-		consider(ReasonHours, "hours are "+p.Hours.String())
 	}
 	return reason, text
 }

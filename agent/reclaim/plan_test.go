@@ -494,17 +494,6 @@ func TestPlanOfOneOwner(t *testing.T) {
 			w.owner(kindDeployment, "web").Labels = map[string]string{kueueQueue: "q"}
 		}, deployment, "unsupported"},
 
-		"outside the hours": {func(p *Policy, _ *testWorld) { p.Hours = &Hours{From: "22:00", To: "06:00"} }, deployment, "hours"},
-		"within the hours":  {func(p *Policy, _ *testWorld) { p.Hours = &Hours{From: "11:00", To: "12:01"} }, deployment, "scale"},
-		"busy, outside hours": {
-			func(p *Policy, w *testWorld) { p.Hours = &Hours{From: "22:00", To: "06:00"}; w.hold("n1", "a", 0) }, deployment,
-			"busy",
-		},
-		"notice, outside hours": {func(p *Policy, _ *testWorld) {
-			p.Notice.Duration = time.Hour
-			p.Hours = &Hours{From: "22:00", To: "06:00"}
-		}, deployment, "hours"},
-
 		"first notice": {func(p *Policy, _ *testWorld) { p.Notice.Duration = time.Hour }, deployment, "notify"},
 		"noticed": {
 			func(p *Policy, w *testWorld) { p.Notice.Duration = time.Hour; w.notice(59 * time.Minute) }, deployment,

@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-	_ "time/tzdata" // an image needs no time zones for hours.timeZone
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -34,9 +33,8 @@ type Policy struct {
 	OptOut     string          `json:"optOutAnnotation"`
 	MinimumAge metav1.Duration `json:"minimumAge"` // of a pod, since it is Ready
 	Idle       IdlePolicy      `json:"idle"`
-	Hours      *Hours          `json:"hours,omitempty"` // in which GPUs are taken; always without it
-	MaxPerRun  int             `json:"maxPerRun"`       // actions and notices
-	Notice     metav1.Duration `json:"notice"`          // between the notice and the action; 0: without a notice
+	MaxPerRun  int             `json:"maxPerRun"` // actions and notices
+	Notice     metav1.Duration `json:"notice"`    // between the notice and the action; 0: without a notice
 	// LeaveFor is how long an owner is left alone after somebody, such as an autoscaler, has undone an action.
 	LeaveFor metav1.Duration `json:"leaveFor"`
 }
@@ -45,15 +43,6 @@ type Policy struct {
 type IdlePolicy struct {
 	After    metav1.Duration `json:"after"`    // required
 	Evidence string          `json:"evidence"` // node.EvidenceNoProcess, node.EvidenceNoWork
-}
-
-// Hours are hours of the day, of the clock on the wall: the hour that a change to summer time leaves out does not occur, and the one that
-// is repeated occurs twice.
-type Hours struct {
-	From     string   `json:"from"`               // HH:MM
-	To       string   `json:"to"`                 // HH:MM; may be of the next day
-	TimeZone string   `json:"timeZone,omitempty"` // such as Europe/Berlin; UTC without it
-	Days     []string `json:"days,omitempty"`     // Mon, Tue, … on which From is; every day without it
 }
 
 // DefaultPolicy returns the defaults of a policy. The required keys have none.
@@ -75,7 +64,6 @@ type policyFile struct {
 	OptOut      string                `json:"optOutAnnotation"`
 	MinimumAge  string                `json:"minimumAge"`
 	Idle        idleFile              `json:"idle"`
-	Hours       *Hours                `json:"hours"`
 	MaxPerRun   int                   `json:"maxPerRun"`
 	Notice      string                `json:"notice"`
 	LeaveFor    string                `json:"leaveFor"`
@@ -91,8 +79,7 @@ type idleFile struct {
 //nolint:gochecknoglobals // constant
 var policyKeys = []string{
 	"namespaces", "podSelector", "podSelector.matchLabels", "podSelector.matchExpressions", "optOutAnnotation", "minimumAge", "idle",
-	"idle.after", "idle.evidence",
-	"hours", "hours.from", "hours.to", "hours.timeZone", "hours.days", "maxPerRun", "notice", "leaveFor",
+	"idle.after", "idle.evidence", "maxPerRun", "notice", "leaveFor",
 }
 
 // LoadPolicy reads the policy of a file. Each line of an error names the file.
@@ -136,7 +123,7 @@ func ParsePolicy(text []byte) (Policy, error) {
 	p = Policy{
 		Namespaces: slices.Compact(slices.Sorted(slices.Values(f.Namespaces))), PodSelector: f.PodSelector, OptOut: f.OptOut,
 		MinimumAge: duration("minimumAge", f.MinimumAge, 0), Idle: IdlePolicy{Evidence: f.Idle.Evidence},
-		Hours: f.Hours, MaxPerRun: f.MaxPerRun, Notice: duration("notice", f.Notice, 0), LeaveFor: duration("leaveFor", f.LeaveFor, 0),
+		MaxPerRun: f.MaxPerRun, Notice: duration("notice", f.Notice, 0), LeaveFor: duration("leaveFor", f.LeaveFor, 0),
 	}
 	if f.Idle.After == "" {
 		errs = append(errs, errors.New(
@@ -178,92 +165,7 @@ func (p Policy) validate() error {
 	if p.MaxPerRun < 1 {
 		bad("maxPerRun: expected 1 or more, got %d", p.MaxPerRun)
 	}
-	if p.Hours != nil {
-		errs = append(errs, p.Hours.validate())
-	}
 	return errors.Join(errs...)
-}
-
-func (h Hours) validate() error {
-	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
-	for _, k := range []struct{ key, value string }{{"from", h.From}, {"to", h.To}} {
-		if _, ok := minuteOfDay(k.value); !ok {
-			bad("hours.%s: expected a time such as \"22:00\", got %q", k.key, k.value)
-		}
-	}
-	if h.From == "24:00" {
-		bad("hours.from: expected 00:00 to 23:59, got %q", h.From)
-	}
-	if h.From == h.To {
-		bad("hours: from and to are equal; leave out hours to take GPUs at any time")
-	}
-	if _, err := h.location(); err != nil {
-		bad("hours.timeZone: expected a name such as Europe/Berlin, got %q", h.TimeZone)
-	}
-	if h.Days != nil && len(h.Days) == 0 {
-		bad("hours.days: expected at least one day; leave it out for every day")
-	}
-	for _, d := range h.Days {
-		if !slices.Contains(weekdays(), d) {
-			bad("hours.days: expected %s, got %q", strings.Join(weekdays(), ", "), d)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// location returns the time zone. That of the host is refused, because a CronJob's is not that of its users.
-func (h Hours) location() (*time.Location, error) {
-	if h.TimeZone == time.Local.String() {
-		return nil, errors.New("the time zone of the host is not a name")
-	}
-	return time.LoadLocation(h.TimeZone)
-}
-
-// contain reports whether a time is in the hours, which are valid.
-func (h Hours) contain(t time.Time) bool {
-	zone, err := h.location()
-	if err != nil {
-		return false
-	}
-	t = t.In(zone)
-	from, _ := minuteOfDay(h.From)
-	to, _ := minuteOfDay(h.To)
-	now := t.Hour()*60 + t.Minute()
-	day := t.Weekday()
-	switch {
-	case from < to:
-		return from <= now && now < to && h.on(day)
-	case now < to: // since the evening before
-		return h.on((day + 6) % 7)
-	}
-	return now >= from && h.on(day)
-}
-
-// on reports whether From is on a day.
-func (h Hours) on(d time.Weekday) bool {
-	return h.Days == nil || slices.Contains(h.Days, weekdays()[d])
-}
-
-// String returns a text like "22:00 to 06:00 Europe/Berlin, Mon, Tue".
-func (h Hours) String() string {
-	zone := "UTC"
-	if h.TimeZone != "" {
-		zone = h.TimeZone
-	}
-	return strings.Join(append([]string{h.From + " to " + h.To + " " + zone}, h.Days...), ", ")
-}
-
-// weekdays returns the names of the days, in the order of time.Weekday.
-func weekdays() []string { return []string{"Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"} }
-
-// minuteOfDay returns the minutes of HH:MM, from 00:00 to 24:00.
-func minuteOfDay(text string) (int, bool) {
-	if text == "24:00" {
-		return 24 * 60, true
-	}
-	t, err := time.Parse("15:04", text)
-	return t.Hour()*60 + t.Minute(), err == nil && len(text) == len("15:04")
 }
 
 // countDocuments returns the number of YAML documents of a text without those that are empty.
@@ -300,6 +202,9 @@ func explainYAML(err error) error {
 		return fmt.Errorf("%s: expected %s, got %s", cmp.Or(mismatch.Field, "the policy"), cmp.Or(expected, "a text"), mismatch.Value)
 	}
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
+		if m[1] == "hours" {
+			return errors.New("unknown key \"hours\"; set schedule and timeZone of the CronJob instead, such as \"*/15 20-23,0-6 * * *\" and Europe/Berlin")
+		}
 		if nearest := config.Nearest(m[1], policyKeys); nearest != "" {
 			return fmt.Errorf("unknown key %q; did you mean %s?", m[1], nearest)
 		}

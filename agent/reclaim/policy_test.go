@@ -22,7 +22,7 @@ func TestParsePolicy(t *testing.T) {
 	full := Policy{
 		Namespaces: []string{"team-a", "team-b"}, PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "notebook"}},
 		OptOut: "example.com/keep", Idle: IdlePolicy{metav1.Duration{Duration: time.Second}, node.EvidenceNoWork},
-		Hours: &Hours{"22:00", "06:00", "Europe/Berlin", []string{"Mon", "Fri"}}, MaxPerRun: 3,
+		MaxPerRun: 3,
 	}
 	for text, want := range map[string]Policy{
 		minimalPolicy:                                         p,
@@ -35,7 +35,6 @@ podSelector: {matchLabels: {app: notebook}}
 optOutAnnotation: example.com/keep
 minimumAge: 0s
 idle: {after: 1s, evidence: noWork}
-hours: {from: 22:00, to: 06:00, timeZone: Europe/Berlin, days: [Mon, Fri]}
 maxPerRun: 3
 notice: 0s
 leaveFor: 0s
@@ -72,13 +71,7 @@ func TestParsePolicyErrors(t *testing.T) {
 		minimalPolicy + "notice: 1h\nnotice: 2h":                                   {"notice", "already set"},
 		minimalPolicy + "maxPerRun: many":                                          {"maxPerRun: ", "a whole number", "string"},
 		minimalPolicy + "maxPerRun: 1.5":                                           {"maxPerRun: ", "1.5"},
-		minimalPolicy + "hours: 22:00":                                             {"hours: ", "mapping"},
-		minimalPolicy + "hours: {from: 22}":                                        {"hours.from: ", `"22"`, "hours.to: "},
-		minimalPolicy + "hours: {from: '9:00', to: '25:00', timeZone: Berlin, days: [Monday]}": {
-			"hours.from: ", `"9:00"`, "hours.to: ", `"25:00"`, "hours.timeZone: ", `"Berlin"`, "hours.days: ", `"Monday"`,
-		},
-		minimalPolicy + "hours: {from: '24:00', to: '00:00'}":                            {"hours.from: ", `"24:00"`},
-		minimalPolicy + "hours: {from: '09:00', to: '09:00', timeZone: Local, days: []}": {"hours: ", "hours.timeZone: ", "hours.days: "},
+		minimalPolicy + "hours: {from: 22:00, to: 06:00}":                          {`"hours"`, "schedule", "timeZone"},
 	} {
 		p, err := ParsePolicy([]byte(text))
 		if err == nil {
@@ -112,73 +105,12 @@ func TestLoadPolicyNamesFile(t *testing.T) {
 	}
 }
 
-func TestHours(t *testing.T) {
-	at := func(text string) time.Time {
-		t.Helper()
-		v, err := time.Parse("Mon 2006-01-02 15:04Z07:00", text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return v
-	}
-	day, night := Hours{From: "09:00", To: "17:30"}, Hours{From: "22:00", To: "06:00"}
-	weekend := Hours{From: "22:00", To: "06:00", Days: []string{"Sat", "Sun"}}
-	berlin := Hours{From: "22:00", To: "06:00", TimeZone: "Europe/Berlin"}
-	allSaturday := Hours{From: "00:00", To: "24:00", Days: []string{"Sat"}}
-	gap := Hours{From: "02:15", To: "02:45", TimeZone: "Europe/Berlin"}
-	late := Hours{From: "02:30", To: "04:00", TimeZone: "Europe/Berlin"}
-	for _, c := range []struct {
-		hours Hours
-		at    string
-		want  bool
-	}{
-		{day, "Wed 2026-03-04 08:59Z", false},
-		{day, "Wed 2026-03-04 09:00Z", true},
-		{day, "Wed 2026-03-04 17:29Z", true},
-		{day, "Wed 2026-03-04 17:30Z", false},
-		{night, "Wed 2026-03-04 21:59Z", false},
-		{night, "Wed 2026-03-04 22:00Z", true},
-		{night, "Wed 2026-03-04 23:59Z", true},
-		{night, "Thu 2026-03-05 00:00Z", true},
-		{night, "Thu 2026-03-05 05:59Z", true},
-		{night, "Thu 2026-03-05 06:00Z", false},
-		{weekend, "Sat 2026-03-07 05:00Z", false},
-		{weekend, "Sat 2026-03-07 22:00Z", true},
-		{weekend, "Sun 2026-03-08 05:59Z", true},
-		{weekend, "Sun 2026-03-08 23:00Z", true},
-		{weekend, "Mon 2026-03-09 05:59Z", true},
-		{weekend, "Mon 2026-03-09 22:00Z", false},
-		{allSaturday, "Sat 2026-03-07 00:00Z", true},
-		{allSaturday, "Sat 2026-03-07 23:59Z", true},
-		{allSaturday, "Sun 2026-03-08 00:00Z", false},
-		{berlin, "Wed 2026-03-04 21:00Z", true},
-		{berlin, "Wed 2026-03-04 20:59Z", false},
-		{berlin, "Wed 2026-07-01 20:00Z", true},
-		{berlin, "Wed 2026-07-01 19:59Z", false},
-		// On 29 March 2026 the clock goes from 02:00 to 03:00, on 25 October from 03:00 back to 02:00.
-		{gap, "Sun 2026-03-29 00:59Z", false},
-		{gap, "Sun 2026-03-29 01:00Z", false},
-		{gap, "Sun 2026-03-29 01:30Z", false},
-		{late, "Sun 2026-03-29 00:59Z", false},
-		{late, "Sun 2026-03-29 01:00Z", true},
-		{late, "Sun 2026-03-29 02:00Z", false},
-		{gap, "Sun 2026-10-25 00:30Z", true},
-		{gap, "Sun 2026-10-25 01:30Z", true},
-		{gap, "Sun 2026-10-25 02:30Z", false},
-	} {
-		if got := c.hours.contain(at(c.at)); got != c.want {
-			t.Errorf("%v at %s: %v", c.hours, c.at, got)
-		}
-	}
-}
-
 // FuzzParsePolicy checks that a policy is valid whenever it is accepted, and the same after it is written and read again.
 func FuzzParsePolicy(f *testing.F) {
 	for _, text := range []string{
-		minimalPolicy, "", "{}", "[]", "---\n---\n", minimalPolicy + "hours: {from: 22:00, to: 06:00, timeZone: Europe/Berlin, days: [Mon]}",
+		minimalPolicy, "", "{}", "[]", "---\n---\n",
 		minimalPolicy + "podSelector: {matchExpressions: [{key: a, operator: In, values: [b]}]}\nnotice: 0s\nmaxPerRun: 1", "namespaces: &a [*a]",
 		"idle: {after: 9999999h}",
-		minimalPolicy + "hours: {from: '24:00', to: '00:00', timeZone: ../../etc/passwd}",
 	} {
 		f.Add([]byte(text))
 	}
@@ -193,9 +125,6 @@ func FuzzParsePolicy(f *testing.F) {
 		if err := p.validate(); err != nil || p.Idle.After.Duration < time.Second || p.Notice.Duration < 0 || p.MinimumAge.Duration < 0 ||
 			p.LeaveFor.Duration < 0 {
 			t.Errorf("%+v: %v", p, err)
-		}
-		if p.Hours != nil {
-			p.Hours.contain(now())
 		}
 		written, err := json.Marshal(p)
 		if err != nil {

@@ -191,7 +191,6 @@ const (
 	ReasonOptedOut    Reason = "optedOut"    // by the annotation
 	ReasonNoAgent     Reason = "noAgent"     // the agent of the node does not respond
 	ReasonSourceDown  Reason = "sourceDown"  // the agent cannot measure now
-	ReasonHours       Reason = "hours"       // outside Policy.Hours
 	ReasonNoticed     Reason = "noticed"     // the notice period has not ended
 	ReasonLimit       Reason = "limit"       // Policy.MaxPerRun
 	ReasonScaledBack  Reason = "scaledBack"  // somebody undid an earlier action

@@ -57,8 +57,6 @@ func TestNull(t *testing.T) {
 			"reclaim.policy.namespaces":      "reclaim.policy.namespaces: ",
 			"reclaim.policy.idle":            "reclaim.policy.idle.after: ",
 			"reclaim.policy.idle.after":      "reclaim.policy.idle.after: ",
-			"reclaim.policy.hours.from":      "reclaim.policy.hours: ",
-			"reclaim.policy.hours.to":        "reclaim.policy.hours: ",
 			"reclaim.web.secretName":         "reclaim.web.secretName: ",
 			"reclaim.web.certFile":           "reclaim.web: ",
 			"reclaim.web.keyFile":            "reclaim.web: ",

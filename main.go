@@ -92,7 +92,7 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 		reclaim.Command(),
 		cleanup.Command(),
 	)
-	cmd.AddCommand(operator.Commands(&loader, agent.PlanSlices, agent.PlanLabels)...)
+	cmd.AddCommand(operator.Commands(&loader, agent.PlanLabels)...)
 	refuseArgumentsOf(cmd)
 	cmd.SetFlagErrorFunc(explainFlag)
 	return cmd

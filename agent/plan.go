@@ -19,37 +19,16 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
-// planTimeout limits PlanSlices and PlanLabels. Without persistence mode, DCGM takes some seconds to wake each GPU.
+// planTimeout limits PlanLabels. Without persistence mode, DCGM takes some seconds to wake each GPU.
 const planTimeout = 30 * time.Second
-
-// PlanSlices returns the ResourceSlices that an agent with this configuration would publish. It polls the source once and judges the
-// reading with the saved findings. It writes nothing and has no effect on a running agent.
-func PlanSlices(ctx context.Context, c config.Config) (dra.PublishedSlices, error) {
-	ctx, cancel := withPlanTimeout(ctx, c)
-	defer cancel()
-	a := planningAgent(c)
-	saved, warnings := readState(c)
-	if err := a.pollOnce(ctx, c, saved); err != nil {
-		return dra.PublishedSlices{}, err
-	}
-	d := dra.New(dra.Options{
-		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: statefile.BootID(),
-		Released:   new(health.Latest[plugin.Handover]),
-		Properties: propertiesOf(&a.sourceConfig, &a.snapshots, nvml.Properties(a.log)), Log: a.log,
-	})
-	s, err := d.Slices(ctx)
-	s.NotPublished = "no agent runs; this is what one would publish"
-	s.Warnings = append(warnings, s.Warnings...)
-	return s, err
-}
 
 // PlanLabels returns the labels that an agent with this configuration would write: of what the source measures now, or as an agent has
 // saved them if the source does not answer. It writes nothing and has no effect on a running agent.
 func PlanLabels(ctx context.Context, c config.Config) (node.Labels, error) {
-	ctx, cancel := withPlanTimeout(ctx, c)
+	ctx, cancel := context.WithTimeoutCause(ctx, planTimeout, fmt.Errorf("source %s: no response within %v; run gpu-node-agent doctor",
+		c.Source.Resolved(), planTimeout))
 	defer cancel()
 	saved, warnings := readState(c)
 	l, err := planLabels(ctx, c, saved)
@@ -80,11 +59,6 @@ func planLabels(ctx context.Context, c config.Config, saved statefile.Saved) (no
 		l.Warnings = append(l.Warnings, "health.stateFile: "+err.Error())
 	}
 	return l, cmp.Or(pollErr, labelsErr)
-}
-
-func withPlanTimeout(ctx context.Context, c config.Config) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, planTimeout, fmt.Errorf("source %s: no response within %v; run gpu-node-agent doctor",
-		c.Source.Resolved(), planTimeout))
 }
 
 // planningAgent returns an agent that does not run.

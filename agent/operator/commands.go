@@ -10,22 +10,20 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
-	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
 // requestTimeout limits the commands that the agent answers at once.
 const requestTimeout = 10 * time.Second
 
-// Commands returns the subcommands that talk to a running agent. slices and labels return what an agent would publish and write, for a
-// node on which none runs.
-func Commands(loader *config.Loader, slices plan[dra.PublishedSlices], labels plan[node.Labels]) []*cobra.Command {
+// Commands returns the subcommands that talk to a running agent. plan returns the labels that an agent would write, for a node on which
+// none runs.
+func Commands(loader *config.Loader, plan planLabels) []*cobra.Command {
 	return []*cobra.Command{
 		statusCommand(loader), simCommand(loader), clearCommand(loader), detachCommand(loader), attachCommand(loader), mpsCommand(loader),
-		draCommand(loader, slices), labelsCommand(loader, labels),
+		draCommand(loader), labelsCommand(loader, plan),
 	}
 }
 

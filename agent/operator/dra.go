@@ -1,6 +1,7 @@
 package operator
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
@@ -13,42 +14,39 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
-func draCommand(loader *config.Loader, plan plan[dra.PublishedSlices]) *cobra.Command {
+func draCommand(loader *config.Loader) *cobra.Command {
 	cmd := &cobra.Command{Use: "dra", Short: "Show what the agent does by dynamic resource allocation (DRA)"}
-	cmd.AddCommand(slicesCommand(loader, plan))
+	cmd.AddCommand(slicesCommand(loader))
 	return cmd
 }
 
-func slicesCommand(loader *config.Loader, plan plan[dra.PublishedSlices]) *cobra.Command {
-	var socket string
-	var format *terminal.Format
+func slicesCommand(loader *config.Loader) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "slices",
 		Short: "Print the ResourceSlices that the agent publishes, or would publish",
-		Long: `Print the ResourceSlices that the agent publishes with plugin.api dra, or would publish. Only root may ask a running agent.
+		Long: `Print the ResourceSlices that the agent publishes with plugin.api dra, or would publish. Only root may do so.
 
-The command asks the running agent, which needs no API server for it. If no agent runs, the command polls the configured source
-once, with the findings of health.stateFile, and changes nothing. Standard error says why slices are not published, and what is left out
-of them. The API server chooses the names and generations of published slices; the output has others.`,
+The command asks the running agent, which needs no API server for it. Standard error says why slices are not published, and what is
+left out of them. The API server chooses the names and generations of published slices; the output has others.`,
 		Example: `  gpu-node-agent dra slices
   gpu-node-agent dra slices -o json | jq '.items[].spec.devices[] | select(.taints) | {name, taints}'`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			s, err := askOrPlan(cmd, loader, socket, request{Slices: &struct{}{}}, plan)
-			if err != nil {
-				return err
-			}
-			if s.NotPublished != "" {
-				cmd.PrintErrln("note: not published:", s.NotPublished)
-			}
-			for _, w := range s.Warnings {
-				cmd.PrintErrln("warning:", w)
-			}
-			return format.Print(cmd.OutOrStdout(), func() string { return slicesTable(&s.List, terminal.Of(os.Stdout)) }, s.List)
-		},
 	}
-	format = terminal.AddFormat(cmd.Flags(), "table", terminal.JSON)
-	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: "+socketKey+" of its configuration)")
-	return cmd
+	format := terminal.AddFormat(cmd.Flags(), "table", terminal.JSON)
+	return onSocket(cmd, socketKey, loader, healthSocket, requestTimeout, func(ctx context.Context, socket string) (string, error) {
+		s, err := call[dra.PublishedSlices](ctx, socket, request{Slices: &struct{}{}})
+		if err != nil {
+			return "", err
+		}
+		if s.NotPublished != "" {
+			cmd.PrintErrln("note: not published:", s.NotPublished)
+		}
+		for _, w := range s.Warnings {
+			cmd.PrintErrln("warning:", w)
+		}
+		var b strings.Builder
+		err = format.Print(&b, func() string { return slicesTable(&s.List, terminal.Of(os.Stdout)) }, s.List)
+		return strings.TrimSuffix(b.String(), "\n"), err
+	})
 }
 
 // slicesTable lists the devices of slices.

@@ -1,10 +1,17 @@
 package operator
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"io"
+	"log"
 	"maps"
+	"os"
 	"slices"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -13,7 +20,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 )
 
-func labelsCommand(loader *config.Loader, plan plan[node.Labels]) *cobra.Command {
+// planLabels returns the labels that an agent with a configuration would write, on a node on which none runs.
+type planLabels = func(context.Context, config.Config) (node.Labels, error)
+
+func labelsCommand(loader *config.Loader, plan planLabels) *cobra.Command {
 	var socket string
 	var format *terminal.Format
 	cmd := &cobra.Command{
@@ -29,7 +39,7 @@ saved in health.stateFile.`,
   gpu-node-agent labels -o json | jq -r '."nvidia.com/gpu.product"'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			l, err := askOrPlan(cmd, loader, socket, request{Labels: &struct{}{}}, plan)
+			l, err := askOrPlan(cmd, loader, socket, plan)
 			if err != nil {
 				return err
 			}
@@ -45,6 +55,27 @@ saved in health.stateFile.`,
 	format = terminal.AddFormat(cmd.Flags(), "text", terminal.JSON)
 	cmd.Flags().StringVar(&socket, "socket", "", "socket of the agent (default: "+socketKey+" of its configuration)")
 	return cmd
+}
+
+// askOrPlan asks the agent at a socket for its labels; without --socket, if no agent listens there, it returns those of plan.
+func askOrPlan(cmd *cobra.Command, loader *config.Loader, socket string, plan planLabels) (node.Labels, error) {
+	ctx := cmd.Context()
+	configured := cmp.Or(socket, loadPartial(cmd, loader).Health.Socket)
+	if configured != "" {
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		defer cancel()
+		answer, err := call[node.Labels](ctx, configured, request{Labels: &struct{}{}})
+		absent := errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
+		if socket != "" || !absent {
+			return answer, err
+		}
+	}
+	c, err := loader.Load()
+	if err != nil {
+		return node.Labels{}, err
+	}
+	log.SetOutput(io.Discard) // go-dcgm logs there
+	return plan(ctx, c)
 }
 
 // labelsText returns a line for each label, sorted.

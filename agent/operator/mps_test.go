@@ -142,7 +142,7 @@ func TestMPSListsNone(t *testing.T) {
 func TestMPSCommandWithoutAgent(t *testing.T) {
 	for _, args := range [][]string{{"mps"}, {"mps", "-o", "json"}, {"mps", "terminate", "--gpu", "0", "--client", "7"}} {
 		root := &cobra.Command{SilenceErrors: true, SilenceUsage: true}
-		root.AddCommand(Commands(new(config.Loader), nil, nil)...)
+		root.AddCommand(Commands(new(config.Loader), nil)...)
 		var out bytes.Buffer
 		root.SetOut(&out)
 		root.SetArgs(append(args, "--socket", filepath.Join(t.TempDir(), "none.sock")))

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -15,12 +16,11 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 )
 
-// printedSlices returns the slices that `dra slices -o json` prints, by the socket or the configuration.
-func (p *process) printedSlices(args ...string) resourceapi.ResourceSliceList {
+// printedSlices returns the slices that `dra slices -o json` prints.
+func (p *process) printedSlices() resourceapi.ResourceSliceList {
 	p.t.Helper()
-	cmd := exec.CommandContext(p.t.Context(), binary, append([]string{"dra", "slices", "-o", "json"}, args...)...)
-	cmd.Env = append(os.Environ(), raceOptions, "NODE_NAME="+draNodeName,
-		"GPU_NODE_AGENT_HEALTH_STATE_FILE="+p.stateFile(), "GPU_NODE_AGENT_HEALTH_SOCKET="+p.agentSocket())
+	cmd := exec.CommandContext(p.t.Context(), binary, "dra", "slices", "-o", "json", "--socket", p.agentSocket())
+	cmd.Env = append(os.Environ(), raceOptions)
 	text, err := cmd.Output()
 	if err != nil {
 		p.t.Fatalf("%v: %v: %s", cmd.Args, err, err.(*exec.ExitError).Stderr) //nolint:errorlint,forcetypeassert // of Output
@@ -39,11 +39,17 @@ func devicesOf(list resourceapi.ResourceSliceList) (devices []resourceapi.Device
 	return devices
 }
 
-// The slices of a node full of MIG devices obey the limits, without an agent, a kubelet and an API server.
-func TestDRASlicesWithoutAgent(t *testing.T) {
+// The slices of a node full of MIG devices obey the limits, without a kubelet and an API server.
+func TestDRASlicesOfMIGDevices(t *testing.T) {
 	t.Parallel()
-	p := newProcess(t, "source: {mode: sim, sim: {profile: h100-16-mig, control: DIR/sim.sock}}")
-	list := p.printedSlices("--config", p.config())
+	p := newProcess(t, "source: {mode: sim, sim: {profile: h100-16-mig, control: DIR/sim.sock}}\nplugin: {kubeletDir: DIR}")
+	if out, code := run(t, "dra", "slices", "--socket", p.agentSocket()); code != 1 || !strings.Contains(out, "no agent listens") {
+		t.Errorf("exit code %d without an agent: %s", code, out)
+	}
+	p.launch("NODE_NAME=" + draNodeName)
+	p.awaitSource("up")
+	p.awaitSocket(p.agentSocket())
+	list := p.printedSlices()
 	if list.APIVersion != "resource.k8s.io/v1" || list.Kind != "ResourceSliceList" {
 		t.Errorf("%s %s", list.APIVersion, list.Kind)
 	}
@@ -71,12 +77,6 @@ func TestDRASlicesWithoutAgent(t *testing.T) {
 	if types["mig-parent"] != 16 || types["mig"] != 112 {
 		t.Errorf("%v, want 16 GPUs in MIG mode and 112 MIG devices", types)
 	}
-	if _, err := os.Stat(p.stateFile()); err == nil {
-		t.Error("the command made a state file")
-	}
-	if out, code := run(t, "dra", "slices", "--socket", p.agentSocket()); code != 1 {
-		t.Errorf("exit code %d without an agent at --socket: %s", code, out)
-	}
 }
 
 // Without a kubelet and an API server, the slices have the taints of findings, whose time survives kill -9. A source that is down adds
@@ -98,7 +98,7 @@ func TestDRASlicesTaints(t *testing.T) {
 			check := func(when string, since *time.Time) time.Time {
 				t.Helper()
 				var at time.Time
-				devices := devicesOf(p.printedSlices("--config", p.config()))
+				devices := devicesOf(p.printedSlices())
 				if len(devices) != 8 {
 					t.Fatalf("%s: %d devices", when, len(devices))
 				}
@@ -120,10 +120,9 @@ func TestDRASlicesTaints(t *testing.T) {
 			since := check("at first", nil)
 			p.signal(syscall.SIGKILL)
 			<-p.Exited()
-			check("after kill -9, without an agent", &since)
 			p.launch("NODE_NAME=" + draNodeName)
 			p.awaitSource("up")
-			p.awaitSocket(p.agentSocket()) // before, the command would do without the agent
+			p.awaitSocket(p.agentSocket())
 			check("after kill -9", &since)
 			p.sim("{source: down}")
 			p.awaitSource("down")

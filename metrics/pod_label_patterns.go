@@ -8,38 +8,32 @@ import (
 	"strings"
 )
 
-// podLabelPattern returns the regular expression of a pattern in metrics.podLabels, "" if the entry is the key of one
-// label. The two cannot be confused: no key begins with a slash or contains a *.
+// podLabelPattern returns the regular expression between slashes of an entry of metrics.podLabels, "" if the entry is the key of one label.
+// The two cannot be confused: no key begins with a slash. dcgm-exporter's list has expressions without slashes.
 func podLabelPattern(entry string) (string, error) {
 	expr, isExpr := strings.CutPrefix(entry, "/")
-	switch {
-	case isExpr:
-		expr, closed := strings.CutSuffix(expr, "/")
-		if !closed {
-			return "", fmt.Errorf("%w: missing / at the end of a regular expression such as /^team-/", errInvalidPattern)
+	if !isExpr {
+		switch {
+		case strings.ContainsAny(entry, `^$\()[]{}|+?`), strings.Contains(entry, ".*"):
+			return "", fmt.Errorf("%w: write a regular expression between slashes: /%s/", errInvalidPattern, entry)
+		case strings.Contains(entry, "*"):
+			return "", fmt.Errorf("%w: * is no part of a key; write a regular expression: /^%s$/", errInvalidPattern,
+				strings.ReplaceAll(regexp.QuoteMeta(entry), `\*`, ".*"))
 		}
-		if expr == "" {
-			return "", fmt.Errorf(`%w: empty regular expression; use "*" for all labels`, errInvalidPattern)
-		}
-		if _, err := regexp.Compile(expr); err != nil {
-			return "", fmt.Errorf("%w: expected a regular expression in RE2 syntax such as /^team-/: %s", errInvalidPattern,
-				strings.TrimPrefix(err.Error(), "error parsing regexp: "))
-		}
-		return expr, nil
-	case strings.ContainsAny(entry, `^$\()[]{}|+?`):
-		return "", fmt.Errorf("%w: if this is a regular expression, write /%s/", errInvalidPattern, entry)
-	case strings.Contains(entry, ".*"): // a regular expression in dcgm-exporter, which has no slashes
-		prefix, _, _ := strings.Cut(entry, ".*")
-		return "", fmt.Errorf("%w: ambiguous; write /%s/ for a regular expression, or %s* where * stands for any text", errInvalidPattern, entry,
-			prefix)
-	case strings.Contains(entry, "*"):
-		const keyCharacters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_./*"
-		if strings.ContainsFunc(entry, func(r rune) bool { return !strings.ContainsRune(keyCharacters, r) }) {
-			return "", fmt.Errorf("%w: no label key has such characters; use a pattern such as app.kubernetes.io/*", errInvalidPattern)
-		}
-		return "^" + strings.ReplaceAll(regexp.QuoteMeta(entry), `\*`, ".*") + "$", nil
+		return "", nil
 	}
-	return "", nil
+	expr, closed := strings.CutSuffix(expr, "/")
+	if !closed {
+		return "", fmt.Errorf("%w: missing / at the end of a regular expression such as /^team-/", errInvalidPattern)
+	}
+	if expr == "" {
+		return "", fmt.Errorf("%w: empty regular expression; use /.*/ for all labels", errInvalidPattern)
+	}
+	if _, err := regexp.Compile(expr); err != nil {
+		return "", fmt.Errorf("%w: expected a regular expression in RE2 syntax such as /^team-/: %s", errInvalidPattern,
+			strings.TrimPrefix(err.Error(), "error parsing regexp: "))
+	}
+	return expr, nil
 }
 
 // PodPicker selects the exported labels of pods.

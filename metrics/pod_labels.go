@@ -96,7 +96,7 @@ var (
 	errTooManyPodLabels = errors.New("too many labels")
 	errDuplicateEntry   = errors.New("duplicate entry")
 	errInvalidLabelKey  = errors.New(
-		"expected the key of a Kubernetes label such as team or app.kubernetes.io/name, or a pattern such as app.kubernetes.io/*")
+		"expected the key of a Kubernetes label such as team or app.kubernetes.io/name, or a regular expression such as /^team-/")
 	errLabelInUse     = errors.New("label name in use")
 	errLabelCollision = errors.New("keys with the same label name")
 	errInvalidPattern = errors.New("invalid pattern")

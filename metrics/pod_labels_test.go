@@ -32,12 +32,12 @@ func TestValidatePodLabels(t *testing.T) {
 		{nil, []string{"team", "app.kubernetes.io/name", "3d", "a"}},
 		{nil, many[1:]},
 		{nil, []string{long[:63]}},
-		{nil, []string{"team-*", "*", "app.kubernetes.io/*", "*/name", "team-a"}},
+		{nil, []string{"/^team-/", "/.*/", `/^app\.kubernetes\.io//`, "/name$/", "team-a"}},
 		{nil, []string{"/^app$/", `/^app\.kubernetes\.io\/.*/`, "/^(tier|environment)$/", "/a/b/", "/.*/", "///", "/^a{2,3}$/"}},
 		{errTooManyPodLabels, many},
-		{errTooManyPodLabels, append([]string{"*"}, many[1:]...)},
+		{errTooManyPodLabels, append([]string{"/.*/"}, many[1:]...)},
 		{errDuplicateEntry, []string{"a", "a"}},
-		{errDuplicateEntry, []string{"*", "*"}},
+		{errDuplicateEntry, []string{"/.*/", "/.*/"}},
 		{errLabelCollision, []string{"a.b", "a-b"}},
 		{errInvalidLabelKey, []string{""}},
 		{errInvalidLabelKey, []string{"-a"}},
@@ -67,6 +67,7 @@ func TestValidatePodLabels(t *testing.T) {
 		{errInvalidPattern, []string{"app.*"}},
 		{errInvalidPattern, []string{"größe*"}},
 		{errInvalidPattern, []string{"team *"}},
+		{errInvalidPattern, []string{"*"}},
 	} {
 		cfg, err := DefaultConfig().Resolve(os.ReadFile)
 		if err != nil {
@@ -83,6 +84,22 @@ func TestValidatePodLabels(t *testing.T) {
 		if text := err.Error(); !strings.HasPrefix(text, "podLabels: ") || !strings.Contains(text, fmt.Sprintf("%q", c.entries[0])) ||
 			strings.Contains(text, "\n") {
 			t.Errorf("%q: the error does not name key and entry: %v", c.entries, err)
+		}
+	}
+}
+
+// An entry that is no key names the regular expression with the meaning that it has as a pattern or in dcgm-exporter's list.
+func TestPodLabelsNameTheExpression(t *testing.T) {
+	for entry, want := range map[string]string{
+		"*": "/^.*$/", "app.kubernetes.io/*": `/^app\.kubernetes\.io/.*$/`, "*/name": "/^.*/name$/", "^team-": "/^team-/", "team.*": "/team.*/",
+		"//": "/.*/",
+	} {
+		err := Config{PodLabels: []string{entry}}.validatePodLabels()
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", entry, err, want)
+		}
+		if err := (Config{PodLabels: []string{want}}).validatePodLabels(); err != nil {
+			t.Errorf("%s: %v", want, err)
 		}
 	}
 }

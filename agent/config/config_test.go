@@ -349,10 +349,10 @@ func TestFieldSelection(t *testing.T) {
 
 // The file, flags and variables accept the same lists.
 func TestPodLabelsConfig(t *testing.T) {
-	const list = `[team, app.kubernetes.io/*, "/^(tier|env){1,2}$/", '*']`
+	const list = `[team, '/^app\.kubernetes\.io//', "/^(tier|env){1,2}$/", /.*/]`
 	want := metrics.PodLabels{
 		Named:    []metrics.PodLabel{{Key: "team", Name: "team"}},
-		Patterns: []string{`^app\.kubernetes\.io/.*$`, "^(tier|env){1,2}$", "^.*$"}, UID: true,
+		Patterns: []string{`^app\.kubernetes\.io/`, "^(tier|env){1,2}$", ".*"}, UID: true,
 	}
 	check := func(text string, flags ...string) {
 		t.Helper()
@@ -362,7 +362,7 @@ func TestPodLabelsConfig(t *testing.T) {
 	}
 	check("metrics: {podUID: true, podLabels: " + list + "}")
 	check("", "--metrics.podUID=true", "--metrics.podLabels="+list)
-	check("metrics:\n  podUID: true\n  podLabels:\n  - team\n  - app.kubernetes.io/*\n  - /^(tier|env){1,2}$/\n  - '*'\n")
+	check("metrics:\n  podUID: true\n  podLabels:\n  - team\n  - /^app\\.kubernetes\\.io//\n  - /^(tier|env){1,2}$/\n  - /.*/\n")
 	t.Setenv("GPU_NODE_AGENT_METRICS_PODUID", "true")
 	t.Setenv("GPU_NODE_AGENT_METRICS_POD_LABELS", list)
 	check("")

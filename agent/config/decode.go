@@ -208,7 +208,7 @@ var (
 		"plugin.dra.evictOn":                             "[xid=79]",
 		"metrics.fields":                                 "[default]",
 		"metrics.names":                                  "[dcgm-exporter-4.8]",
-		"metrics.podLabels":                              `[team, "app.kubernetes.io/*"]`, // an unquoted * has a meaning in YAML
+		"metrics.podLabels":                              `[team, "/^team-/"]`,
 		"node.taints":                                    "[{when: allUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule}]",
 	}
 )

@@ -43,7 +43,7 @@ func TestKindErrors(t *testing.T) {
 		`source: {sim: {scenario: [{at: 1s, gpu: 0, lost: 1}]}}`:          {"source.sim.scenario[0].lost", `"1"`},
 		`source: {sim: {scenario: [{at: 1s, gpu: 0, xid: "7.5"}]}}`:       {"source.sim.scenario[0].xid", "7.5"},
 		`metrics: {fields: [5]}`:                                          {"metrics.fields[0].name", `"5"`},
-		`metrics: {podLabels: "/^a{1,2}/"}`:                               {"metrics.podLabels", `"app.kubernetes.io/*"]`, `"/^a{1,2}/"`},
+		`metrics: {podLabels: "/^a{1,2}/"}`:                               {"metrics.podLabels", `"/^team-/"]`, `"/^a{1,2}/"`},
 	} {
 		_, err := load(t, text)
 		wantError(t, text, err, want[0], append(want[1:], "(in ")...)
@@ -54,7 +54,7 @@ func TestKindErrors(t *testing.T) {
 func TestKindErrorsOfFlags(t *testing.T) {
 	for flag, want := range map[string][]string{
 		"--metrics.fields=default":        {"metrics.fields", "[default]", "(in --metrics.fields)"},
-		"--metrics.podLabels=[*]":         {"metrics.podLabels", `"app.kubernetes.io/*"]`, `"[*]"`, "(in --metrics.podLabels)"},
+		"--metrics.podLabels=[*]":         {"metrics.podLabels", `"/^team-/"]`, `"[*]"`, "(in --metrics.podLabels)"},
 		"--health.confirm=2.9":            {"health.confirm", "2.9", "(in --health.confirm)"},
 		"--health.confirm=200":            {"health.confirm", "200", "(in --health.confirm)"},
 		"--health.xid.warn=[13,":          {"health.xid.warn", "[48]", `"[13,"`, "(in --health.xid.warn)"},

@@ -96,7 +96,7 @@ func FuzzEnvironment(f *testing.F) {
 		"plugin.dra.driverName":  {"gpu.nvidia.com", "GPU", "a/b", ".", strings.Repeat("d", 64)},
 		"plugin.dra.evictOn":     {"[xid=79]", "xid=79,lost", "[xid=0]", "[dcgm-nvlink-down]", "[]"},
 		"metrics.fields":         {"[default]", "[{name: X, help: y}]", "DCGM_FI_DEV_GPU_TEMP", "[default, default]"},
-		"metrics.podLabels":      {"[team, app.kubernetes.io/*]", `["/^team-/", '*']`, `[/^a{2,3}$/]`, "[/a]", "[*]", "*", "team"},
+		"metrics.podLabels":      {"[team, app.kubernetes.io/name]", `["/^team-/", '/.*/']`, `[/^a{2,3}$/]`, "[/a]", "[*]", "*", "team"},
 		"metrics.podUID":         {"true", "1"},
 		"metrics.listen":         {":9400", "9400", "[::1]:9400", "localhost:http"},
 	} {

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The series of a pod's GPU have the pod's UID and only the labels that match a pattern of metrics.podLabels.
+// The series of a pod's GPU have the pod's UID and only the labels that match an expression of metrics.podLabels.
 func TestPodUID(t *testing.T) {
 	const user, namespace = "uids", "uids"
 	if err := theCluster.pki.User(user, user); err != nil {
@@ -19,7 +19,7 @@ func TestPodUID(t *testing.T) {
 	theCluster.allowPodLabels(t, user)
 	n.Configure(fmt.Sprintf(`source: {sim: {profile: h100-8}}
 health: {kubernetes: {kubeconfig: %s}}
-metrics: {podUID: true, podLabels: [app.kubernetes.io/*, "/^team-(lead|size)$/"]}
+metrics: {podUID: true, podLabels: ['/^app\.kubernetes\.io//', "/^team-(lead|size)$/"]}
 `, theCluster.pki.Kubeconfig(user)))
 	n.start(8)
 	_, uid := n.runPod(namespace, "train", map[string]string{
@@ -35,7 +35,7 @@ metrics: {podUID: true, podLabels: [app.kubernetes.io/*, "/^team-(lead|size)$/"]
 	}
 	for _, no := range []string{"pod_template_hash=", "team=", "mine"} {
 		if strings.Contains(page, no) {
-			t.Errorf("/metrics has %s, which no pattern matches", no)
+			t.Errorf("/metrics has %s, which no expression matches", no)
 		}
 	}
 

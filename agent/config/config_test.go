@@ -363,7 +363,7 @@ func TestPodLabelsConfig(t *testing.T) {
 	check("metrics: {podUID: true, podLabels: " + list + "}")
 	check("", "--metrics.podUID=true", "--metrics.podLabels="+list)
 	check("metrics:\n  podUID: true\n  podLabels:\n  - team\n  - /^app\\.kubernetes\\.io//\n  - /^(tier|env){1,2}$/\n  - /.*/\n")
-	t.Setenv("GPU_NODE_AGENT_METRICS_PODUID", "true")
+	t.Setenv("GPU_NODE_AGENT_METRICS_POD_UID", "true")
 	t.Setenv("GPU_NODE_AGENT_METRICS_POD_LABELS", list)
 	check("")
 }

@@ -12,10 +12,9 @@ import (
 // envPrefix is the prefix of the environment variables: GPU_NODE_AGENT_SOURCE_MODE sets source.mode.
 const envPrefix = "GPU_NODE_AGENT"
 
-// envNames returns the environment variables of a key. plugin.kubeletDir has GPU_NODE_AGENT_PLUGIN_KUBELET_DIR and, as in
-// viper, GPU_NODE_AGENT_PLUGIN_KUBELETDIR. Consecutive capitals are one word: metrics.podUID has
-// GPU_NODE_AGENT_METRICS_POD_UID.
-func envNames(key string) []string {
+// envName returns the environment variable of a key: GPU_NODE_AGENT_PLUGIN_KUBELET_DIR of plugin.kubeletDir. Consecutive capitals are one
+// word: metrics.podUID has GPU_NODE_AGENT_METRICS_POD_UID.
+func envName(key string) string {
 	var b strings.Builder
 	capital := false
 	for _, r := range key {
@@ -25,13 +24,12 @@ func envNames(key string) []string {
 		capital = unicode.IsUpper(r)
 		b.WriteRune(r)
 	}
-	name := func(s string) string { return envPrefix + "_" + strings.ToUpper(strings.ReplaceAll(s, ".", "_")) }
-	return slices.Compact([]string{name(b.String()), name(key)})
+	return envPrefix + "_" + strings.ToUpper(strings.ReplaceAll(b.String(), ".", "_"))
 }
 
 // IsVariable reports whether an environment variable sets one of some keys.
 func IsVariable(name string, keys ...string) bool {
-	return slices.ContainsFunc(keys, func(key string) bool { return slices.Contains(envNames(key), name) })
+	return slices.ContainsFunc(keys, func(key string) bool { return envName(key) == name })
 }
 
 // unknownVariables returns a note for each environment variable with the agent's prefix and the name of a section that
@@ -39,9 +37,7 @@ func IsVariable(name string, keys ...string) bool {
 func unknownVariables(environ, keys []string) (notes []string) {
 	valid := make(map[string]bool)
 	for _, key := range keys {
-		for _, name := range envNames(key) {
-			valid[name] = true
-		}
+		valid[envName(key)] = true
 	}
 	for _, entry := range environ {
 		name, _, _ := strings.Cut(entry, "=")
@@ -99,7 +95,7 @@ func foreignVariables(environ []string, set origins) (notes []string) {
 		if _, isSet := set[key]; !foreign || isSet || value == "" {
 			continue
 		}
-		notes = append(notes, fmt.Sprintf("%s: ignored; set %s or %s", name, key, envNames(key)[0]))
+		notes = append(notes, fmt.Sprintf("%s: ignored; set %s or %s", name, key, envName(key)))
 	}
 	slices.Sort(notes)
 	return notes

@@ -16,8 +16,9 @@ func TestUnknownVariables(t *testing.T) {
 		"GPU_NODE_AGENT_METRICS_PORT_9400_TCP=x",
 		"GPU_NODE_AGENT_OTHER_KEY=x", "GPU_NODE_AGENT=x", "PATH=x",
 	}, []string{"source.mode", "health.stateFile"})
-	if len(notes) != 1 || !strings.HasPrefix(notes[0], "GPU_NODE_AGENT_SOURCE_MOED: ") ||
-		!strings.HasSuffix(notes[0], "GPU_NODE_AGENT_SOURCE_MODE?") {
+	if len(notes) != 2 || !strings.HasPrefix(notes[0], "GPU_NODE_AGENT_HEALTH_STATEFILE: ") ||
+		!strings.HasSuffix(notes[0], "GPU_NODE_AGENT_HEALTH_STATE_FILE?") || !strings.HasPrefix(notes[1], "GPU_NODE_AGENT_SOURCE_MOED: ") ||
+		!strings.HasSuffix(notes[1], "GPU_NODE_AGENT_SOURCE_MODE?") {
 		t.Errorf("%q", notes)
 	}
 }

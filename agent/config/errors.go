@@ -21,10 +21,8 @@ func (l Loader) source(key string) string {
 	if l.Flags != nil && l.Flags.Changed(key) {
 		return "--" + key
 	}
-	for _, name := range envNames(key) {
-		if os.Getenv(name) != "" { // an empty variable counts as unset
-			return name
-		}
+	if name := envName(key); os.Getenv(name) != "" { // an empty variable counts as unset
+		return name
 	}
 	return l.Path()
 }

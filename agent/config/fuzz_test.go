@@ -121,7 +121,7 @@ func FuzzEnvironment(f *testing.F) {
 			t.Fatal(err)
 		}
 		byFlag, flagErr := Loader{File: file, Flags: flags}.Load()
-		t.Setenv(envNames(key)[0], value)
+		t.Setenv(envName(key), value)
 		byEnv, envErr := Loader{File: file}.Load()
 		if value == "" { // an empty variable counts as unset
 			if envErr != nil || byEnv.String() != defaults {
@@ -132,7 +132,7 @@ func FuzzEnvironment(f *testing.F) {
 		withoutOrigin := func(err error, origin string) string {
 			return strings.ReplaceAll(fmt.Sprint(err), " (in "+origin+")", "")
 		}
-		if (flagErr == nil) != (envErr == nil) || withoutOrigin(flagErr, "--"+key) != withoutOrigin(envErr, envNames(key)[0]) ||
+		if (flagErr == nil) != (envErr == nil) || withoutOrigin(flagErr, "--"+key) != withoutOrigin(envErr, envName(key)) ||
 			byFlag.String() != byEnv.String() {
 			t.Fatalf("%s=%q: with the flag %v\n%s\nwith the variable %v\n%s", key, value, flagErr, byFlag, envErr, byEnv)
 		}

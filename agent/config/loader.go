@@ -88,7 +88,7 @@ func (l Loader) Load() (Config, error) {
 	set := make(origins)
 	for _, s := range settings {
 		vkey := strings.ReplaceAll(s.key, ".", delim)
-		if err := v.BindEnv(append([]string{vkey}, envNames(s.key)...)...); err != nil {
+		if err := v.BindEnv(vkey, envName(s.key)); err != nil {
 			return Config{}, err
 		}
 		if l.Flags != nil && l.Flags.Changed(s.key) {

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -369,6 +370,54 @@ func TestIncidentsFromBeforeStart(t *testing.T) {
 	d = judgeGPU([]DeviceState{d}, 1, incident(131, SeverityFail, "XID 94"), ReadingContext{})
 	if got := d.Verdict.Causes(); !slices.Equal(got, []string{"xid-94"}) {
 		t.Errorf("got %v", got)
+	}
+}
+
+// DCGM's health check reports some XIDs as incidents too, for as long as its engine runs (DCGM 4.6, DcgmHealthWatch; its tests,
+// TestHealthMonitor). Each XID causes one finding at most, the one of the XID table.
+func TestXIDsOfHealthCheckCauseOneFinding(t *testing.T) {
+	const xidError = 101 // DCGM_FR_XID_ERROR
+	for _, c := range []struct {
+		system   string
+		severity Severity
+		code     int // dcgm_errors.h
+		xids     []int
+	}{
+		{"xid", SeverityFail, xidError, []int{48, 74, 119, 120, 140}},
+		{"xid", SeverityFail, 120, []int{79}}, // FALLEN_OFF_BUS
+		{"xid", SeverityWarn, 131, []int{94}}, // CONTAINED_ERROR
+		{"xid", SeverityFail, 81, []int{95}},  // UNCONTAINED_ERROR
+		{"memory", SeverityWarn, xidError, []int{31, 32, 43}},
+		{"memory", SeverityWarn, 6, []int{63}},  // PENDING_PAGE_RETIREMENTS
+		{"memory", SeverityFail, 80, []int{64}}, // ROW_REMAP_FAILURE
+		{"pcie", SeverityWarn, xidError, []int{38, 39, 42}},
+		{"thermal", SeverityWarn, xidError, []int{60, 61, 62}},
+		{"power", SeverityWarn, xidError, []int{54, 56, 57, 58, 78}},
+		{"nvlink", SeverityWarn, xidError, []int{67, 73, 121, 137}},
+		{"inforom", SeverityWarn, 9, []int{93}}, // CORRUPT_INFOROM; on Volta only
+	} {
+		for _, xid := range c.xids {
+			incident := Incident{System: c.system, Code: c.code, Severity: c.severity, Message: fmt.Sprintf("XID %d", xid)}
+			if c.system != "xid" {
+				incident.Message = fmt.Sprintf("errors (triggered by XID %d: %s)", xid, LookupXID(xid).Name)
+			}
+			var want []string
+			if LookupXID(xid).Effect != EffectIgnore {
+				want = []string{fmt.Sprintf("xid-%d", xid)}
+			}
+			rc := ReadingContext{XIDHistory: true}
+			d := judgeGPU(nil, 0, checked(), rc)
+			for i := range DefaultConfig().Confirm + 2 {
+				s := checked(incident)
+				if i == 0 {
+					xids(xid)(&s)
+				}
+				d = judgeGPU([]DeviceState{d}, i+1, s, rc)
+				if got := d.Verdict.Causes(); !slices.Equal(got, want) {
+					t.Fatalf("XID %d, poll %d: findings %q, want %q", xid, i, got, want)
+				}
+			}
+		}
 	}
 }
 

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -69,7 +68,7 @@ func systemOf(name string) string {
 		{"thermal", "CLOCKS_EVENT_THERMAL"},
 		{"power", "CLOCKS_EVENT_POWER POWER_UNREADABLE"},
 		{"driver", "GPU_RECOVERY"},
-		{xidSystem, "XID CONTAINED_ERROR FALLEN_OFF_BUS"},
+		{"xid", "XID CONTAINED_ERROR FALLEN_OFF_BUS"},
 	} {
 		for part := range strings.FieldsSeq(s.names) {
 			if strings.Contains(name, part) {
@@ -82,70 +81,3 @@ func systemOf(name string) string {
 
 // imexSystem is the system whose incidents name no GPU.
 const imexSystem = "imex"
-
-// xidIncident is the incident that DCGM's health check makes of an XID.
-type xidIncident struct {
-	system   string
-	severity health.Severity
-	code     int // dcgm_errors.h
-}
-
-// The code of XIDs without an incident of their own, and the system of XIDs that concern the whole GPU.
-const (
-	xidSystem = "xid"
-	xidError  = 101 // DCGM_FR_XID_ERROR
-)
-
-// xidIncidents lists the XIDs that DCGM's health check reports (DCGM 4.6, DcgmHealthWatch; its tests, TestHealthMonitor).
-//
-//nolint:gochecknoglobals // a table of constants
-var xidIncidents = map[int]xidIncident{
-	48:  {xidSystem, health.SeverityFail, xidError},
-	74:  {xidSystem, health.SeverityFail, xidError},
-	79:  {xidSystem, health.SeverityFail, 120}, // FALLEN_OFF_BUS
-	94:  {xidSystem, health.SeverityWarn, 131}, // CONTAINED_ERROR
-	95:  {xidSystem, health.SeverityFail, 81},  // UNCONTAINED_ERROR
-	119: {xidSystem, health.SeverityFail, xidError},
-	120: {xidSystem, health.SeverityFail, xidError},
-	140: {xidSystem, health.SeverityFail, xidError},
-
-	31:  {"memory", health.SeverityWarn, xidError},
-	32:  {"memory", health.SeverityWarn, xidError},
-	43:  {"memory", health.SeverityWarn, xidError},
-	63:  {"memory", health.SeverityWarn, 6},  // PENDING_PAGE_RETIREMENTS
-	64:  {"memory", health.SeverityFail, 80}, // ROW_REMAP_FAILURE
-	38:  {"pcie", health.SeverityWarn, xidError},
-	39:  {"pcie", health.SeverityWarn, xidError},
-	42:  {"pcie", health.SeverityWarn, xidError},
-	60:  {"thermal", health.SeverityWarn, xidError},
-	61:  {"thermal", health.SeverityWarn, xidError},
-	62:  {"thermal", health.SeverityWarn, xidError},
-	54:  {"power", health.SeverityWarn, xidError},
-	56:  {"power", health.SeverityWarn, xidError},
-	57:  {"power", health.SeverityWarn, xidError},
-	58:  {"power", health.SeverityWarn, xidError},
-	78:  {"power", health.SeverityWarn, xidError},
-	67:  {"nvlink", health.SeverityWarn, xidError},
-	73:  {"nvlink", health.SeverityWarn, xidError},
-	121: {"nvlink", health.SeverityWarn, xidError},
-	137: {"nvlink", health.SeverityWarn, xidError},
-	93:  {"inforom", health.SeverityWarn, 9}, // CORRUPT_INFOROM; on Volta only
-}
-
-// xidIncidents returns the incidents that DCGM's health check makes of the GPU's XIDs, by XID. They last as long as the
-// agent runs: only a restart of the engine clears them. The message names the XID as DCGM's does.
-func (g *gpu) xidIncidents() []health.Incident {
-	var out []health.Incident
-	for _, xid := range g.reported {
-		x, ok := xidIncidents[xid]
-		if !ok || x.system == "inforom" && !g.model.retires { // only Volta retires pages
-			continue
-		}
-		message := fmt.Sprintf("simulated: %s, XID %d", health.LookupIncident(x.code).Name, xid)
-		if x.system != xidSystem {
-			message = fmt.Sprintf("simulated: %s (triggered by XID %d: %s)", health.LookupIncident(x.code).Name, xid, health.LookupXID(xid).Name)
-		}
-		out = append(out, health.Incident{System: x.system, Code: x.code, Severity: x.severity, Message: message})
-	}
-	return out
-}

@@ -102,33 +102,6 @@ func TestEventsCauseFindings(t *testing.T) {
 	}
 }
 
-// DCGM's health check reports some XIDs as incidents too, for as long as its engine runs. Each XID causes one finding at most,
-// the one of the XID table.
-func TestXIDsOfHealthCheckCauseOneFinding(t *testing.T) {
-	for xid := range xidIncidents {
-		simulate(t, profileConfig("v100-16"), func(t *testing.T, src *Source, ses health.Session) {
-			c := health.DefaultConfig()
-			devices := health.Judge(c, nil, poll(t, ses), health.ReadingContext{XIDHistory: true}, time.Now())
-			inject(t, src, fmt.Sprintf("{gpu: 0, xid: %d}", xid))
-			var want []string
-			if health.LookupXID(xid).Effect != health.EffectIgnore {
-				want = []string{fmt.Sprintf("xid-%d", xid)}
-			}
-			for range c.Confirm + 1 {
-				sleep(c.Interval)
-				r := poll(t, ses)
-				if len(gpuSample(t, r, 0).Incidents) == 0 {
-					t.Fatalf("XID %d: no incident", xid)
-				}
-				devices = health.Judge(c, devices, r, health.ReadingContext{XIDHistory: true}, time.Now())
-				if got := devices[0].Verdict.Causes(); !slices.Equal(got, want) {
-					t.Fatalf("XID %d: findings %q, want %q", xid, got, want)
-				}
-			}
-		})
-	}
-}
-
 func TestClocksSlowed(t *testing.T) {
 	simulate(t, scenarioConfig("h100-8", 0, event(t, 0, `{gpu: 0, clocksSlowed: true}`)), func(t *testing.T, _ *Source, ses health.Session) {
 		for range 300 {

@@ -36,17 +36,9 @@ func (x PastXID) validate(p *profile) (errs []error) {
 
 // xidRecord holds the XIDs that a GPU has reported. It survives repartitioning.
 type xidRecord struct {
-	past     []health.XID // from before the start and not delivered yet; oldest first
-	queue    xidQueue     // from after the start and not delivered yet
-	lastXID  int          // 0: none
-	reported []int        // every XID so far, ascending: DCGM's health check keeps them all
-}
-
-func (r *xidRecord) add(code int) {
-	r.lastXID = code
-	if i, found := slices.BinarySearch(r.reported, code); !found {
-		r.reported = slices.Insert(r.reported, i, code)
-	}
+	past    []health.XID // from before the start and not delivered yet; oldest first
+	queue   xidQueue     // from after the start and not delivered yet
+	lastXID int          // 0: none
 }
 
 // addPastXIDs adds the configured past XIDs to the GPUs. Open calls it with mu held when the clock starts.
@@ -55,7 +47,7 @@ func (s *Source) addPastXIDs() {
 	slices.SortStableFunc(past, func(a, b PastXID) int { return cmp.Compare(b.Ago, a.Ago) })
 	for _, x := range past {
 		g := &s.gpus[*x.GPU]
-		g.add(*x.XID)
+		g.lastXID = *x.XID
 		g.past = append(g.past, health.XID{Code: *x.XID, At: s.start.Add(-x.Ago)})
 	}
 }

@@ -123,7 +123,7 @@ func (s *Source) reading(now time.Time) *health.Reading {
 				sample.Values = values[n]
 				sample.Checked = n == 0 && checks.Status == health.ChecksUp
 				if sample.Checked {
-					all := append(c.incidents.active(), g.xidIncidents()...)
+					all := c.incidents.active()
 					sample.Incidents = slices.DeleteFunc(slices.Clone(all), isIMEX)
 					node = append(node, slices.DeleteFunc(all, func(i health.Incident) bool { return !isIMEX(i) })...)
 				}

@@ -236,7 +236,7 @@ func (s *Source) apply(e Event, to *layer, from string, at time.Time) {
 		}
 		if e.XID != nil && s.state != sourceEmpty { // an engine that lists no GPU reads no XIDs
 			times := valueOf(cmp.Or(e.Times, new(1)))
-			g.add(*e.XID)
+			g.lastXID = *e.XID
 			g.queue = g.queue.add(queuedXID{code: *e.XID, times: times, at: at})
 			s.report(*e.GPU, health.Event{Kind: health.EventXID, XID: health.XID{Code: *e.XID}}, times)
 		}

@@ -122,9 +122,8 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 		}
 	}
 	level := zap.NewAtomicLevelAt(logLevel(c.Log))
-	sink := newSink(os.Stderr, c.Log)
+	log, sink := newLogger(os.Stderr, c.Log, level)
 	defer func() { _ = sink.Close() }() // there is nowhere to report that the log cannot be written
-	log := newLogger(sink, c.Log, level)
 	plugin.CaptureGRPCLog(log.Named("grpc"))
 	kube.CaptureLog(log.Named("kubernetes"))
 	restore, err := captureStdLog(log)

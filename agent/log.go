@@ -3,6 +3,7 @@ package agent
 import (
 	"bytes"
 	"io"
+	"os"
 	"time"
 
 	"go.uber.org/zap"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/logsink"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 )
 
 // logLevel returns the configured level, which is valid.
@@ -18,10 +20,10 @@ func logLevel(c config.LogConfig) zapcore.Level {
 	return l
 }
 
-// newSink returns a sink that writes to out and reports dropped entries in the format of the log.
-func newSink(out io.Writer, c config.LogConfig) *logsink.Sink {
-	encoder := newEncoder(c)
-	return logsink.New(out, func(dropped uint64) []byte {
+// newLogger returns a logger that writes to out, and its sink, which reports dropped entries in the format of the log.
+func newLogger(out io.Writer, c config.LogConfig, level zap.AtomicLevel) (*zap.Logger, *logsink.Sink) {
+	encoder := newEncoder(logFormat(out, c))
+	sink := logsink.New(out, func(dropped uint64) []byte {
 		entry := zapcore.Entry{Level: zapcore.WarnLevel, Time: time.Now(), Message: "log entries dropped: standard error was blocked"}
 		line, err := encoder.EncodeEntry(entry, []zap.Field{zap.Uint64("entries", dropped)})
 		if err != nil {
@@ -30,17 +32,25 @@ func newSink(out io.Writer, c config.LogConfig) *logsink.Sink {
 		defer line.Free()
 		return bytes.Clone(line.Bytes())
 	})
+	return zap.New(zapcore.NewCore(encoder, sink, level), zap.ErrorOutput(sink)), sink
 }
 
-func newLogger(sink *logsink.Sink, c config.LogConfig, level zap.AtomicLevel) *zap.Logger {
-	return zap.New(zapcore.NewCore(newEncoder(c), sink, level), zap.ErrorOutput(sink))
+// logFormat returns config.LogJSON or config.LogConsole.
+func logFormat(out io.Writer, c config.LogConfig) string {
+	if c.Format != config.LogAuto {
+		return c.Format
+	}
+	if f, ok := out.(*os.File); ok && terminal.Is(f) {
+		return config.LogConsole
+	}
+	return config.LogJSON
 }
 
-func newEncoder(c config.LogConfig) zapcore.Encoder {
+func newEncoder(format string) zapcore.Encoder {
 	e := zap.NewProductionEncoderConfig()
 	e.TimeKey, e.EncodeTime = "time", zapcore.RFC3339NanoTimeEncoder
 	e.EncodeDuration = zapcore.StringDurationEncoder
-	if c.Format == "console" {
+	if format == config.LogConsole {
 		e.EncodeTime, e.EncodeLevel = zapcore.TimeEncoderOfLayout("15:04:05.000"), zapcore.CapitalLevelEncoder
 		return zapcore.NewConsoleEncoder(e)
 	}

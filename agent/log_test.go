@@ -1,11 +1,14 @@
 package agent
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	stdlog "log"
+	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -14,6 +17,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 )
@@ -54,8 +58,7 @@ func TestSinkReportsDroppedEntries(t *testing.T) {
 			var text bytes.Buffer
 			out := &blockedWriter{Writer: &text}
 			c := config.LogConfig{Format: format}
-			sink := newSink(out, c)
-			log := newLogger(sink, c, zap.NewAtomicLevel())
+			log, sink := newLogger(out, c, zap.NewAtomicLevel())
 			out.blocked.Store(true)
 			log.Info("dropped")
 			log.Info("dropped too")
@@ -83,5 +86,53 @@ func TestSinkReportsDroppedEntries(t *testing.T) {
 				t.Errorf("json: %v %q", err, lines[0])
 			}
 		})
+	}
+}
+
+// By default a person at a terminal reads text, and a program behind a pipe or a file JSON.
+func TestLogFormatAuto(t *testing.T) {
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = master.Close() }()
+	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tty, err := os.OpenFile(fmt.Sprint("/dev/pts/", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tty.Close() }()
+	reader, pipe, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = reader.Close() }()
+	defer func() { _ = pipe.Close() }()
+	for name, c := range map[string]struct {
+		format  string
+		to      io.Writer
+		from    io.Reader
+		console bool
+	}{
+		"auto, a terminal": {config.DefaultConfig().Log.Format, tty, master, true},
+		"auto, a pipe":     {config.LogAuto, pipe, reader, false},
+		"json, a terminal": {config.LogJSON, tty, master, false},
+		"console, a pipe":  {config.LogConsole, pipe, reader, true},
+	} {
+		log, sink := newLogger(c.to, config.LogConfig{Format: c.format}, zap.NewAtomicLevel())
+		log.Info("hello")
+		if err := sink.Close(); err != nil {
+			t.Fatal(err)
+		}
+		line, err := bufio.NewReader(c.from).ReadString('\n')
+		if err != nil || json.Valid([]byte(line)) == c.console || strings.Contains(line, "INFO\thello") != c.console {
+			t.Errorf("%s: %q, %v", name, line, err)
+		}
 	}
 }

@@ -28,9 +28,9 @@ func RunMPSDaemon(ctx context.Context, loader config.Loader, build Build, o MPSD
 	if err != nil {
 		return err
 	}
-	sink := newSink(os.Stderr, c.Log)
+	log, sink := newLogger(os.Stderr, c.Log, zap.NewAtomicLevelAt(logLevel(c.Log)))
 	defer func() { _ = sink.Close() }() // there is nowhere to report that the log cannot be written
-	log := newLogger(sink, c.Log, zap.NewAtomicLevelAt(logLevel(c.Log))).Named("mps-daemon")
+	log = log.Named("mps-daemon")
 	log.Info("starting", zap.String("version", build.Version), zap.String("revision", build.Revision),
 		zap.String("config", cmp.Or(loader.Path(), "none: defaults")), zap.String("root", c.Plugin.Sharing.MPS.Root))
 	if rejection != nil {

@@ -43,13 +43,20 @@ type Config struct {
 // LogConfig is the `log` section.
 type LogConfig struct {
 	Level  string `yaml:"level"`  // debug, info, warn, error
-	Format string `yaml:"format"` // json, console
+	Format string `yaml:"format"` // LogAuto, LogJSON, LogConsole
 }
+
+// Formats of the log, the values of log.format.
+const (
+	LogAuto    = "auto" // LogConsole if standard error is a terminal, else LogJSON
+	LogJSON    = "json"
+	LogConsole = "console"
+)
 
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
-		Log: LogConfig{Level: "info", Format: "json"},
+		Log: LogConfig{Level: "info", Format: LogAuto},
 		Source: SourceConfig{
 			Mode: ModeAuto, Interval: 10 * time.Second, StallAfter: 10 * time.Second,
 			HealthSystems: []string{dcgm.AllHealthSystems}, Events: EventsAuto, KernelLogPath: "/dev/kmsg", Sim: sim.DefaultConfig(),
@@ -96,8 +103,8 @@ func (c LogConfig) validate() error {
 	if levels := []string{"debug", "info", "warn", "error"}; !slices.Contains(levels, c.Level) {
 		errs = append(errs, fmt.Errorf("level: expected one of %s, got %q", strings.Join(levels, ", "), c.Level))
 	}
-	if c.Format != "json" && c.Format != "console" {
-		errs = append(errs, fmt.Errorf("format: expected json or console, got %q", c.Format))
+	if formats := []string{LogAuto, LogJSON, LogConsole}; !slices.Contains(formats, c.Format) {
+		errs = append(errs, fmt.Errorf("format: expected one of %s, got %q", strings.Join(formats, ", "), c.Format))
 	}
 	return errors.Join(errs...)
 }

@@ -14,9 +14,12 @@ type Output struct {
 	Width  int // the number of columns; 0 if there is no limit
 }
 
+// Is reports whether a file is a terminal.
+func Is(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }
+
 // Of returns what a file is. COLUMNS overrides the width of a terminal.
 func Of(f *os.File) Output {
-	if !term.IsTerminal(int(f.Fd())) {
+	if !Is(f) {
 		return Output{}
 	}
 	return Output{

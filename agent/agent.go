@@ -359,6 +359,7 @@ func (a *Agent) apply(c config.Config) {
 		a.webConfig.Store(w)
 	}
 	storeChanged(&a.processesConfig, c.Metrics.Processes)
+	c.Node.Idle.Processes = c.Metrics.Processes.Enabled
 	storeChanged(&a.nodeConfig, c.Node)
 	storeChanged(&a.runtimeConfig, kube.RuntimeConfig{Needed: c.Plugin.NeedsCDI(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 	storeChanged(&a.memoryLimitsConfig, c.Plugin.MemoryLimits(c.Metrics.Processes.PodLogs))

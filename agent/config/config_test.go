@@ -236,7 +236,7 @@ func TestConfigErrors(t *testing.T) {
 			"source.mode", "source.sim.profile",
 			"health.interval", "a",
 		},
-		"node: {idle: {after: 30m}}":                                                 {"node.idle.evidence metrics.processes.enabled"},
+		"node: {idle: {after: 30m, evidence: noProcess}}":                            {"node.idle.evidence metrics.processes.enabled"},
 		"node: {labels: {output: nfd, file: gpus}}":                                  {`node.labels.output "nfd"`, `node.labels.file "gpus"`},
 		"node: {taints: [{when: lost, key: -, value: '!', effect: No}]}":             {`node.taints[0].when "lost"`, `node.taints[0].key "-"`},
 		"node: {taints: [{when: cordoned, key: a, value: '!', effect: NoSchedule}]}": {`node.taints[0].value "!"`},
@@ -299,7 +299,7 @@ func TestConfigErrors(t *testing.T) {
 		"node: {taints: [{when: cordoned, key: node-role.kubernetes.io/x, effect: NoSchedule}, {when: cordoned, key: " +
 			"node-role.kubernetes.io/x, effect: NoExecute}]}",
 		"node: {idle: {evidence: noProcess}}", "node: {idle: {after: 30m, evidence: noWork}}",
-		"node: {idle: {after: 30m}}\nmetrics: {processes: {enabled: true}}",
+		"node: {idle: {after: 30m}}", "node: {idle: {after: 30m, evidence: noProcess}}\nmetrics: {processes: {enabled: true}}",
 	} {
 		if _, err := load(t, valid); err != nil {
 			t.Errorf("%s: %v", valid, err)

@@ -31,9 +31,10 @@ func OptedOut(annotations map[string]string, annotation string) bool {
 
 // IdlePods are the pods that hold devices and have not used all of them for some time.
 type IdlePods struct {
-	After    time.Duration // for which a device is not used; 0: no pod is reported
-	Evidence string        // what they lack, for texts: process, work
-	Pods     []IdlePod
+	After        time.Duration // for which a device is not used; 0: no pod is reported
+	Evidence     string        // what they lack, for texts: process, work
+	ModelUnknown bool          // an idle device may have a loaded model: its processes are not measured
+	Pods         []IdlePod
 }
 
 // IdlePod is a pod and its idle devices.
@@ -198,6 +199,9 @@ func idleMessage(p IdlePod, idle IdlePods, ready time.Duration) (message string,
 		what = fmt.Sprintf("%d of %d %ss", len(p.Idle), p.Held, p.Kind)
 	}
 	suffix := ". End the pod or request less if it does not need them; with the annotation " + OptOutAnnotation + " it is not reported"
+	if idle.ModelUnknown {
+		suffix = "; whether a model is loaded is unknown" + suffix
+	}
 	message = fmt.Sprintf("no %s on %s of the pod for %s: %s", idle.Evidence, what, durationText(shortest), strings.Join(names, ", "))
 	return truncate(message, maxMessage-len(suffix)) + suffix, 0
 }

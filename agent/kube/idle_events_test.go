@@ -407,4 +407,8 @@ func TestIdleMessageLength(t *testing.T) {
 	if !strings.HasPrefix(text, "no work on the GPU of the pod for 20s: GPU 3. ") {
 		t.Error(text)
 	}
+	text, _ = idleMessage(p, IdlePods{After: time.Second, Evidence: "work", ModelUnknown: true}, time.Hour)
+	if !strings.HasPrefix(text, "no work on the GPU of the pod for 20s: GPU 3; whether a model is loaded is unknown. End the pod ") {
+		t.Error(text)
+	}
 }

@@ -60,21 +60,35 @@ const (
 // IdleConfig configures when the agent reports that a pod does not use its GPUs.
 type IdleConfig struct {
 	After    time.Duration `yaml:"after"`    // 0: it reports nothing
-	Evidence string        `yaml:"evidence"` // EvidenceNoProcess, EvidenceNoWork
+	Evidence string        `yaml:"evidence"` // EvidenceAuto, EvidenceNoProcess, EvidenceNoWork
+
+	Processes bool `yaml:"-"` // whether the processes of devices are measured: metrics.processes.enabled
 }
 
 // The values of IdleConfig.Evidence.
 const (
+	EvidenceAuto      = "auto"      // EvidenceNoProcess where processes are measured, else EvidenceNoWork
 	EvidenceNoProcess = "noProcess" // the container has no process on its devices
 	EvidenceNoWork    = "noWork"    // its devices are below metrics.idleBelow, or its processes do nothing
 )
+
+// Resolved returns the evidence that counts: EvidenceNoProcess or EvidenceNoWork.
+func (c IdleConfig) Resolved() string {
+	switch {
+	case c.Evidence != EvidenceAuto:
+		return c.Evidence
+	case c.Processes:
+		return EvidenceNoProcess
+	}
+	return EvidenceNoWork
+}
 
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
 		Labels: LabelsConfig{Output: LabelsOff, File: "/etc/kubernetes/node-feature-discovery/features.d/gpu-node-agent"},
 		Taints: []TaintConfig{},
-		Idle:   IdleConfig{Evidence: EvidenceNoProcess},
+		Idle:   IdleConfig{Evidence: EvidenceAuto},
 	}
 }
 
@@ -119,8 +133,8 @@ func (c Config) Validate() error {
 	if c.Idle.After != 0 && c.Idle.After < minIdle {
 		bad("idle.after: expected %v or more, or 0s to report nothing, got %v", minIdle, c.Idle.After)
 	}
-	if c.Idle.Evidence != EvidenceNoProcess && c.Idle.Evidence != EvidenceNoWork {
-		bad("idle.evidence: expected %s or %s, got %q", EvidenceNoProcess, EvidenceNoWork, c.Idle.Evidence)
+	if all := []string{EvidenceAuto, EvidenceNoProcess, EvidenceNoWork}; !slices.Contains(all, c.Idle.Evidence) {
+		bad("idle.evidence: expected one of %s, got %q", strings.Join(all, ", "), c.Idle.Evidence)
 	}
 	return errors.Join(errs...)
 }

@@ -85,7 +85,7 @@ func TestConfigValidate(t *testing.T) {
 		"evidence of work":    {func(c *Config) { c.Idle.Evidence = EvidenceNoWork }, nil},
 		"unknown evidence": {
 			func(c *Config) { c.Idle.Evidence = "none" },
-			[]string{`idle.evidence: expected noProcess or noWork, got "none"`},
+			[]string{`idle.evidence: expected one of auto, noProcess, noWork, got "none"`},
 		},
 		"several": {
 			func(c *Config) {

@@ -17,7 +17,7 @@ import (
 // device that works has a process, also if the driver does not list it.
 func (c IdleConfig) Idle(i metrics.IdleTime) (d time.Duration, idle bool) {
 	known := i.WorkKnown
-	if d = i.NoWork; c.Evidence == EvidenceNoProcess {
+	if d = i.NoWork; c.Resolved() == EvidenceNoProcess {
 		d, known = i.NoProcess, i.ProcessesKnown
 		if i.WorkKnown {
 			d = min(d, i.NoWork)
@@ -30,8 +30,8 @@ func (c IdleConfig) Idle(i metrics.IdleTime) (d time.Duration, idle bool) {
 // Others that share the device do not matter: with processes, each has its own, and without, their work counts as the container's.
 func IdlePods(c IdleConfig, s *health.Snapshot, holders podresources.Holders, times metrics.IdleTimes) kube.IdlePods {
 	all := kube.IdlePods{After: c.After, Evidence: "process"}
-	if c.Evidence == EvidenceNoWork {
-		all.Evidence = "work"
+	if c.Resolved() == EvidenceNoWork {
+		all.Evidence, all.ModelUnknown = "work", !c.Processes
 	}
 	if s == nil {
 		return all

@@ -96,13 +96,13 @@ func TestIdlePods(t *testing.T) {
 			times[metrics.Held{Device: e.device, Namespace: "n", Pod: e.pod, Container: e.container}] = e.idle
 		}
 		for evidence, want := range map[string]string{EvidenceNoProcess: c.byProcess, EvidenceNoWork: c.byWork} {
-			if got := idleSummary(IdleConfig{30 * time.Minute, evidence}, snapshot, holders, times); got != want {
+			if got := idleSummary(IdleConfig{After: 30 * time.Minute, Evidence: evidence}, snapshot, holders, times); got != want {
 				t.Errorf("%s, %s: got\n%swant\n%s", name, evidence, got, want)
 			}
-			if got := idleSummary(IdleConfig{0, evidence}, snapshot, holders, times); got != "" {
+			if got := idleSummary(IdleConfig{Evidence: evidence}, snapshot, holders, times); got != "" {
 				t.Errorf("%s, off: got\n%s", name, got)
 			}
-			if got := idleSummary(IdleConfig{30 * time.Minute, evidence}, snapshot, holders, nil); got != "" {
+			if got := idleSummary(IdleConfig{After: 30 * time.Minute, Evidence: evidence}, snapshot, holders, nil); got != "" {
 				t.Errorf("%s, idle times unknown: got\n%s", name, got)
 			}
 		}
@@ -117,17 +117,38 @@ func TestIdlePods(t *testing.T) {
 			want += namespace + "/" + pod + ": GPU 0 (1h0m0s) of 1 GPU\n"
 		}
 	}
-	if got := idleSummary(IdleConfig{30 * time.Minute, EvidenceNoWork}, snapshot, holders, times); got != want {
+	if got := idleSummary(IdleConfig{After: 30 * time.Minute, Evidence: EvidenceNoWork}, snapshot, holders, times); got != want {
 		t.Errorf("many pods: got\n%swant\n%s", got, want)
 	}
-	for evidence, want := range map[string]string{EvidenceNoProcess: "process", EvidenceNoWork: "work"} { // for the events' texts
-		if all := IdlePods(IdleConfig{time.Hour, evidence}, snapshot, podresources.Holders{}, nil); all.After != time.Hour ||
-			all.Evidence != want {
-			t.Errorf("%s: %+v", evidence, all)
-		}
-	}
-	if got := idleSummary(IdleConfig{30 * time.Minute, EvidenceNoWork}, nil, podresources.Holders{}, nil); got != "" {
+	if got := idleSummary(IdleConfig{After: 30 * time.Minute, Evidence: EvidenceNoWork}, nil, podresources.Holders{}, nil); got != "" {
 		t.Errorf("no snapshot: %s", got)
+	}
+}
+
+// By auto a loaded model keeps a pod from being idle if processes are measured. The event says what is not known.
+func TestIdleEvidence(t *testing.T) {
+	snapshot := &health.Snapshot{Devices: []health.DeviceState{{Device: health.Device{ID: "GPU-0", Index: 0}}}}
+	h := podresources.Holder{Namespace: "n", Pod: "a", Container: "c"}
+	holders := podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-0": {h}}}
+	for _, c := range []struct {
+		evidence     string
+		processes    bool
+		text         string
+		modelUnknown bool
+		loadedIsIdle bool
+	}{
+		{EvidenceAuto, true, "process", false, false},
+		{EvidenceAuto, false, "work", true, true},
+		{EvidenceNoProcess, true, "process", false, false},
+		{EvidenceNoWork, true, "work", false, true},
+		{EvidenceNoWork, false, "work", true, true},
+	} {
+		loaded := metrics.IdleTime{NoWork: time.Hour, WorkKnown: true, ProcessesKnown: c.processes}
+		times := metrics.IdleTimes{{Device: "GPU-0", Namespace: "n", Pod: "a", Container: "c"}: loaded}
+		all := IdlePods(IdleConfig{After: time.Minute, Evidence: c.evidence, Processes: c.processes}, snapshot, holders, times)
+		if all.Evidence != c.text || all.ModelUnknown != c.modelUnknown || len(all.Pods) == 1 != c.loadedIsIdle || all.After != time.Minute {
+			t.Errorf("%+v: %+v", c, all)
+		}
 	}
 }
 

@@ -69,6 +69,7 @@ func TestParsePolicyErrors(t *testing.T) {
 		minimalPolicy + "podSelector: {matchLabels: {a: b c}}":                     {"podSelector: ", "b c"},
 		minimalPolicy + "podSelector: {matchExpressions: [{key: a, operator: X}]}": {"podSelector: ", "X"},
 		minimalPolicy + "notice: 1h\nnotice: 2h":                                   {"notice", "already set"},
+		"namespaces: [a]\nidle: {after: 2h, evidence: auto}":                       {"idle.evidence: ", `"auto"`},
 		minimalPolicy + "maxPerRun: many":                                          {"maxPerRun: ", "a whole number", "string"},
 		minimalPolicy + "maxPerRun: 1.5":                                           {"maxPerRun: ", "1.5"},
 		minimalPolicy + "hours: {from: 22:00, to: 06:00}":                          {`"hours"`, "schedule", "timeZone"},

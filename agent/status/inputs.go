@@ -148,7 +148,7 @@ func idleStatus(i metrics.IdleTime, c node.IdleConfig) *Idle {
 	never, known := i.NeverUsed()
 	s.NeverUsed = never && known
 	if _, idle := c.Idle(i); idle {
-		s.Evidence = c.Evidence
+		s.Evidence = c.Resolved()
 	}
 	return s
 }

@@ -288,8 +288,8 @@ type Idle struct {
 	// NeverUsed means that no process was observed since the container got the device or, while the processes are unknown, no work, and that
 	// the device does not work now. It is false if the agent has not observed the container from its start.
 	NeverUsed bool `json:"neverUsed,omitempty"`
-	// Evidence is node.idle.evidence if by it the container has been idle for node.idle.after: noProcess or noWork. When the pod became
-	// Ready does not matter here.
+	// Evidence is that of node.idle.evidence, noProcess or noWork, if by it the container has been idle for node.idle.after. When the pod
+	// became Ready does not matter here.
 	Evidence string `json:"idleEvidence,omitempty"`
 }
 

@@ -123,15 +123,30 @@ func TestIdleSharer(t *testing.T) {
 	p.await("the next pod", func() bool { v := value("idle_for_seconds", idler); return v >= 0 && v < twoHours })
 }
 
-// A pod that does not use its GPUs gets an event, and the snapshot has its idle times. health.kubernetes.enabled is false.
+// A pod that does not use its GPUs gets an event, and the snapshot has its idle times, by its processes or, if these are not measured, by
+// their work. health.kubernetes.enabled is false.
 func TestIdlePodIsReported(t *testing.T) {
 	t.Parallel()
+	for evidence, message := range map[string]string{
+		"noProcess": "no process on the GPU of the pod for ",
+		"noWork":    "; whether a model is loaded is unknown. ",
+	} {
+		t.Run(evidence, func(t *testing.T) {
+			t.Parallel()
+			checkIdlePod(t, evidence, message)
+		})
+	}
+}
+
+func checkIdlePod(t *testing.T, evidence, message string) {
 	api := apiservertest.New(t)
 	p := newProcess(t, "source: {mode: sim, interval: 1s, sim: {scenario: [{at: 0s, gpu: 0, processes: []}]}}\nplugin: {kubeletDir: "+
 		"DIR}\nnode: {idle: {after: 3s}}")
 	k := p.startKubelet()
-	p.launch("NODE_NAME=node-1", "GPU_NODE_AGENT_METRICS_PROCESSES_ENABLED=true", "GPU_NODE_AGENT_METRICS_PROCESSES_PROC="+p.Dir,
-		"GPU_NODE_AGENT_METRICS_PROCESSES_POD_LOGS="+p.Dir, "GPU_NODE_AGENT_HEALTH_KUBERNETES_KUBECONFIG="+api.Kubeconfig(t))
+	processes := evidence == "noProcess"
+	p.launch("NODE_NAME=node-1", "GPU_NODE_AGENT_METRICS_PROCESSES_ENABLED="+strconv.FormatBool(processes),
+		"GPU_NODE_AGENT_METRICS_PROCESSES_PROC="+p.Dir, "GPU_NODE_AGENT_METRICS_PROCESSES_POD_LOGS="+p.Dir,
+		"GPU_NODE_AGENT_HEALTH_KUBERNETES_KUBECONFIG="+api.Kubeconfig(t))
 	p.awaitAllocatable(k, 8)
 	pod := p.allocate(k).Container
 	api.Put(&corev1.Pod{
@@ -142,7 +157,7 @@ func TestIdlePodIsReported(t *testing.T) {
 	})
 	p.await("the event", func() bool { return len(api.Events()) > 0 })
 	if e := api.Events()[0]; e.Reason != "GPUIdle" || e.InvolvedObject.Name != pod.Pod || e.InvolvedObject.UID != "uid-of-pod" ||
-		e.Count != 1 {
+		e.Count != 1 || !strings.Contains(e.Message, message) {
 		t.Errorf("%+v", e)
 	}
 	var idle *status.Idle
@@ -153,8 +168,8 @@ func TestIdlePodIsReported(t *testing.T) {
 			}
 		}
 	}
-	if idle == nil || idle.Evidence != "noProcess" || idle.NoProcess == nil || *idle.NoProcess < 3 || *idle.NoProcess > idle.Observed ||
-		!idle.NeverUsed {
+	if idle == nil || idle.Evidence != evidence || (idle.NoProcess != nil) != processes || idle.NoWork == nil || *idle.NoWork < 3 ||
+		*idle.NoWork > idle.Observed || processes && (*idle.NoProcess < 3 || *idle.NoProcess > idle.Observed || !idle.NeverUsed) {
 		t.Errorf("%+v", idle)
 	}
 	for _, series := range []string{`pci"} 8`, `driver"} 8`, `offered"} 8`, `kubelet"} 8`} {

@@ -2,7 +2,10 @@ package helm
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -156,6 +159,8 @@ func TestAdmissionPolicy(t *testing.T) {
 		"labels set off":       {settings([]string{"config.node.labels.output=off"}), "nodes nodefeatures"},
 		"labels to a file":     {settings([]string{"config.node.labels.output=file"}), ""},
 		"idle pods":            {settings([]string{"config.node.idle.after=30m"}), "events"},
+		"README":               {installCommand(t, filepath.Join("..", "..", "README.md")), conditions + " nodes"},
+		"README of the chart":  {installCommand(t, filepath.Join(chart, "README.md")), conditions + " nodes"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := template(t, c.args...)
@@ -258,6 +263,25 @@ func TestKernelLog(t *testing.T) {
 			}
 		})
 	}
+}
+
+// installCommand returns the flags --set of the first `helm install` of a document.
+func installCommand(t *testing.T, file string) []string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, command, found := strings.Cut(string(text), "helm install ")
+	command, _, ends := strings.Cut(command, "\n```")
+	if !found || !ends {
+		t.Fatalf("%s: no helm install", file)
+	}
+	var args []string
+	for _, m := range regexp.MustCompile(`--set (\S+)`).FindAllStringSubmatch(command, -1) {
+		args = append(args, "--set", m[1])
+	}
+	return args
 }
 
 // TestKernelLogConfig checks that the value of the chart reaches the agent's configuration.

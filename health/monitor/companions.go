@@ -50,7 +50,7 @@ func (m *Monitor) startCompanions(ctx context.Context, w watchdog, src *Source) 
 		defer cancel()
 		select {
 		case <-earlier:
-		case <-time.After(w.stallAfter):
+		case <-time.After(w.calls.Limit):
 			for i, e := range src.Events {
 				if e.Run != nil {
 					receivers[i].SetEvents(errors.New("the earlier events do not end: a call to the driver has not returned"))

@@ -303,7 +303,7 @@ func (m *Monitor) detachEngine(ctx context.Context, w watchdog, s health.Session
 	switch {
 	case err == nil:
 		m.detach.engineUnasked = false
-	case !errors.Is(err, errAbandoned) && m.detach.detachRequested():
+	case !errors.Is(err, health.ErrAbandoned) && m.detach.detachRequested():
 		m.logLater(func() { m.log.Warn("detach refused; keeping the driver", zap.Error(err)) })
 		m.setDetachment(m.detach.refuse(err), time.Now())
 	}

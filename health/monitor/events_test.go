@@ -702,7 +702,7 @@ func TestDetachEndsEventSources(t *testing.T) {
 		if running != 0 {
 			t.Errorf("%d functions use the driver when it is detached", running)
 		}
-		h.m.startCompanions(t.Context(), watchdog{h.m, time.Second, nil}, h.source.Load())
+		h.m.startCompanions(t.Context(), h.m.newWatchdog(time.Second, nil), h.source.Load())
 		synctest.Wait()
 		if f.get(&f.runs) != 1 {
 			t.Error("an event source starts while the driver is detached")

@@ -130,7 +130,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 			m.showEvents(src, health.EventsStarting, "")
 			setStatus(&s.Source, health.SourceStarting, "", time.Now())
 		})
-		m.serve(ctx, same, watchdog{m, src.StallAfter, ctx.Done()}, src)
+		m.serve(ctx, same, m.newWatchdog(src.StallAfter, ctx.Done()), src)
 		cancel()
 	}
 	return nil

@@ -55,11 +55,11 @@ func (m *Monitor) runSession(ctx context.Context, w watchdog, open health.Opener
 	m.setSession(s)
 	defer func() {
 		m.setSession(nil)
-		if errors.Is(failed, errAbandoned) || errors.Is(m.detachEngine(ctx, w, s, failed), errAbandoned) {
+		if errors.Is(failed, health.ErrAbandoned) || errors.Is(m.detachEngine(ctx, w, s, failed), health.ErrAbandoned) {
 			return // the abandoned call still runs, and no second call runs beside it
 		}
 		_, err := call(ctx, w, "closing the source", func(context.Context) (struct{}, error) { return struct{}{}, s.Close() })
-		if err != nil && !errors.Is(err, errAbandoned) {
+		if err != nil && !errors.Is(err, health.ErrAbandoned) {
 			m.log.Warn("closing the source failed", zap.Error(err))
 		}
 	}()
@@ -129,7 +129,7 @@ func awaitPoll(ctx context.Context, w watchdog, s health.Session, reads *reads, 
 				reported, measured, err = watcher.XIDsChanged(ctx)
 				return reported, err
 			})
-			if err != nil || reported || time.Since(started) >= w.stallAfter {
+			if err != nil || reported || time.Since(started) >= w.calls.Limit {
 				return err
 			}
 			reads.add(started, time.Now(), measured)

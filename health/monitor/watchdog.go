@@ -2,7 +2,6 @@ package monitor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -12,13 +11,15 @@ import (
 // abandonAfter is how long the end of the process waits for a call that hangs.
 const abandonAfter = time.Second
 
-var errAbandoned = errors.New("call abandoned: it hangs and the process ends")
-
 // watchdog supervises calls to a source, which may hang for as long as the driver does.
 type watchdog struct {
-	m          *Monitor
-	stallAfter time.Duration
-	ending     <-chan struct{} // closed when the process ends
+	m      *Monitor
+	calls  *health.Guard[struct{}, error]
+	ending <-chan struct{} // closed when the process ends
+}
+
+func (m *Monitor) newWatchdog(stallAfter time.Duration, ending <-chan struct{}) watchdog {
+	return watchdog{m, &health.Guard[struct{}, error]{Limit: stallAfter, KeepLate: true, Grace: abandonAfter}, ending}
 }
 
 func (w watchdog) processEnds() bool {
@@ -30,33 +31,19 @@ func (w watchdog) processEnds() bool {
 	}
 }
 
-// call calls f and waits for it without a limit, so that no second call runs beside it. After stallAfter it publishes the
-// source as stalled. Only the end of the process abandons the call.
+// call calls f and waits for it without a limit, so that no second call runs beside it. After the limit it publishes the source as
+// stalled. Only the end of the process abandons the call, with health.ErrAbandoned.
 func call[T any](ctx context.Context, w watchdog, what string, f func(context.Context) (T, error)) (T, error) {
-	type result struct {
-		v   T
-		err error
+	var v T
+	err, abandoned := w.calls.Call(w.ending, struct{}{}, func() (err error) {
+		v, err = f(ctx)
+		return err
+	}, func() {
+		w.m.reportSource(health.SourceStalled, fmt.Sprintf("%s has not returned within %v", what, w.calls.Limit))
+	})
+	if abandoned != nil { // v is still in use
+		var none T
+		return none, abandoned
 	}
-	done := make(chan result, 1)
-	go func() {
-		v, err := f(ctx)
-		done <- result{v, err}
-	}()
-	stalled := time.NewTimer(w.stallAfter)
-	defer stalled.Stop()
-	ending := w.ending
-	var abandon <-chan time.Time
-	for {
-		select {
-		case r := <-done:
-			return r.v, r.err
-		case <-stalled.C:
-			w.m.reportSource(health.SourceStalled, fmt.Sprintf("%s has not returned within %v", what, w.stallAfter))
-		case <-ending:
-			ending, abandon = nil, time.After(abandonAfter)
-		case <-abandon:
-			var zero T
-			return zero, errAbandoned
-		}
-	}
+	return v, err
 }

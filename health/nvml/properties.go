@@ -26,82 +26,57 @@ const propertiesTimeout = 5 * time.Second
 // The instances of MIG devices need CAP_SYS_ADMIN or the capability of MIG's monitor. Without it, MIG devices have Properties with a nil
 // MIG. The function may be called from any goroutine.
 func Properties(log *zap.Logger) func(context.Context, []health.Device) map[health.DeviceID]*health.Properties {
-	r := &propertyReader{log: log, reading: map[health.DeviceID]bool{}, logged: map[health.DeviceID]string{}}
+	r := &propertyReader{log: log, logged: map[health.DeviceID]string{}}
+	r.calls.Limit = propertiesTimeout
 	return r.read
 }
 
 type propertyReader struct {
-	log *zap.Logger
+	log   *zap.Logger
+	calls health.Guard[health.DeviceID, gpuProperties] // by GPU
 
-	mu      sync.Mutex // guards the fields below
-	reading map[health.DeviceID]bool
-	logged  map[health.DeviceID]string // the last error of each GPU
+	mu     sync.Mutex                 // guards logged
+	logged map[health.DeviceID]string // the last error of each GPU
 }
 
 // gpuProperties is the result of reading a GPU.
 type gpuProperties struct {
-	gpu health.DeviceID
 	all map[health.DeviceID]*health.Properties
 	err error
 }
 
 func (r *propertyReader) read(ctx context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
-	ctx, cancel := context.WithTimeout(ctx, propertiesTimeout)
-	defer cancel()
 	gpus := map[health.DeviceID][]health.Device{}
 	for _, d := range devices {
 		gpus[d.GPU()] = append(gpus[d.GPU()], d)
 	}
-	results := make(chan gpuProperties, len(gpus))
-	waiting := map[health.DeviceID]bool{}
+	results := make(chan map[health.DeviceID]*health.Properties, len(gpus))
 	for gpu, devices := range gpus {
-		if !r.begin(gpu) {
-			r.report(gpu, errHangs)
-			continue
-		}
-		waiting[gpu] = true
-		go func() {
-			all, err := readGPU(gpu, devices)
-			r.end(gpu) // before the result, so that the next call reads the GPU again
-			results <- gpuProperties{gpu, all, err}
-		}()
+		go func() { results <- r.readInTime(ctx, gpu, devices) }()
 	}
 	all := map[health.DeviceID]*health.Properties{}
-	for len(waiting) > 0 {
-		select {
-		case result := <-results:
-			delete(waiting, result.gpu)
-			r.report(result.gpu, result.err)
-			maps.Copy(all, result.all)
-		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				for gpu := range waiting {
-					r.report(gpu, errHangs)
-				}
-			}
-			return all
-		}
+	for range gpus {
+		maps.Copy(all, <-results)
 	}
 	return all
 }
 
 var errHangs = errors.New("NVML has not answered")
 
-// begin reports whether no earlier reading of a GPU is left. If so, end must follow.
-func (r *propertyReader) begin(gpu health.DeviceID) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.reading[gpu] {
-		return false
+func (r *propertyReader) readInTime(
+	ctx context.Context, gpu health.DeviceID, devices []health.Device,
+) map[health.DeviceID]*health.Properties {
+	got, err := r.calls.Call(ctx.Done(), gpu, func() gpuProperties {
+		all, err := readGPU(gpu, devices)
+		return gpuProperties{all, err}
+	}, nil)
+	switch {
+	case err == nil:
+		r.report(gpu, got.err)
+	case errors.Is(err, health.ErrLate) || errors.Is(ctx.Err(), context.DeadlineExceeded):
+		r.report(gpu, errHangs)
 	}
-	r.reading[gpu] = true
-	return true
-}
-
-func (r *propertyReader) end(gpu health.DeviceID) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	delete(r.reading, gpu)
+	return got.all
 }
 
 // report logs an error of a GPU once.

@@ -63,17 +63,26 @@ func (f *Follower) Measure(ctx context.Context, s Source) {
 // follow measures with a configuration until ctx ends.
 func (f *Follower) follow(ctx context.Context, c Config, s Source) {
 	m := &measurement{Options: &f.Options, config: c, source: s}
+	calls := health.Guard[struct{}, *Snapshot]{Limit: s.Limit}
 	defer m.close()
-	defer f.latest.Store(nil) // before close, which may hang
+	defer calls.Wait()
+	defer f.latest.Store(nil) // before Wait, which may take as long as the driver hangs
 	m.awaitDevices(ctx)
 	f.awaitHolders(ctx)
 	tick := time.Tick(s.Interval)
 	var log changeLog
+	publish := func(s *Snapshot) {
+		f.latest.Store(s)
+		log.write(f.Log, s)
+	}
 	for ctx.Err() == nil {
-		f.measureOnce(ctx, m, func(s *Snapshot) {
-			f.latest.Store(s)
-			log.write(f.Log, s)
+		measured, err := calls.Call(ctx.Done(), struct{}{}, func() *Snapshot { return m.measure(ctx) }, func() {
+			publish(&Snapshot{Err: fmt.Sprintf("no measurement within %v; the driver does not answer, or metrics.processes.podLogs cannot be read",
+				s.Limit)})
 		})
+		if err == nil {
+			publish(measured)
+		}
 		select {
 		case <-ctx.Done():
 		case <-tick:
@@ -97,14 +106,6 @@ func (f *Follower) awaitHolders(ctx context.Context) {
 		case <-tick:
 		}
 	}
-}
-
-// measureOnce publishes a measurement. Once ctx has ended, nothing is published while the measurement returns.
-func (f *Follower) measureOnce(ctx context.Context, m *measurement, publish func(*Snapshot)) {
-	health.Call(ctx, m.source.Limit, func() *Snapshot { return m.measure(ctx) }, publish, func() {
-		publish(&Snapshot{Err: fmt.Sprintf("no measurement within %v; the driver does not answer, or metrics.processes.podLogs cannot be read",
-			m.source.Limit)})
-	}, func() { f.latest.Store(nil) })
 }
 
 // changeLog logs the changes of a snapshot's error and warning.

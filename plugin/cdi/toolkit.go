@@ -2,13 +2,13 @@ package cdi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path"
 	"reflect"
 	"regexp"
 	"slices"
-	"sync"
 	"time"
 
 	"go.uber.org/zap"
@@ -66,8 +66,12 @@ func (t *Toolkit) Changed() <-chan struct{} {
 // Run generates the requested parts until ctx ends. It returns when no call is left, so that it holds no file of the driver. The
 // first parts of each Run are new ones: the driver may be another after a detach. Older ones serve until then.
 func (t *Toolkit) Run(ctx context.Context) {
-	r := run{t: t, current: map[health.DeviceID]string{}, hanging: map[health.DeviceID]call{}}
-	defer r.calls.Wait()
+	r := run{
+		t: t, current: map[health.DeviceID]string{},
+		commonCalls: calls{Limit: commonLimit, KeepLate: true}, deviceCalls: calls{Limit: deviceLimit, KeepLate: true},
+	}
+	defer r.deviceCalls.Wait()
+	defer r.commonCalls.Wait()
 	for {
 		req, changed := t.requested.Watch()
 		var retry <-chan time.Time
@@ -121,18 +125,16 @@ func (in Input) keys() map[health.DeviceID]string {
 
 // run is one Run of a Toolkit.
 type run struct {
-	t       *Toolkit
-	calls   sync.WaitGroup
-	current map[health.DeviceID]string // the keys of the parts that this Run has generated
-	hanging map[health.DeviceID]call   // calls that exceeded their limit
+	t                        *Toolkit
+	current                  map[health.DeviceID]string // the keys of the parts that this Run has generated
+	commonCalls, deviceCalls calls
 }
 
-type call struct {
-	key    string
-	result chan result
-}
+// calls are calls of nvcdi. While a call for a device hangs there is no second one.
+type calls = health.Guard[health.DeviceID, result]
 
 type result struct {
+	key   string // of the request
 	edits *specs.ContainerEdits
 	err   error
 }
@@ -178,40 +180,25 @@ func (r *run) generate(ctx context.Context, req *request) bool {
 	return ok
 }
 
-// call calls nvcdi with a time limit. While a call of a device hangs there is no second one; its late result counts.
+// call calls nvcdi with a time limit. A late result for the same key counts.
 func (r *run) call(ctx context.Context, req *request, id health.DeviceID) (*specs.ContainerEdits, error) {
-	limit := deviceLimit
+	calls := &r.deviceCalls
 	if id == "" {
-		limit = commonLimit
+		calls = &r.commonCalls
 	}
-	errHangs := fmt.Errorf("no answer from NVML in %v", limit)
-	c, hangs := r.hanging[id]
-	if hangs {
-		select {
-		case late := <-c.result:
-			delete(r.hanging, id)
-			if c.key == req.keys[id] {
-				return late.edits, late.err
-			}
-		default:
-			return nil, errHangs
+	for {
+		got, err := calls.Call(ctx.Done(), id, func() result {
+			edits, err := r.t.edits(*req, id, r.t.log)
+			return result{req.keys[id], edits, err}
+		}, nil)
+		switch {
+		case errors.Is(err, health.ErrLate):
+			return nil, fmt.Errorf("no answer from NVML in %v", calls.Limit)
+		case err != nil:
+			return nil, err
+		case got.key == req.keys[id]:
+			return got.edits, got.err
 		}
-	}
-	c = call{req.keys[id], make(chan result, 1)}
-	r.calls.Go(func() {
-		edits, err := r.t.edits(*req, id, r.t.log)
-		c.result <- result{edits, err}
-	})
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	select {
-	case got := <-c.result:
-		return got.edits, got.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-timer.C:
-		r.hanging[id] = c
-		return nil, errHangs
 	}
 }
 

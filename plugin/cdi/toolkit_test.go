@@ -235,16 +235,27 @@ func TestToolkitWithOneBadGPU(t *testing.T) {
 		stop, done = h.run()
 		h.wantSpec(2*deviceLimit, 2, 2, 2)
 		h.wantWritten()
-		stop()
-		synctest.Wait()
-		select {
-		case <-done:
-			t.Error("Run returned while a call had the driver's files open")
-		default:
-		}
-		close(hang)
-		<-done
+		h.wantEndAfter(stop, done, hang)
+		hang = make(chan struct{})
+		h.set("", nil, hang)
+		stop, done = h.run()
+		h.wantSpec(0, 2, 2, 2)
+		h.wantEndAfter(stop, done, hang)
 	})
+}
+
+// wantEndAfter stops the Toolkit and checks that it ends after a call that hangs, and not before.
+func (h *toolkitTest) wantEndAfter(stop func(), done <-chan struct{}, hang chan struct{}) {
+	h.Helper()
+	stop()
+	synctest.Wait()
+	select {
+	case <-done:
+		h.Error("Run returned while a call had the driver's files open")
+	default:
+	}
+	close(hang)
+	<-done
 }
 
 // If NVML fails, a spec that fits stays, and else the driver's files are listed.

@@ -90,8 +90,10 @@ func (f *Follower) follow(ctx context.Context, c Config, open Open) {
 		Options: &f.Options, config: c, driver: driver{open: open}, cgroups: containers.Cgroups{Root: f.CgroupRoot},
 		absent: make(map[string]time.Time),
 	}
+	calls := health.Guard[struct{}, result]{Limit: callLimit}
 	defer e.driver.close()
-	defer f.latest.Store(nil) // before close, which may hang
+	defer calls.Wait()
+	defer f.latest.Store(nil) // before Wait, which may take as long as the driver hangs
 	tick := time.NewTicker(refresh)
 	defer tick.Stop()
 	var log changeLog
@@ -109,8 +111,10 @@ func (f *Follower) follow(ctx context.Context, c Config, open Open) {
 		snap, polled := f.Snapshots.Watch()
 		if snap.Polled() {
 			polled = nil
-			health.Call(ctx, callLimit, func() result { return e.pass(ctx, snap) }, publish, func() { publish(f.late(e, snap)) },
-				func() { f.latest.Store(nil) })
+			r, err := calls.Call(ctx.Done(), struct{}{}, func() result { return e.pass(ctx, snap) }, func() { publish(f.late(e, snap)) })
+			if err == nil {
+				publish(r)
+			}
 		}
 		select {
 		case <-ctx.Done():

@@ -1,0 +1,131 @@
+package health
+
+import (
+	"errors"
+	"sync"
+	"time"
+)
+
+// Guard makes calls that may hang for as long as the driver or a disk does. There is at most one call for a key at a time, so that each
+// thing that hangs costs one goroutine. Its users choose three things: whether the caller waits for a late call or goes on (late of Call),
+// whether a late result counts (KeepLate), and what becomes of a call at the end (Grace, Wait).
+//
+//	user               caller      late result  at the end
+//	health/monitor     waits       counts       abandoned after 1 s
+//	metrics/processes  waits       dropped      waited for
+//	plugin/memlimits   waits       dropped      waited for
+//	plugin/cdi         goes on     counts       waited for
+//	health/nvml        goes on     dropped      abandoned at once
+//
+// The monitor has nothing to do without its source, no reading of which may be lost; the kubelet must not wait for it at the end. The
+// processes and the limits of memory are measured again soon; what measures them is open until the call has returned, and a detach needs it
+// closed. The toolkit has other GPUs to ask, and its results do not age. So has NVML's reader of properties, whose callers ask again.
+//
+// A Guard must not be copied after its first call.
+type Guard[K comparable, T any] struct {
+	Limit    time.Duration // a call that takes longer is late; 0: none is
+	KeepLate bool          // a late result counts: Call returns it, or the next one for the key if the caller went on
+	Grace    time.Duration // how long Call waits for a call after the end, and its result counts
+
+	calls sync.WaitGroup
+	mu    sync.Mutex // guards last
+	last  map[K]*guardedCall[T]
+}
+
+// guardedCall is a call that runs, or whose result nobody has received yet.
+type guardedCall[T any] struct {
+	returned chan struct{}
+	result   T // once returned is closed
+}
+
+var (
+	// ErrLate is the error of a call that has not returned in time, or is not begun because an earlier one has not.
+	ErrLate = errors.New("the call has not returned in time")
+
+	// ErrAbandoned is the error of a call that had not returned at the end.
+	ErrAbandoned = errors.New("call abandoned: it had not returned at the end")
+)
+
+// Call makes a call and returns its result. When the call is late, the caller goes on with ErrLate; or if late is not nil, late runs and
+// the caller waits. end is closed at the end, when nobody wants the result any more; then Call returns ErrAbandoned.
+func (g *Guard[K, T]) Call(end <-chan struct{}, key K, call func() T, late func()) (result T, err error) {
+	c, isLate := g.begin(key, call)
+	if c == nil {
+		return result, ErrLate
+	}
+	var limit, abandon <-chan time.Time
+	if g.Limit > 0 {
+		limit = time.After(g.Limit)
+	}
+	for {
+		select {
+		case <-c.returned:
+			g.forget(key, c)
+			switch {
+			case g.Grace == 0 && isClosed(end):
+				return result, ErrAbandoned
+			case isLate && !g.KeepLate:
+				return result, ErrLate
+			}
+			return c.result, nil
+		case <-limit:
+			if late == nil {
+				return result, ErrLate
+			}
+			isLate = true
+			late()
+		case <-end:
+			if g.Grace == 0 {
+				return result, ErrAbandoned
+			}
+			end, abandon = nil, time.After(g.Grace)
+		case <-abandon:
+			return result, ErrAbandoned
+		}
+	}
+}
+
+// Wait waits until every call has returned.
+func (g *Guard[K, T]) Wait() { g.calls.Wait() }
+
+// begin begins a call, or returns the late one that counts. It returns nil while an earlier one for the key runs.
+func (g *Guard[K, T]) begin(key K, call func() T) (c *guardedCall[T], isLate bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c = g.last[key]; c != nil {
+		if !isClosed(c.returned) {
+			return nil, true
+		}
+		if g.KeepLate {
+			return c, true
+		}
+	}
+	if g.last == nil {
+		g.last = make(map[K]*guardedCall[T])
+	}
+	c = &guardedCall[T]{returned: make(chan struct{})}
+	g.last[key] = c
+	g.calls.Go(func() {
+		defer close(c.returned)
+		c.result = call()
+	})
+	return c, false
+}
+
+// forget forgets a call whose result was received.
+func (g *Guard[K, T]) forget(key K, c *guardedCall[T]) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.last[key] == c {
+		delete(g.last, key)
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}

@@ -21,6 +21,10 @@ import (
 // processes and the limits of memory are measured again soon; what measures them is open until the call has returned, and a detach needs it
 // closed. The toolkit has other GPUs to ask, and its results do not age. So has NVML's reader of properties, whose callers ask again.
 //
+// The users of a single call go on, drop a late result and abandon the call at once: agent/config, agent/doctor, agent/mounts and
+// plugin/dra of a disk or the driver, plugin/mps of /proc. plugin/mps waits 2 s for a program that it has killed. The properties of
+// plugin/dra wait, count late and are abandoned at once.
+//
 // A Guard must not be copied after its first call.
 type Guard[K comparable, T any] struct {
 	Limit    time.Duration // a call that takes longer is late; 0: none is

@@ -208,17 +208,12 @@ func (c Config) unusedNotes() (notes []string) {
 
 // isDirectory reports whether a path is a directory. It does not wait for a disk that does not answer.
 func isDirectory(path string) bool {
-	result := make(chan bool, 1)
-	go func() {
+	calls := health.Guard[string, bool]{Limit: time.Second}
+	is, err := calls.Call(nil, path, func() bool {
 		info, err := os.Stat(path)
-		result <- err == nil && info.IsDir()
-	}()
-	select {
-	case is := <-result:
-		return is
-	case <-time.After(time.Second):
-		return false
-	}
+		return err == nil && info.IsDir()
+	}, nil)
+	return err == nil && is
 }
 
 // driverNotes returns a note if the agent uses the driver beside a host engine although source.events is off, as it is where only the

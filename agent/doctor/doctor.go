@@ -284,17 +284,12 @@ var errTimeout = errors.New("no result in time")
 func callWithTimeout[T any](ctx context.Context, timeout time.Duration, f func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
 	defer cancel()
-	type result struct {
-		value T
-		err   error
+	var v T
+	var calls health.Guard[struct{}, error]
+	err, abandoned := calls.Call(ctx.Done(), struct{}{}, func() (err error) { v, err = f(ctx); return err }, nil)
+	if abandoned != nil { // v is still in use
+		var none T
+		return none, context.Cause(ctx)
 	}
-	done := make(chan result, 1)
-	go func() { v, err := f(ctx); done <- result{v, err} }()
-	select {
-	case r := <-done:
-		return r.value, r.err
-	case <-ctx.Done():
-		var zero T
-		return zero, context.Cause(ctx)
-	}
+	return v, err
 }

@@ -42,26 +42,22 @@ func (w *Watcher) RecordLoss() {
 	if w.recorded || dir == "" {
 		return
 	}
-	type outcome struct {
-		lost bool
-		err  error
-	}
-	done := make(chan outcome, 1)
-	go func() { // abandoned if a disk hangs
-		o := outcome{lost: w.deleted(dir)}
-		if o.lost && note != "" {
+	o, err := w.recording.Call(nil, dir, func() (o outcome) {
+		if o.lost = w.deleted(dir); o.lost && note != "" {
 			o.err = writeNote(note, Loss{dir, time.Now().UTC().Truncate(time.Second)})
 		}
-		done <- o
-	}()
-	select {
-	case o := <-done:
-		if w.recorded = o.lost; o.lost {
-			w.Log.Error("the directory of health.stateFile was deleted on the host; the findings are lost", zap.String("directory", dir),
-				zap.String("note", note), zap.Error(o.err))
-		}
-	case <-time.After(recordTimeout):
+		return o
+	}, nil)
+	if w.recorded = err == nil && o.lost; w.recorded {
+		w.Log.Error("the directory of health.stateFile was deleted on the host; the findings are lost", zap.String("directory", dir),
+			zap.String("note", note), zap.Error(o.err))
 	}
+}
+
+// outcome is the result of an examination of StateDir and, if it is lost, of the note.
+type outcome struct {
+	lost bool
+	err  error
 }
 
 func writeNote(note string, l Loss) error {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 const (
@@ -36,12 +38,15 @@ type Options struct {
 // Watcher notices deleted directories under mounts.
 type Watcher struct {
 	Options
-	stat     func(path string) (fs.FileInfo, error)
-	recorded bool // RecordLoss has recorded the loss; one goroutine at a time calls it
+	stat      func(path string) (fs.FileInfo, error)
+	recording health.Guard[string, outcome]
+	recorded  bool // RecordLoss has recorded the loss; one goroutine at a time calls it
 }
 
 // New returns a Watcher.
-func New(o Options) *Watcher { return &Watcher{Options: o, stat: os.Stat} }
+func New(o Options) *Watcher {
+	return &Watcher{Options: o, stat: os.Stat, recording: health.Guard[string, outcome]{Limit: recordTimeout}}
+}
 
 // answer is the result of an examination.
 type answer struct {

@@ -543,36 +543,39 @@ type foundProperties struct {
 	asked map[health.DeviceID]bool
 }
 
+// propertyCalls are calls of Driver.Properties, one at a time: the driver may hang.
+type propertyCalls = health.Guard[struct{}, map[health.DeviceID]*health.Properties]
+
 func newProperties(d *Driver) *properties { return &properties{Driver: d} }
 
-// run asks for missing properties until ctx ends. The driver may take long: there is one call at a time.
+// run asks for missing properties until ctx ends.
 func (p *properties) run(ctx context.Context) {
-	var answer chan map[health.DeviceID]*health.Properties // of the call in progress; nil if there is none
+	calls := propertyCalls{Limit: p.timing.properties, KeepLate: true}
 	var asked []health.Device
-	var bound, again <-chan time.Time
+	var again <-chan time.Time
 	delay := p.timing.retryMin
 	for {
 		snap, changed := p.Snapshots.Watch()
-		if snap.Polled() && answer == nil {
+		if snap.Polled() {
 			switch missing := p.missing(snap); {
 			case len(missing) == 0:
 				asked, again, delay = nil, nil, p.timing.retryMin
 			case again == nil || !sameDevices(missing, asked):
-				answer = make(chan map[health.DeviceID]*health.Properties, 1)
-				asked, again, bound = missing, nil, time.After(p.timing.properties)
-				go func() { answer <- p.Properties(ctx, missing) }()
+				found, err := calls.Call(ctx.Done(), struct{}{}, func() map[health.DeviceID]*health.Properties {
+					return p.Properties(ctx, missing)
+				}, func() { p.add(p.Snapshots.Load(), missing, nil) })
+				if err != nil {
+					return // ctx has ended
+				}
+				p.add(p.Snapshots.Load(), missing, found)
+				asked, again, delay = missing, time.After(delay), min(2*delay, 10*time.Minute)
+				continue
 			}
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-changed:
-		case found := <-answer:
-			p.add(snap, asked, found)
-			answer, bound = nil, nil
-			again, delay = time.After(delay), min(2*delay, 10*time.Minute)
-		case <-bound:
-			p.add(snap, asked, nil)
 		case <-again:
 			again = nil
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -82,13 +81,10 @@ func (d *Driver) plannedInput(ctx context.Context, cfg *plugin.Config, snap *hea
 		}
 	}
 	if len(missing) > 0 {
-		answer := make(chan map[health.DeviceID]*health.Properties, 1)
-		go func() { answer <- d.Properties(ctx, missing) }() // a driver that hangs must not block the command
-		select {
-		case in.Properties = <-answer:
-		case <-ctx.Done():
-		case <-time.After(d.timing.properties / 2):
-		}
+		calls := propertyCalls{Limit: d.timing.properties / 2} // a driver that hangs must not block the command
+		in.Properties, _ = calls.Call(ctx.Done(), struct{}{}, func() map[health.DeviceID]*health.Properties {
+			return d.Properties(ctx, missing)
+		}, nil)
 	}
 	return in
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // Limits of a run of the control program.
@@ -34,8 +36,8 @@ func runControl(ctx context.Context, program string, env []string, command strin
 	ctx, cancel := context.WithTimeoutCause(ctx, controlTimeout, errNoAnswer)
 	defer cancel()
 	var stdout, stderr boundedBuffer
-	done := make(chan error, 1)
-	go func() { // abandoned if the program does not end even by SIGKILL
+	calls := health.Guard[struct{}, error]{Grace: controlKillDelay}
+	err, abandoned := calls.Call(ctx.Done(), struct{}{}, func() error {
 		// Pdeathsig is sent when the thread ends that started the program.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
@@ -50,16 +52,10 @@ func runControl(ctx context.Context, program string, env []string, command strin
 			return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL)
 		}
 		cmd.WaitDelay = controlKillDelay / 2
-		done <- cmd.Run()
-	}()
-	select {
-	case err = <-done:
-	case <-ctx.Done():
-		select {
-		case err = <-done:
-		case <-time.After(controlKillDelay):
-			return "", context.Cause(ctx)
-		}
+		return cmd.Run()
+	}, nil)
+	if abandoned != nil { // the program does not end even by SIGKILL
+		return "", context.Cause(ctx)
 	}
 	return controlResult(string(stdout.text), string(stderr.text), err, context.Cause(ctx))
 }

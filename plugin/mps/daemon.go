@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -61,9 +60,9 @@ type daemon struct {
 	stopped chan struct{}           // closed when run has ended
 	restart chan struct{}           // has a token if the daemon is to be killed; capacity 1
 
-	reading atomic.Bool     // when a foreign daemon started
-	process *controlProcess // that was started last; nil if none was; for run only, like lastPID
-	lastPID int             // of the process that ran last
+	startTimes health.Guard[struct{}, time.Time] // of a foreign daemon: a process can block its readers
+	process    *controlProcess                   // that was started last; nil if none was; for run only, like lastPID
+	lastPID    int                               // of the process that ran last
 
 	mu       sync.Mutex // guards what follows
 	status   DaemonStatus
@@ -328,23 +327,13 @@ func (d *daemon) describeForeign() error {
 		errForeign, pid, d.foreignStart(pid), pipe)
 }
 
-// foreignStart returns when a process started, as text. If the process blocks its readers, one goroutine waits.
+// foreignStart returns when a process started, as text.
 func (d *daemon) foreignStart(pid int) string {
-	started := make(chan time.Time, 1)
-	if d.reading.CompareAndSwap(false, true) {
-		go func() {
-			defer d.reading.Store(false)
-			started <- startTime(pid)
-		}()
+	t, _ := d.startTimes.Call(nil, struct{}{}, func() time.Time { return startTime(pid) }, nil)
+	if t.IsZero() {
+		return "an unknown time"
 	}
-	select {
-	case t := <-started:
-		if !t.IsZero() {
-			return t.UTC().Format(time.RFC3339)
-		}
-	case <-time.After(readTimeout):
-	}
-	return "an unknown time"
+	return t.UTC().Format(time.RFC3339)
 }
 
 // kill kills the control daemon, if it runs, and what it has left, and waits until all have ended.

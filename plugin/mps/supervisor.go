@@ -243,6 +243,7 @@ func (s *Supervisor) start(ctx context.Context, desired desiredDaemon, failure e
 		mounted: s.mounted,
 		log:     s.Log.With(zap.String("device", string(desired.Device))),
 		stop:    stop, stopped: make(chan struct{}), restart: make(chan struct{}, 1), status: DaemonStatus{Device: desired.Device},
+		startTimes: health.Guard[struct{}, time.Time]{Limit: readTimeout},
 	}
 	if failure != nil {
 		d.status.Error = failure.Error()

@@ -10,16 +10,18 @@ import (
 // thing that hangs costs one goroutine. Its users choose three things: whether the caller waits for a late call or goes on (late of Call),
 // whether a late result counts (KeepLate), and what becomes of a call at the end (Grace, Wait).
 //
-//	user               caller      late result  at the end
-//	health/monitor     waits       counts       abandoned after 1 s
-//	metrics/processes  waits       dropped      waited for
-//	plugin/memlimits   waits       dropped      waited for
-//	plugin/cdi         goes on     counts       waited for
-//	health/nvml        goes on     dropped      abandoned at once
+//	user                       caller    late result  at the end
+//	health/monitor             waits     counts       abandoned after 1 s
+//	plugin/containers, passes  waits     dropped      waited for
+//	plugin/containers, names   goes on   counts       abandoned at once
+//	plugin/cdi                 goes on   counts       waited for
+//	health/nvml                goes on   dropped      abandoned at once
 //
-// The monitor has nothing to do without its source, no reading of which may be lost; the kubelet must not wait for it at the end. The
-// processes and the limits of memory are measured again soon; what measures them is open until the call has returned, and a detach needs it
-// closed. The toolkit has other GPUs to ask, and its results do not age. So has NVML's reader of properties, whose callers ask again.
+// The monitor has nothing to do without its source, no reading of which may be lost; the kubelet must not wait for it at the end. A pass
+// over the containers is made again soon; it has the driver open until it returns, and a detach needs it closed. Without the names of new
+// containers, a pass still has those of before, and a slow disk is read from one pass to the next. The toolkit of CDI specs has other GPUs
+// to ask, and its results do not age; it has the driver open, too. NVML's reader of properties has other GPUs to read, and its callers ask
+// again.
 //
 // The users of a single call go on, drop a late result and abandon the call at once: agent/config, agent/doctor, agent/mounts and
 // plugin/dra of a disk or the driver, plugin/mps of /proc. plugin/mps waits 2 s for a program that it has killed. The properties of
@@ -44,7 +46,7 @@ type guardedCall[T any] struct {
 
 var (
 	// ErrLate is the error of a call that has not returned in time, or is not begun because an earlier one has not.
-	ErrLate = errors.New("the call has not returned in time")
+	ErrLate = errors.New("no answer in time")
 
 	// ErrAbandoned is the error of a call that had not returned at the end.
 	ErrAbandoned = errors.New("call abandoned: it had not returned at the end")

@@ -37,11 +37,12 @@ type Source struct {
 // Follower measures the processes while metrics.processes is enabled.
 type Follower struct {
 	Options
+	names  *containers.NamesReader
 	latest health.Latest[Snapshot]
 }
 
 // New returns a Follower.
-func New(o Options) *Follower { return &Follower{Options: o} }
+func New(o Options) *Follower { return &Follower{Options: o, names: containers.NewNamesReader()} }
 
 // Latest holds the newest measurement, nil while nothing is measured.
 func (f *Follower) Latest() *health.Latest[Snapshot] { return &f.latest }
@@ -49,55 +50,48 @@ func (f *Follower) Latest() *health.Latest[Snapshot] { return &f.latest }
 // Measure follows the configuration and measures until ctx ends. It returns when the source is released: not before a call that
 // hangs has returned.
 func (f *Follower) Measure(ctx context.Context, s Source) {
-	for ctx.Err() == nil {
-		c, same, cancel := health.WatchPart(ctx, f.Config, func(c *Config) Config { return *c })
-		if c.Enabled {
-			f.follow(same, c, s)
-		} else {
-			<-same.Done()
-		}
-		cancel()
-	}
+	containers.Follow(ctx, f.Config, s.Limit, func(c Config) (containers.Examiner[*Snapshot], bool) {
+		return &measurement{Follower: f, config: c, source: s}, c.Enabled
+	})
 }
 
-// follow measures with a configuration until ctx ends.
-func (f *Follower) follow(ctx context.Context, c Config, s Source) {
-	m := &measurement{Options: &f.Options, config: c, source: s}
-	calls := health.Guard[struct{}, *Snapshot]{Limit: s.Limit}
-	defer m.close()
-	defer calls.Wait()
-	defer f.latest.Store(nil) // before Wait, which may take as long as the driver hangs
-	m.awaitDevices(ctx)
-	f.awaitHolders(ctx)
-	tick := time.Tick(s.Interval)
-	var log changeLog
-	publish := func(s *Snapshot) {
-		f.latest.Store(s)
-		log.write(f.Log, s)
+// Next waits for an interval, and before the first measurement for devices and holders.
+func (m *measurement) Next(ctx context.Context) bool {
+	if m.tick == nil {
+		m.awaitDevices(ctx)
+		m.awaitHolders(ctx)
+		m.tick = time.Tick(m.source.Interval)
+		return ctx.Err() == nil
 	}
-	for ctx.Err() == nil {
-		measured, err := calls.Call(ctx.Done(), struct{}{}, func() *Snapshot { return m.measure(ctx) }, func() {
-			publish(&Snapshot{Err: fmt.Sprintf("no measurement within %v; the driver does not answer, or metrics.processes.podLogs cannot be read",
-				s.Limit)})
-		})
-		if err == nil {
-			publish(measured)
-		}
-		select {
-		case <-ctx.Done():
-		case <-tick:
-		}
+	select {
+	case <-ctx.Done():
+	case <-m.tick:
 	}
+	return ctx.Err() == nil
 }
+
+// Late returns the snapshot of a measurement that has failed.
+func (m *measurement) Late() *Snapshot {
+	return &Snapshot{Err: fmt.Sprintf("no measurement within %v; the driver does not answer", m.source.Limit)}
+}
+
+// Publish publishes a measurement, nil if nothing was measured.
+func (m *measurement) Publish(s *Snapshot) {
+	m.latest.Store(s)
+	m.log.write(m.Log, s)
+}
+
+// Clear withdraws the measurement.
+func (m *measurement) Clear() { m.latest.Store(nil) }
 
 // holdersTimeout limits how long the first measurement waits for the kubelet. Without it each start of the agent would show all
 // processes without a pod for an interval.
 const holdersTimeout = 5 * time.Second
 
 // awaitHolders waits until the holders are known.
-func (f *Follower) awaitHolders(ctx context.Context) {
+func (m *measurement) awaitHolders(ctx context.Context) {
 	tick := time.Tick(100 * time.Millisecond)
-	for timeout := time.After(holdersTimeout); f.Holders().By == nil; {
+	for timeout := time.After(holdersTimeout); m.Holders().By == nil; {
 		select {
 		case <-ctx.Done():
 			return
@@ -131,9 +125,11 @@ func (l *changeLog) write(log *zap.Logger, s *Snapshot) {
 
 // measurement measures with one configuration and one source.
 type measurement struct {
-	*Options
+	*Follower
 	config Config
 	source Source
+	tick   <-chan time.Time // nil before the first measurement
+	log    changeLog
 
 	list    health.ProcessLister // nil while the source is not open
 	release func()
@@ -141,15 +137,16 @@ type measurement struct {
 	unreadable int // number of consecutive measurements in which no process had a readable control group
 }
 
-func (m *measurement) close() {
+// Close closes the source.
+func (m *measurement) Close() {
 	if m.list != nil {
 		m.release()
 		m.list, m.release = nil, nil
 	}
 }
 
-// measure returns a measurement, nil if there is no device yet. After an error it opens the source again next time.
-func (m *measurement) measure(ctx context.Context) *Snapshot {
+// Pass returns a measurement, nil if there is no device yet. After an error it opens the source again next time.
+func (m *measurement) Pass(ctx context.Context) *Snapshot {
 	devices := m.devices()
 	if len(devices) == 0 {
 		return nil
@@ -159,7 +156,7 @@ func (m *measurement) measure(ctx context.Context) *Snapshot {
 		err = errNothingListed
 	}
 	if err != nil {
-		m.close()
+		m.Close()
 		return &Snapshot{Err: err.Error()}
 	}
 	s := &Snapshot{ProcessReading: *reading}
@@ -175,7 +172,7 @@ func (m *measurement) measure(ctx context.Context) *Snapshot {
 	}
 	var names containers.Names
 	if len(s.Processes) > 0 {
-		names, err = containers.ReadNames(m.config.PodLogs)
+		names, err = m.names.Read(ctx, m.config.PodLogs)
 	}
 	a := attribution{
 		cgroup:   func(pid int) (string, error) { return containers.ReadCgroup(m.config.Proc, pid) },
@@ -187,7 +184,7 @@ func (m *measurement) measure(ctx context.Context) *Snapshot {
 	return s
 }
 
-// warning returns why processes may lack their pod. namesErr is that of containers.ReadNames.
+// warning returns why processes may lack their pod. namesErr is that of NamesReader.Read.
 func (m *measurement) warning(s *Snapshot, a *attribution, namesErr error) string {
 	m.unreadable++
 	if n := s.WithoutPod[ReasonUnreadable]; n == 0 || n < len(s.Processes) {

@@ -8,6 +8,7 @@ import (
 	"reflect"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -516,4 +517,43 @@ func TestConfigValidate(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, errs, c.want)
 		}
 	}
+}
+
+// A directory of pods that hangs delays no measurement, and processes keep the containers that were found before.
+func TestFollowerWhileDirectoryHangs(t *testing.T) {
+	c := enabled(t)
+	f, _, _ := testFollower(c)
+	d := newDriver(behavior{reading: oneProcess()})
+	source := d.source()
+	source.Interval = time.Millisecond
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { defer close(done); f.Measure(ctx, source) }()
+	await := func(ready func(s *Snapshot) bool) {
+		t.Helper()
+		for {
+			s, changed := f.Latest().Watch()
+			if s != nil && (s.Err != "" || len(s.Usage) != 1 || s.Usage[0].Container.Name != "main") {
+				t.Fatalf("%+v", s)
+			}
+			if s != nil && ready(s) {
+				return
+			}
+			<-changed
+		}
+	}
+	await(func(s *Snapshot) bool { return s.Warning == "" })
+	if err := errors.Join(os.Rename(c.PodLogs, c.PodLogs+".away"), syscall.Mkfifo(c.PodLogs, 0o600)); err != nil { // nobody writes to it
+		t.Fatal(err)
+	}
+	await(func(s *Snapshot) bool {
+		return strings.Contains(s.Warning, "metrics.processes.podLogs") && strings.Contains(s.Warning, "no answer")
+	})
+	cancel()
+	<-done // although the directory still hangs
+	pods, err := os.OpenFile(c.PodLogs, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = pods.Close()
 }

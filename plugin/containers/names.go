@@ -27,10 +27,10 @@ type Names struct {
 // maxNames limits the entries that are read of a directory. A node has some hundred pods, and the kubelet removes the logs of others.
 const maxNames = 10_000
 
-// ReadNames reads podLogs, whose entries are named NAMESPACE_POD_UID, and the directory `containers` beside it, in which the kubelet
+// readNames reads podLogs, whose entries are named NAMESPACE_POD_UID, and the directory `containers` beside it, in which the kubelet
 // keeps a link POD_NAMESPACE_CONTAINER-ID.log for each container. It reads names only, no log. Without `containers` the names of
 // containers are missing, which is no error: the path of that directory is not configured.
-func ReadNames(podLogs string) (Names, error) {
+func readNames(podLogs string) (Names, error) {
 	if podLogs == "" {
 		return Names{}, nil
 	}

@@ -32,7 +32,7 @@ func TestReadNames(t *testing.T) {
 		"containers/README": "", "containers/train-0_team_x-" + id[1:] + ".log": "",
 		("containers/" + long + "_team_x-" + id)[:len("containers/")+251] + ".log": "",
 	})
-	got, err := ReadNames(filepath.Join(dir, "pods") + "/")
+	got, err := readNames(filepath.Join(dir, "pods") + "/")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,18 +46,18 @@ func TestReadNames(t *testing.T) {
 }
 
 func TestReadNamesOfMissingDirectories(t *testing.T) {
-	if n, err := ReadNames(""); err != nil || n.Pods != nil {
+	if n, err := readNames(""); err != nil || n.Pods != nil {
 		t.Errorf("without a directory: %v, %v", n, err)
 	}
-	if _, err := ReadNames(filepath.Join(t.TempDir(), "pods")); err == nil {
+	if _, err := readNames(filepath.Join(t.TempDir(), "pods")); err == nil {
 		t.Error("no error for a directory that does not exist")
 	}
 	dir := t.TempDir()
-	if n, err := ReadNames(dir); err != nil || len(n.Pods) > 0 {
+	if n, err := readNames(dir); err != nil || len(n.Pods) > 0 {
 		t.Errorf("empty directory: %v, %v", n, err)
 	}
 	writeFiles(t, dir, map[string]string{"a_b_" + podUID: ""})
-	if n, err := ReadNames(dir); err != nil || len(n.Pods) != 1 {
+	if n, err := readNames(dir); err != nil || len(n.Pods) != 1 {
 		t.Errorf("without links: %v, %v", n, err)
 	}
 }

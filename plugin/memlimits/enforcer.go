@@ -21,8 +21,12 @@ import (
 
 // enforcer keeps the limits of the containers with one configuration. Its passes do not overlap.
 type enforcer struct {
-	*Options
+	*Follower
 	config  Config
+	snap    *health.Snapshot // of the newest pass; nil before the first
+	held    <-chan struct{}  // closed when the holders have changed since the newest pass
+	tick    <-chan time.Time
+	log     changeLog
 	driver  driver
 	cgroups containers.Cgroups
 	limits  map[target]limit     // of the containers that run
@@ -56,14 +60,19 @@ const notRunning = "no control group of the container was found"
 // unreadable begins the reason of a container whose limits were not read.
 const unreadable = "its limits cannot be read: "
 
-// pass examines the node and the containers once, and sets the limits that are not in force. Its result is incomplete if ctx ends.
-func (e *enforcer) pass(ctx context.Context, snap *health.Snapshot) (r result) {
-	now := time.Now()
+// Pass examines the node and the containers once, and sets the limits that are not in force. Its result is incomplete if ctx ends.
+func (e *enforcer) Pass(ctx context.Context) (r result) {
+	now, snap := time.Now(), e.snap
 	r.snapshot.Containers = e.containers(snap)
 	if e.config.Enforcement != Driver {
 		return r
 	}
-	names, namesErr := containers.ReadNames(e.config.PodLogs)
+	names, namesErr := e.names.Read(ctx, e.config.PodLogs)
+	var hangs error // the directory does; the containers of before are known
+	if names.Containers != nil && errors.Is(namesErr, health.ErrLate) {
+		hangs, namesErr = fmt.Errorf("metrics.processes.podLogs: %w", namesErr), nil
+		r.snapshot.Err = hangs.Error()
+	}
 	findErr := e.canFind(cmp.Or(namesErr, names.ContainersErr), now)
 	setErr := findErr
 	if setErr == nil && !e.Admin {
@@ -96,6 +105,9 @@ func (e *enforcer) pass(ctx context.Context, snap *health.Snapshot) (r result) {
 		}
 		if err := e.enforce(c, byName[containers.Container{Namespace: c.Namespace, Pod: c.Pod, Name: c.Name}], running, now); err != nil {
 			r.snapshot.Err = cmp.Or(r.snapshot.Err, err.Error())
+		}
+		if c.Reason == notRunning && hangs != nil {
+			c.Reason = unreadable + hangs.Error()
 		}
 	}
 	e.limits = running

@@ -44,12 +44,13 @@ type Open func() (limiter health.MemoryLimiter, release func(), err error)
 // Follower finds out what the node can enforce and keeps the limits of containers, while memory sharing is configured.
 type Follower struct {
 	Options
+	names        *containers.NamesReader
 	capabilities health.Latest[Capabilities]
 	latest       health.Latest[Snapshot]
 }
 
 // New returns a Follower.
-func New(o Options) *Follower { return &Follower{Options: o} }
+func New(o Options) *Follower { return &Follower{Options: o, names: containers.NewNamesReader()} }
 
 // Capabilities holds what the node can enforce, nil until it was examined. While the driver is detached, the last ones stay; Run
 // examines all devices again.
@@ -70,67 +71,65 @@ const (
 // Run follows the configuration until ctx ends. It returns when the driver's limits are released: not before a call that hangs has
 // returned.
 func (f *Follower) Run(ctx context.Context, open Open) {
-	for ctx.Err() == nil {
-		c, same, cancel := health.WatchPart(ctx, f.Config, func(c *Config) Config { return *c })
+	containers.Follow(ctx, f.Config, callLimit, func(c Config) (containers.Examiner[result], bool) {
 		if f.capabilities.Load() != nil { // after a detach, the driver can be another one
 			f.capabilities.Store(&Capabilities{})
 		}
-		if c.Enforcement != "" {
-			f.follow(same, c, open)
-		} else {
-			<-same.Done()
-		}
-		cancel()
-	}
+		return &enforcer{
+			Follower: f, config: c, driver: driver{open: open}, cgroups: containers.Cgroups{Root: f.CgroupRoot},
+			absent: make(map[string]time.Time), tick: time.Tick(refresh),
+		}, c.Enforcement != ""
+	})
 }
 
-// follow follows the containers with a configuration until ctx ends.
-func (f *Follower) follow(ctx context.Context, c Config, open Open) {
-	e := &enforcer{
-		Options: &f.Options, config: c, driver: driver{open: open}, cgroups: containers.Cgroups{Root: f.CgroupRoot},
-		absent: make(map[string]time.Time),
-	}
-	calls := health.Guard[struct{}, result]{Limit: callLimit}
-	defer e.driver.close()
-	defer calls.Wait()
-	defer f.latest.Store(nil) // before Wait, which may take as long as the driver hangs
-	tick := time.NewTicker(refresh)
-	defer tick.Stop()
-	var log changeLog
-	publish := func(r result) {
-		if old := f.capabilities.Load(); old == nil || !reflect.DeepEqual(*old, r.capabilities) {
-			f.capabilities.Store(&r.capabilities)
+// Next waits for the first poll, and then for a change of the holders or the tick. The kubelet is asked every two seconds, and after each
+// allocation.
+func (e *enforcer) Next(ctx context.Context) bool {
+	if e.snap != nil {
+		select {
+		case <-ctx.Done():
+		case <-e.held:
+		case <-e.tick:
 		}
-		if old := f.latest.Load(); old == nil || !reflect.DeepEqual(*old, r.snapshot) {
-			f.latest.Store(&r.snapshot)
-		}
-		log.write(f.Log, r)
 	}
 	for ctx.Err() == nil {
-		_, held := f.Holders.Watch() // the kubelet is asked every two seconds, and after each allocation
-		snap, polled := f.Snapshots.Watch()
-		if snap.Polled() {
-			polled = nil
-			r, err := calls.Call(ctx.Done(), struct{}{}, func() result { return e.pass(ctx, snap) }, func() { publish(f.late(e, snap)) })
-			if err == nil {
-				publish(r)
-			}
+		var polled <-chan struct{}
+		_, e.held = e.Holders.Watch()
+		if e.snap, polled = e.Snapshots.Watch(); e.snap.Polled() {
+			return true
 		}
 		select {
 		case <-ctx.Done():
 		case <-polled:
-		case <-held:
-		case <-tick.C:
 		}
 	}
+	return false
 }
 
-// late returns the result of a pass that has not returned in time: what was read last of the containers, without what changes with
-// time. e is in use.
-func (f *Follower) late(e *enforcer, snap *health.Snapshot) (r result) {
-	r.snapshot.Err = fmt.Sprintf("no answer within %v; the driver does not answer, or metrics.processes.podLogs cannot be read", callLimit)
+// Publish publishes a result that differs from the last one.
+func (e *enforcer) Publish(r result) {
+	if old := e.capabilities.Load(); old == nil || !reflect.DeepEqual(*old, r.capabilities) {
+		e.capabilities.Store(&r.capabilities)
+	}
+	if old := e.latest.Load(); old == nil || !reflect.DeepEqual(*old, r.snapshot) {
+		e.latest.Store(&r.snapshot)
+	}
+	e.log.write(e.Log, r)
+}
+
+// Clear withdraws the memory of the containers. What the node can enforce stays.
+func (e *enforcer) Clear() { e.latest.Store(nil) }
+
+// Close releases the driver's limits.
+func (e *enforcer) Close() { e.driver.close() }
+
+// Late returns the result of a pass that has not returned in time: what was read last of the containers, without what changes with
+// time.
+func (e *enforcer) Late() (r result) {
+	snap := e.snap
+	r.snapshot.Err = fmt.Sprintf("no answer within %v; the driver does not answer", callLimit)
 	var read []Container
-	if last := f.latest.Load(); last != nil {
+	if last := e.latest.Load(); last != nil {
 		read = last.Containers
 	}
 	r.snapshot.Containers = e.containers(snap)
@@ -145,7 +144,7 @@ func (f *Follower) late(e *enforcer, snap *health.Snapshot) (r result) {
 		}
 	}
 	r.capabilities.Driver = make(map[health.DeviceID]string)
-	if last := f.capabilities.Load(); last != nil {
+	if last := e.capabilities.Load(); last != nil {
 		r.capabilities.Hook = last.Hook
 		maps.Copy(r.capabilities.Driver, last.Driver)
 	}

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -1187,4 +1188,32 @@ func TestClaims(t *testing.T) {
 		n.expect("GPU-a chat 0/30Gi none used 0 reason")
 		n.stop()
 	})
+}
+
+// A directory of pods that hangs leaves the limits of the containers that were found before.
+func TestFollowerWhileDirectoryHangs(t *testing.T) {
+	n := newNode(t)
+	pods := n.configs.Load().PodLogs
+	n.hold("GPU-a", "one", 10)
+	n.run("one", 1)
+	n.launch()
+	n.await(func(s *Snapshot) bool {
+		return len(s.Containers) == 1 && s.Containers[0].Enforcement == Driver && s.Err == ""
+	})
+	if err := errors.Join(os.Rename(pods, pods+".away"), syscall.Mkfifo(pods, 0o600)); err != nil { // nobody writes to it
+		t.Fatal(err)
+	}
+	n.run("two", 2)
+	n.hold("GPU-a", "two", 1)
+	n.await(func(s *Snapshot) bool {
+		const key = "metrics.processes.podLogs"
+		return len(s.Containers) == 2 && s.Containers[0].Enforcement == Driver && s.Containers[0].Used == 3*gib &&
+			s.Containers[1].Enforcement == None && strings.Contains(s.Containers[1].Reason, key) && strings.Contains(s.Err, key)
+	})
+	n.stop() // although the directory still hangs
+	f, err := os.OpenFile(pods, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = f.Close()
 }

@@ -12,12 +12,13 @@ import (
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
-// The pause after a failed attempt to run DCGM's health checks doubles from minCheckPause to maxCheckPause. A new session and
-// a changed inventory try again at once.
+// The bounds of the pause after a failed attempt to run DCGM's health checks; see backoff.Backoff. A new session and a changed inventory
+// try again at once.
 const (
-	minCheckPause = 5 * time.Second
+	minCheckPause = 10 * time.Second // at least 5 s
 	maxCheckPause = 5 * time.Minute
 )
 
@@ -27,6 +28,11 @@ type healthChecks struct {
 	err    error         // of the last attempt, nil if it succeeded
 	failed time.Time     // when the last attempt failed; zero if the next is due
 	pause  time.Duration // until the next attempt
+	retry  backoff.Backoff
+}
+
+func newHealthChecks(s health.ChecksStatus) healthChecks {
+	return healthChecks{status: s, retry: backoff.Backoff{Min: minCheckPause, Max: maxCheckPause}}
 }
 
 func (c *healthChecks) state() health.Checks {
@@ -37,7 +43,7 @@ func (c *healthChecks) state() health.Checks {
 }
 
 func (c *healthChecks) fail(err error, now time.Time) {
-	*c = healthChecks{health.ChecksDown, err, now, min(max(2*c.pause, minCheckPause), maxCheckPause)}
+	c.status, c.err, c.failed, c.pause = health.ChecksDown, err, now, c.retry.Next()
 }
 
 // runHealthCheck updates the incidents by GPU, and reports whether those of measured GPUs are current. The incidents of GPUs
@@ -67,7 +73,7 @@ func (s *session) runHealthCheck() bool {
 		c.fail(s.explainError(fmt.Errorf("error reading health watches: %w", err)), s.now())
 		return false
 	}
-	*c = healthChecks{status: health.ChecksUp}
+	*c = newHealthChecks(health.ChecksUp)
 	s.nodeIncidents = nil
 	maps.DeleteFunc(s.incidents, func(id uint, _ []health.Incident) bool { return !s.unmeasured(id) })
 	for _, in := range response.Incidents {

@@ -219,6 +219,10 @@ func TestHealthChecksDown(t *testing.T) {
 				wantDown("first poll", r)
 
 				tries := b.lib.Calls(function)
+				b.add(5*time.Second - time.Millisecond) // no pause is shorter than 5 s
+				if b.poll(); b.lib.Calls(function) != tries {
+					t.Error("tried again within 5 s")
+				}
 				var triedAt []int
 				for second := 0; len(triedAt) < 8 && second < 3600; second += 10 {
 					b.add(10 * time.Second)
@@ -229,8 +233,12 @@ func TestHealthChecksDown(t *testing.T) {
 						triedAt, tries = append(triedAt, second), n
 					}
 				}
-				if len(triedAt) != 8 || triedAt[7]-triedAt[6] != int(maxCheckPause.Seconds()) {
-					t.Errorf("tried at seconds %v", triedAt)
+				for i, longest := 1, 2*minCheckPause; i < 8; i, longest = i+1, min(2*longest, maxCheckPause) {
+					const interval = 10 * time.Second // of polls
+					pause := time.Duration(triedAt[i]-triedAt[i-1]) * time.Second
+					if pause < longest/2 || pause > longest+interval {
+						t.Errorf("tried at seconds %v, want the last %v after up to %v", triedAt[:i+1], pause, longest)
+					}
 				}
 
 				b.xid(script.GPU, 1, 79, b.clock.now())

@@ -110,7 +110,7 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 	s := &session{
 		cfg: cfg, systems: systems, log: log, now: now, history: history, openedAt: now(),
 		lastDevices: map[entity]health.Device{}, incidents: map[uint][]health.Incident{},
-		presence: map[uint]*presence{}, latestXID: map[entity]xidRow{}, watches: &watches{},
+		presence: map[uint]*presence{}, latestXID: map[entity]xidRow{}, watches: &watches{}, checks: newHealthChecks(health.ChecksUnknown),
 		pendingSince: map[uint]time.Time{}, stale: map[uint]bool{},
 	}
 	s.readVersions()

@@ -19,9 +19,10 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
-// The pause before the log is opened again doubles from the minimum to the maximum.
+// The bounds of the pause before the log is opened again; see backoff.Backoff.
 const (
 	minPause = time.Second
 	maxPause = time.Minute
@@ -82,7 +83,7 @@ type position struct {
 
 // run reads the log until ctx ends.
 func (r *reader) run(ctx context.Context) {
-	pause := minPause
+	retry := backoff.Backoff{Min: minPause, Max: maxPause}
 	for ctx.Err() == nil {
 		begun := time.Now()
 		err := r.follow(ctx)
@@ -91,10 +92,9 @@ func (r *reader) run(ctx context.Context) {
 		}
 		r.to.SetEvents(err)
 		if time.Since(begun) > maxPause {
-			pause = minPause
+			retry.Reset()
 		}
-		wait(ctx, pause)
-		pause = min(2*pause, maxPause)
+		retry.Wait(ctx)
 	}
 }
 

@@ -8,20 +8,21 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
 const (
-	// The pause between attempts to open a session doubles from minBackoff to maxBackoff.
+	// The bounds of the pause between attempts to open a session; see backoff.Backoff.
 	minBackoff = time.Second
 	maxBackoff = 30 * time.Second
 
-	// steadyAfter is how long a session must give readings before the pause after it starts at minBackoff again.
+	// steadyAfter is how long a session must give readings before the pause after it is a short one again.
 	steadyAfter = 10 * time.Second
 )
 
 // keepSession keeps a session open until ctx ends.
 func (m *Monitor) keepSession(ctx context.Context, w watchdog, open health.Opener) {
-	backoff := minBackoff
+	retry := backoff.Backoff{Min: minBackoff, Max: maxBackoff}
 	for {
 		var first time.Time // of the session's readings
 		err := m.runSession(ctx, w, open, func(r *health.Reading) {
@@ -29,7 +30,7 @@ func (m *Monitor) keepSession(ctx context.Context, w watchdog, open health.Opene
 				first = time.Now()
 			}
 			if time.Since(first) >= steadyAfter { // a session that always dies early does not profit from short pauses
-				backoff = minBackoff
+				retry.Reset()
 			}
 			m.applyReading(r)
 		})
@@ -37,12 +38,9 @@ func (m *Monitor) keepSession(ctx context.Context, w watchdog, open health.Opene
 			return
 		}
 		m.reportSource(health.SourceDown, err.Error())
-		select {
-		case <-ctx.Done():
+		if !retry.Wait(ctx) {
 			return
-		case <-time.After(backoff):
 		}
-		backoff = min(2*backoff, maxBackoff)
 	}
 }
 

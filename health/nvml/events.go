@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
 // eventTiming holds the times of an event source.
@@ -26,7 +27,7 @@ type eventTiming struct {
 	actionLimit time.Duration // for the read of a recovery action
 	retry       time.Duration // between attempts to register the GPUs that are left out
 
-	minPause, maxPause time.Duration // before a failed attempt is repeated
+	minPause, maxPause time.Duration // the bounds of the pause before a failed attempt is repeated; see backoff.Backoff
 }
 
 //nolint:gochecknoglobals // a constant
@@ -73,7 +74,7 @@ func (r *eventRun) run(ctx context.Context) {
 		defer r.mu.Unlock()
 		r.ended = true
 	}()
-	pause := r.minPause
+	retry := backoff.Backoff{Min: r.minPause, Max: r.maxPause}
 	for ctx.Err() == nil {
 		started := time.Now()
 		err := r.runSession(ctx)
@@ -92,11 +93,10 @@ func (r *eventRun) run(ctx context.Context) {
 		}
 		lasted := time.Since(started)
 		if lasted > r.maxPause {
-			pause = r.minPause
+			retry.Reset()
 		}
 		if err != nil || lasted < r.minPause {
-			wait(ctx, pause)
-			pause = min(2*pause, r.maxPause)
+			retry.Wait(ctx)
 		}
 	}
 }
@@ -213,7 +213,7 @@ func (r *eventRun) runSession(ctx context.Context) error {
 func (s *session) run(ctx context.Context, system *systemEvents) error {
 	var lostAt time.Time
 	var fewest int // registered with a set that failed with a lost GPU, since a set has lasted
-	var pause time.Duration
+	unclear := backoff.Backoff{Min: s.minPause, Max: s.maxPause}
 	for {
 		registered, err := s.watch(ctx, system)
 		switch {
@@ -222,14 +222,14 @@ func (s *session) run(ctx context.Context, system *systemEvents) error {
 			// A set without the lost GPU follows at once, because the events of the others are not recorded meanwhile. If sets keep
 			// failing although none becomes smaller, the driver does not show which GPU is lost.
 			if time.Since(lostAt) >= s.maxPause {
-				fewest, pause = len(s.gpus)+1, s.minPause
+				fewest = len(s.gpus) + 1
+				unclear.Reset()
 			}
 			if registered >= fewest {
 				s.watchdog.Stop()
 				s.setUnclear(true)
 				s.publish(errLost)
-				wait(ctx, pause)
-				pause = min(2*pause, s.maxPause)
+				unclear.Wait(ctx)
 			}
 			lostAt, fewest = time.Now(), min(fewest, registered)
 		default:

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
 // Limits of a server. It serves people at a shell, not traffic.
@@ -52,7 +54,7 @@ type Handler func(ctx context.Context, line string) (result any, err error)
 // connections continue.
 func Serve(ctx context.Context, path string, log *zap.Logger, handle Handler) error {
 	log = log.With(zap.String("socket", path))
-	backoff := minBackoff
+	retry := backoff.Backoff{Min: minBackoff, Max: maxBackoff}
 	var lastLogged string
 	s := server{handle: handle, slots: make(chan struct{}, MaxConnections)}
 	defer s.conns.Wait()
@@ -60,7 +62,8 @@ func Serve(ctx context.Context, path string, log *zap.Logger, handle Handler) er
 		l, err := Listen(ctx, path)
 		if err == nil {
 			log.Info("listening on control socket")
-			backoff, lastLogged = minBackoff, ""
+			lastLogged = ""
+			retry.Reset()
 			err = s.accept(ctx, l)
 		}
 		if errors.Is(err, errLost) {
@@ -71,12 +74,9 @@ func Serve(ctx context.Context, path string, log *zap.Logger, handle Handler) er
 			lastLogged = err.Error()
 			log.Error("cannot listen on control socket; retrying", zap.Error(err))
 		}
-		select {
-		case <-ctx.Done():
+		if !retry.Wait(ctx) {
 			return nil
-		case <-time.After(backoff):
 		}
-		backoff = min(2*backoff, maxBackoff)
 	}
 }
 

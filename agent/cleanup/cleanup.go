@@ -25,6 +25,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
 // cluster is what a run needs of the API server.
@@ -39,7 +40,7 @@ type cluster interface {
 }
 
 const (
-	// The pause between two looks at the nodes that wait doubles from the minimum to the maximum.
+	// These bound the pause between two looks at the nodes that wait; see backoff.Backoff.
 	minPause = time.Second
 	maxPause = 10 * time.Second
 
@@ -128,9 +129,9 @@ func (o *options) run(ctx context.Context, log *zap.Logger) (*Report, error) {
 		r.end = time.AfterFunc(o.wait+lastRound, cancel)
 		defer r.end.Stop()
 	}
-	for pause := minPause; ; pause = min(2*pause, maxPause) {
-		more := r.round(ctx)
-		if !more || time.Since(r.counted)+pause > o.wait || !kube.Wait(ctx, nil, pause) {
+	pauses := backoff.Backoff{Min: minPause, Max: maxPause}
+	for r.round(ctx) {
+		if pause := pauses.Next(); time.Since(r.counted)+pause > o.wait || !kube.Wait(ctx, nil, pause) {
 			break
 		}
 	}

@@ -332,24 +332,25 @@ func TestRunErrors(t *testing.T) {
 		until time.Duration // of the failure
 		want  string        // the table at the end
 		calls int           // of remove
+		more  int           // calls if all pauses are the shortest
 		err   bool
 	}{
 		"one node": {
-			func(call, node string) error { return failing("remove a")(call+" "+node, "") }, time.Hour, "cleaned 1 of 2 nodes; ", 22,
-			true,
+			func(call, node string) error { return failing("remove a")(call+" "+node, "") }, time.Hour, "cleaned 1 of 2 nodes; ",
+			22, 19, true,
 		},
 		"one node for a time": {
 			func(call, node string) error { return failing("remove a")(call+" "+node, "") }, 10 * time.Second,
-			"cleaned 2 nodes", 6, false,
+			"cleaned 2 nodes", 6, 1, false,
 		},
-		"nodes":              {failing("list"), time.Hour, "unknown what agents have left", 0, true},
-		"nodes for a time":   {failing("list"), time.Minute, "cleaned 2 nodes", 2, false},
-		"agents":             {failing("agents"), time.Hour, "unknown what agents have left", 0, true},
-		"agents for a time":  {failing("agents"), time.Minute, "cleaned 2 nodes", 2, false},
-		"a pod":              {failing("mark"), time.Hour, "removed, but cannot tell pod gpu/pod-a", 2, true},
-		"a pod for a time":   {failing("mark"), time.Minute, "removed", 2, false},
-		"the Job":            {failing("job"), time.Hour, "unknown what agents have left", 0, true},
-		"the Job for a time": {failing("job"), time.Minute, "cleaned 2 nodes", 2, false},
+		"nodes":              {failing("list"), time.Hour, "unknown what agents have left", 0, 0, true},
+		"nodes for a time":   {failing("list"), time.Minute, "cleaned 2 nodes", 2, 0, false},
+		"agents":             {failing("agents"), time.Hour, "unknown what agents have left", 0, 0, true},
+		"agents for a time":  {failing("agents"), time.Minute, "cleaned 2 nodes", 2, 0, false},
+		"a pod":              {failing("mark"), time.Hour, "removed, but cannot tell pod gpu/pod-a", 2, 0, true},
+		"a pod for a time":   {failing("mark"), time.Minute, "removed", 2, 0, false},
+		"the Job":            {failing("job"), time.Hour, "unknown what agents have left", 0, 0, true},
+		"the Job for a time": {failing("job"), time.Minute, "cleaned 2 nodes", 2, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -365,8 +366,8 @@ func TestRunErrors(t *testing.T) {
 					t.Errorf("%v\n%s", err, text)
 				}
 				removed := slices.DeleteFunc(f.calls, func(call string) bool { return !strings.HasPrefix(call, "remove") })
-				if len(removed) != c.calls {
-					t.Errorf("%d removals, want %d", len(removed), c.calls)
+				if n := len(removed); n < c.calls || n > c.calls+c.more {
+					t.Errorf("%d removals, want %d to %d", n, c.calls, c.calls+c.more)
 				}
 			})
 		})

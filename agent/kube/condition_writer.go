@@ -36,7 +36,7 @@ func (r *Reporter) runConditionWriter(ctx context.Context, api *client) {
 	w := &conditionWriter{Reporter: r, api: api}
 	errs := NewErrorLog(r.Log, "cannot write the node's condition", "wrote the node's condition again",
 		"a node named "+r.Node+", and a cluster role with get on nodes and patch on nodes/status")
-	var retry backoff
+	retry := newBackoff()
 	for ctx.Err() == nil {
 		desired, changed := r.desired.Watch()
 		if desired == nil {
@@ -56,10 +56,10 @@ func (r *Reporter) runConditionWriter(ctx context.Context, api *client) {
 		case err != nil:
 			errs.Report(err)
 			r.updateStatus(func(s *Status) { s.Errors, s.ConditionErr = s.Errors+1, err.Error() })
-			retry.wait(ctx)
+			retry.Wait(ctx)
 		default:
 			errs.Recovered()
-			retry = backoff{}
+			retry.Reset()
 			r.updateStatus(func(s *Status) { s.ConditionErr = "" })
 		}
 	}

@@ -44,7 +44,7 @@ func (r *Reporter) runEventWriter(ctx context.Context, api *client) {
 		"a cluster role with get on pods")}
 	errs := NewErrorLog(r.Log, "cannot write events", "wrote events again", "a cluster role with create and patch on events")
 	limit := rate.NewLimiter(rate.Every(eventInterval), eventBurst)
-	var retry backoff
+	retry := newBackoff()
 	for ctx.Err() == nil {
 		e, in, ok := r.queue.take(time.Now(), w.notBefore)
 		if !ok {
@@ -62,7 +62,7 @@ func (r *Reporter) runEventWriter(ctx context.Context, api *client) {
 			r.queue.add(e) // for the next configuration
 		case err == nil:
 			errs.Recovered()
-			retry = backoff{}
+			retry.Reset()
 			r.updateStatus(func(s *Status) { s.EventErr = "" })
 		case permanent(err):
 			errs.Report(err)
@@ -71,7 +71,7 @@ func (r *Reporter) runEventWriter(ctx context.Context, api *client) {
 			errs.Report(err)
 			r.updateStatus(func(s *Status) { s.Errors, s.EventErr = s.Errors+1, err.Error() })
 			r.queue.add(e)
-			retry.wait(ctx)
+			retry.Wait(ctx)
 		}
 	}
 }

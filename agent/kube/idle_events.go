@@ -86,7 +86,7 @@ func (r *Reporter) runIdleWriter(ctx context.Context) {
 	w := &idleWriter{Reporter: r, examined: make(map[Pod]examinedPod)}
 	errs := NewErrorLog(r.Log, "cannot report idle pods", "reported idle pods again",
 		"a cluster role with get on pods, and create and patch on events")
-	var retry backoff
+	retry := newBackoff()
 	for Wait(ctx, nil, idleInterval) {
 		err := w.examine(ctx)
 		switch {
@@ -94,12 +94,12 @@ func (r *Reporter) runIdleWriter(ctx context.Context) {
 		case err != nil:
 			errs.Report(err)
 			r.updateStatus(func(s *Status) { s.Errors, s.IdleErr = s.Errors+1, err.Error() })
-			retry.wait(ctx)
+			retry.Wait(ctx)
 		case w.failing():
-			retry = backoff{}
+			retry.Reset()
 		default:
 			errs.Recovered()
-			retry = backoff{}
+			retry.Reset()
 			r.updateStatus(func(s *Status) { s.IdleErr = "" })
 		}
 	}

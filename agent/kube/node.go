@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
 // NodeState is what the API server must have of the node. Each of Labels, Feature and Taints is independent: what is nil is not configured
@@ -220,7 +221,7 @@ type nodePart struct {
 	earliest time.Time // the next request
 	checkAt  time.Time // when written is checked; zero for never
 	lateEnd  time.Time // until then the API server may commit a request that failed
-	retry    backoff
+	retry    backoff.Backoff
 	warning  string // of the last write
 }
 
@@ -247,7 +248,7 @@ func (e permanentError) Unwrap() error { return e.error }
 func (w *NodeWriter) newPart(err *string, isLeft *bool, what, rights string, p partWriter) *nodePart {
 	rights = strings.ReplaceAll(rights, "%", w.Node)
 	return &nodePart{
-		partWriter: p, writer: w, err: err, isLeft: isLeft, rights: rights,
+		partWriter: p, writer: w, err: err, isLeft: isLeft, rights: rights, retry: newBackoff(),
 		errs: NewErrorLog(w.Log, "cannot write "+what, "wrote "+what+" again", rights),
 		left: NewErrorLog(w.Log, "earlier agents may have left "+what+", and this one has no right to remove them", "nothing is left of "+what,
 			CleanupCommand),
@@ -262,7 +263,8 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 		p.earliest = time.Time{} // what is configured now does not wait for slowRetry
 	}
 	if want.stays() {
-		p.desired, p.written, p.retry, p.warning = nil, nil, backoff{}, ""
+		p.desired, p.written, p.warning = nil, nil, ""
+		p.retry.Reset()
 		p.setError("")
 		return never, true
 	}
@@ -288,7 +290,8 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 	now := time.Now()
 	switch {
 	case err == nil:
-		p.written, p.retry = want.value, backoff{}
+		p.written = want.value
+		p.retry.Reset()
 		p.earliest, p.checkAt = now.Add(minInterval), now.Add(jitter(p.nextCheck(s)))
 		p.errs.Recovered()
 		p.left.Recovered()
@@ -308,12 +311,12 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 	if !refused(err) {
 		p.lateEnd = now.Add(lateWindow)
 	}
-	pause := p.retry.next()
+	pause := p.retry.Next()
 	left := want.removes && (apierrors.IsForbidden(err) || errors.Is(err, errNoAccount))
 	if _, permanent := errors.AsType[permanentError](err); permanent || left {
-		pause = slowRetry
+		pause = jitter(slowRetry)
 	}
-	p.earliest = now.Add(jitter(pause))
+	p.earliest = now.Add(pause)
 	p.written = nil // what the API server has is unknown
 	p.setLeft(left)
 	if left {

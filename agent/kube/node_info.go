@@ -11,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
 // NodeName returns the Kubernetes node's name if the pod has it in NODE_NAME, else the host's.
@@ -76,13 +77,16 @@ type RuntimeFollower struct {
 	current  currentClient
 	known    bool
 	refusing time.Time // since when the API server refuses; zero while it does not
-	retry    backoff
+	retry    backoff.Backoff
 }
 
 // NewRuntimeFollower returns a follower. It makes no request while none is needed.
 func NewRuntimeFollower(o RuntimeOptions) *RuntimeFollower {
-	return &RuntimeFollower{RuntimeOptions: o, open: connect, errs: NewErrorLog(o.Log, "cannot read the version of the container runtime",
-		"read the version of the container runtime again", "a node named "+o.Node+", and a cluster role with get on nodes")}
+	return &RuntimeFollower{
+		RuntimeOptions: o, open: connect, retry: newBackoff(),
+		errs: NewErrorLog(o.Log, "cannot read the version of the container runtime",
+			"read the version of the container runtime again", "a node named "+o.Node+", and a cluster role with get on nodes"),
+	}
 }
 
 // Run asks until ctx ends.
@@ -110,7 +114,8 @@ func (f *RuntimeFollower) ask(ctx context.Context, kubeconfig string) (pause tim
 	case ctx.Err() != nil:
 		return 0
 	case err == nil:
-		f.known, f.retry = true, backoff{}
+		f.known = true
+		f.retry.Reset()
 		f.errs.Recovered()
 		f.Answered(r, nil, false)
 		return jitter(runtimeInterval)
@@ -124,11 +129,13 @@ func (f *RuntimeFollower) ask(ctx context.Context, kubeconfig string) (pause tim
 	if !f.known {
 		f.Answered(Runtime{}, err, away)
 	}
-	switch pause = f.retry.next(); {
-	case !away && pause == maxBackoff: // only a change of the cluster ends it
-		pause = slowRetry
-	case away && !f.known:
-		pause = min(pause, awayRetry)
+	switch {
+	case !away: // only a change of the cluster ends it
+		f.retry.Max = slowRetry
+	case f.known:
+		f.retry.Max = maxBackoff
+	default:
+		f.retry.Max = awayRetry
 	}
-	return jitter(pause)
+	return f.retry.Next()
 }

@@ -147,7 +147,7 @@ func TestRuntimeFollowerOutage(t *testing.T) {
 				g.took()
 				g.advance(time.Hour)
 				g.want()
-				if n := strings.Count(g.took(), "GET nodes"); n < 50 || n > 75 { // every minute
+				if n := strings.Count(g.took(), "GET nodes"); n < 50 || n > 130 { // every minute, or twice
 					t.Errorf("%d requests in an hour", n)
 				}
 				g.failWith(nil)
@@ -183,7 +183,7 @@ func TestRuntimeFollowerRefused(t *testing.T) {
 		g.advance(10 * time.Minute)
 		g.took()
 		g.advance(time.Hour)
-		if n := strings.Count(g.took(), "GET nodes"); n < 10 || n > 14 {
+		if n := strings.Count(g.took(), "GET nodes"); n < 11 || n > 25 {
 			t.Errorf("%d requests in an hour", n)
 		}
 		g.mu.Lock()

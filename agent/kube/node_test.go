@@ -701,7 +701,7 @@ func TestNodeWriterOutage(t *testing.T) {
 					s = g.set(NodeState{Labels: map[string]string{"a": fmt.Sprint(i)}, Taints: []corev1.Taint{unhealthyTaint()}})
 					g.advance(30 * time.Second)
 				}
-				if n := len(strings.Split(g.took(), ", ")); n < 16 || n > 2*(6+12) {
+				if n := len(strings.Split(g.took(), ", ")); n < 16 || n > 2*(6+24) {
 					t.Errorf("%d requests in twelve minutes", n)
 				}
 				g.wantWarnings(2) // labels and taints

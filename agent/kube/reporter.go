@@ -136,12 +136,12 @@ func (r *Reporter) report(ctx context.Context, kubeconfig string) {
 	parts.Go(func() { r.followSnapshots(ctx) })
 
 	errs := NewErrorLog(r.Log, "cannot configure access to the API server", "", "a kubeconfig file or a service account")
-	var retry backoff
+	retry := newBackoff()
 	api, err := r.open(kubeconfig)
 	for ; err != nil; api, err = r.open(kubeconfig) {
 		errs.Report(err)
 		r.updateStatus(func(s *Status) { s.Errors, s.ConditionErr, s.EventErr = s.Errors+1, err.Error(), err.Error() })
-		if !retry.wait(ctx) {
+		if !retry.Wait(ctx) {
 			return
 		}
 	}

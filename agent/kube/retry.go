@@ -3,9 +3,11 @@ package kube
 import (
 	"context"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
-// The pause between two attempts doubles from the minimum to the maximum.
+// The bounds of the pause between two attempts; see backoff.Backoff.
 const (
 	minBackoff = time.Second
 	maxBackoff = time.Minute
@@ -14,17 +16,7 @@ const (
 // never is a wait without an end.
 const never time.Duration = -1
 
-// backoff is a growing pause between attempts.
-type backoff struct{ last time.Duration }
-
-// next returns the next pause.
-func (b *backoff) next() time.Duration {
-	b.last = min(max(2*b.last, minBackoff), maxBackoff)
-	return b.last
-}
-
-// wait pauses, and returns false if ctx ended first.
-func (b *backoff) wait(ctx context.Context) bool { return Wait(ctx, nil, b.next()) }
+func newBackoff() backoff.Backoff { return backoff.Backoff{Min: minBackoff, Max: maxBackoff} }
 
 // Wait waits until the channel is ready or the time is over; a negative time has no end. It returns false if ctx ended
 // first.

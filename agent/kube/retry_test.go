@@ -7,24 +7,6 @@ import (
 	"time"
 )
 
-func TestBackoff(t *testing.T) {
-	var b backoff
-	last := b.next()
-	if last != minBackoff {
-		t.Errorf("the first pause is %v", last)
-	}
-	for range 20 {
-		next := b.next()
-		if next != min(2*last, maxBackoff) {
-			t.Errorf("%v after %v", next, last)
-		}
-		last = next
-	}
-	if last != maxBackoff {
-		t.Errorf("the longest pause is %v", last)
-	}
-}
-
 // The pauses of many nodes spread over a fifth of the time.
 func TestJitter(t *testing.T) {
 	const d = time.Minute

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/pci"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
 // hostDevice is what the host has of a device and the source has not.
@@ -33,7 +34,7 @@ type host struct {
 	nvml    bool // what NVML has was read too
 }
 
-// The time until values that are unknown or may change are read again. It doubles.
+// The bounds of the time until values that are unknown or may change are read again; see backoff.Backoff.
 const (
 	examineAgain    = 5 * time.Second
 	maxExamineAgain = 10 * time.Minute
@@ -45,7 +46,7 @@ func (f *Follower) examineHost(ctx context.Context) {
 	var examined []health.DeviceID
 	var again <-chan time.Time // nil if nothing is to be read again
 	var due bool
-	delay := examineAgain
+	pauses := backoff.Backoff{Min: examineAgain, Max: maxExamineAgain}
 	for {
 		config, configChanged := f.Config.Watch()
 		asked, askedChanged := f.asked.Watch()
@@ -54,14 +55,15 @@ func (f *Follower) examineHost(ctx context.Context) {
 			ids, last := snap.DeviceIDs(), f.host.Load()
 			useNVML := asked != nil || config != nil && config.Labels.Output != LabelsOff
 			if last == nil || useNVML && !last.nvml || !slices.Equal(ids, examined) {
-				due, delay = true, examineAgain
+				due = true
+				pauses.Reset()
 			}
 			if due {
 				next, complete := f.examine(ctx, snap, last, useNVML)
 				f.host.Store(next)
 				examined, again, due = ids, nil, false
 				if !complete {
-					again, delay = time.After(delay), min(2*delay, maxExamineAgain)
+					again = time.After(pauses.Next())
 				}
 				continue
 			}

@@ -5,15 +5,17 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
 // audit compares the kubelet's allocatable IDs with the list that the plugin sent. An open stream proves nothing: the
 // race of kubernetes#127803 can leave a kubelet that dropped the plugin and holds the stream.
 type audit struct {
-	lastAt      time.Time     // of the last answer compared
-	suspectedAt time.Time     // of the first answer with a mismatch; zero if there is none
-	nextAt      time.Time     // earliest next registration for a mismatch
-	retryDelay  time.Duration // from the next registration to nextAt
+	lastAt      time.Time // of the last answer compared
+	suspectedAt time.Time // of the first answer with a mismatch; zero if there is none
+	nextAt      time.Time // earliest next registration for a mismatch; zero if there was none since the lists agreed
+	retry       backoff.Backoff
 }
 
 // auditDevices registers again if the kubelet's devices differ persistently: in two answers, some time apart, both to
@@ -41,7 +43,8 @@ func (r *registrar) auditDevices() {
 	want, have := resource.healthyIDs(), answer.IDs[r.srv.name]
 	switch {
 	case slices.Equal(want, have):
-		*a = audit{lastAt: a.lastAt}
+		a.suspectedAt, a.nextAt = time.Time{}, time.Time{}
+		a.retry.Reset()
 		r.setAudited(answer.At)
 	case a.suspectedAt.IsZero():
 		r.setAudited(time.Time{})
@@ -65,9 +68,11 @@ func (r *registrar) registerAfterMismatch(want, have, devices int) {
 	r.endStreams()
 	r.scheduleRegistration("the kubelet has another list")
 	// Each registration takes the devices from the kubelet for a moment. If two do not help, the cause is another one.
-	r.audit.suspectedAt = time.Time{}
-	r.audit.nextAt = time.Now().Add(r.audit.retryDelay)
-	r.audit.retryDelay = min(max(2*r.audit.retryDelay, r.auditRetryMin), r.auditRetryMax)
+	again := !r.audit.nextAt.IsZero()
+	r.audit.suspectedAt, r.audit.nextAt = time.Time{}, time.Now()
+	if again {
+		r.audit.nextAt = r.audit.nextAt.Add(r.audit.retry.Next())
+	}
 }
 
 func (r *registrar) setAudited(at time.Time) {

@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -69,7 +70,7 @@ type registrar struct {
 	phaseSince    time.Time
 	settledAt     time.Time // earliest next registration, as is nextAttempt
 	nextAttempt   time.Time
-	retryDelay    time.Duration
+	retry         backoff.Backoff
 	lastLogged    string // error; empty after a registration
 	streamEnd     string // how the last registration ended, until it is logged or superseded
 	audit         audit
@@ -90,7 +91,8 @@ func newRegistrar(srv *server, cfg Config, t timing, pods *podresources.Client, 
 		cfg: cfg, socketPath: cfg.socketPath(srv.name),
 		kubeletPath: filepath.Join(cfg.socketDir(), "kubelet.sock"),
 		grpc:        grpc.NewServer(serverOptions(t.handshake)...),
-		retryDelay:  t.retryMin,
+		retry:       backoff.Backoff{Min: t.retryMin, Max: t.retryMax},
+		audit:       audit{retry: backoff.Backoff{Min: t.auditRetryMin, Max: t.auditRetryMax}},
 	}
 }
 
@@ -308,7 +310,8 @@ func (r *registrar) checkKubelet() {
 func (r *registrar) scheduleRegistration(reason string) {
 	r.unregister(reason + "; about to register")
 	r.streamEnd = ""
-	r.retryDelay, r.nextAttempt = r.retryMin, time.Time{}
+	r.nextAttempt = time.Time{}
+	r.retry.Reset()
 	r.settledAt = time.Now().Add(r.settle)
 }
 
@@ -334,12 +337,14 @@ func (r *registrar) followStreams() {
 		}
 	case r.phase != unregistered && count.openCurrent == 0:
 		// The kubelet stopped or dropped the plugin. Retries slow down if it drops the plugin repeatedly.
-		if r.phase == registered && now.Sub(r.phaseSince) > r.streamTimeout {
-			r.retryDelay = 0
-		}
+		lasted := r.phase == registered && now.Sub(r.phaseSince) > r.streamTimeout
 		// A kubelet that stops closes its streams first. The next step detects that it stopped, which explains more.
 		r.streamEnd = "the kubelet closed ListAndWatch; registering again"
 		r.retryLater(r.streamEnd)
+		if lasted {
+			r.nextAttempt = time.Time{}
+			r.retry.Reset()
+		}
 	}
 }
 
@@ -349,13 +354,12 @@ func (r *registrar) fail(reason string) {
 	r.reportError(reason, false)
 }
 
-// retryLater schedules another attempt after a delay that doubles each time.
+// retryLater schedules another attempt after a pause.
 func (r *registrar) retryLater(reason string) {
 	now := time.Now()
 	r.unregister(reason)
 	r.settledAt = now.Add(r.settle)
-	r.nextAttempt = now.Add(r.retryDelay)
-	r.retryDelay = min(max(2*r.retryDelay, r.retryMin), r.retryMax)
+	r.nextAttempt = now.Add(r.retry.Next())
 }
 
 // register registers once. It blocks until the kubelet answers, for at most registerTimeout.
@@ -510,13 +514,13 @@ type timing struct {
 	registerTimeout time.Duration // of the Register call, during which the kubelet dials the plugin
 	streamTimeout   time.Duration // from the registration to ListAndWatch
 	endTimeout      time.Duration // for the kubelet to process the end of an earlier agent, besides settle
-	retryMin        time.Duration // between two attempts; doubles up to retryMax
+	retryMin        time.Duration // the bounds of the pause between two attempts; see backoff.Backoff
 	retryMax        time.Duration
 	withdrawTimeout time.Duration // for the kubelet to receive the last list
 	handshake       time.Duration // for a new connection to speak HTTP/2
 
 	pods          podresources.Timing
-	auditRetryMin time.Duration // between two registrations after audit mismatches; doubles up to auditRetryMax
+	auditRetryMin time.Duration // the bounds of the pause between the second registration after audit mismatches and the next ones
 	auditRetryMax time.Duration
 }
 

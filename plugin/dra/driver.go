@@ -26,6 +26,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
@@ -122,7 +123,7 @@ func (d *Driver) GenerateCDI(ctx context.Context) { d.preparer.writer.Toolkit.Ru
 // timing holds the intervals and timeouts; tests shorten them.
 type timing struct {
 	poll       time.Duration // between checks of the sockets and, while the devices are being released, of what holds them
-	retryMin   time.Duration // between two attempts; doubles up to retryMax
+	retryMin   time.Duration // the bounds of the pause between two attempts; see backoff.Backoff
 	retryMax   time.Duration
 	call       time.Duration // of another driver's socket
 	answer     time.Duration // from the end of the kubelet's call until its answer is sent
@@ -138,6 +139,8 @@ func defaultTiming() timing {
 		resend:     10 * time.Second, streamLost: 15 * time.Second,
 	}
 }
+
+func (t *timing) pauses() backoff.Backoff { return backoff.Backoff{Min: t.retryMin, Max: t.retryMax} }
 
 // instance is a driver as the kubelet and the API server identify it on this node. Its claims end with it, so the configuration does not
 // change it while the process runs: see CheckFormer.
@@ -175,7 +178,7 @@ func (i instance) makeDataDir() error {
 // Run serves until ctx ends. It retries after errors and reports them in Status. The slices and prepared claims stay, for the next
 // process.
 func (d *Driver) Run(ctx context.Context) error {
-	retryDelay := d.timing.retryMin
+	pauses := d.timing.pauses()
 	for ctx.Err() == nil {
 		cfg, cfgChanged := d.Config.Watch()
 		_, releasedChanged := d.Options.Released.Watch()
@@ -184,10 +187,10 @@ func (d *Driver) Run(ctx context.Context) error {
 		switch serve, err := d.next(cfg, lock); {
 		case serve:
 			d.serveWhileHeld(ctx, configuredInstance(cfg))
-			retryDelay = d.timing.retryMin
+			pauses.Reset()
 			continue
 		case err != nil:
-			retry, retryDelay = time.After(retryDelay), min(2*retryDelay, d.timing.retryMax)
+			retry = time.After(pauses.Next())
 		case lock.Held: // otherwise it is unknown what is left
 			d.followHandover()
 		}

@@ -3,33 +3,31 @@ package dra
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
-// The pause between two tries doubles from the minimum to the maximum. Each is shortened at random by up to half, because an API server
-// that comes back has thousands of nodes.
+// The bounds of the pause between two tries; see backoff.Backoff.
 const (
 	minPause        = 100 * time.Millisecond
 	maxPause        = 5 * time.Second
 	maxRefusedPause = 30 * time.Second // while the agent lacks a right or the API server lacks the API
 )
 
-// backoff counts failed tries.
-type backoff struct{ tries int }
+// retryPauses are those between tries.
+type retryPauses struct{ backoff.Backoff }
 
-// next returns the pause after a failed try.
-func (b *backoff) next(err error) time.Duration {
-	longest := maxPause
+// after returns the pause after a failed try.
+func (p *retryPauses) after(err error) time.Duration {
+	p.Min, p.Max = minPause, maxPause
 	if r := reasonOf(err); r == reasonForbidden || r == reasonUnsupported {
-		longest = maxRefusedPause
+		p.Max = maxRefusedPause
 	}
-	pause := min(minPause<<min(b.tries, 16), longest)
-	b.tries++
-	return pause - rand.N(pause/2)
+	return p.Next()
 }
 
 // sliceQueue is the queue of the controller of ResourceSlices. It retries within seconds, where the library waits up to 1,000, and it
@@ -41,7 +39,7 @@ type sliceQueue struct {
 	ready context.Context //nolint:containedctx // ends with the first update, or when the publisher stops
 	open  func()          // ends ready
 
-	pauses backoff
+	pauses retryPauses
 	op     operation // the present try: of the node's pool, or of another one
 	err    error     // of the present try
 }
@@ -89,11 +87,11 @@ func (q *sliceQueue) AddAfter(pool string, pause time.Duration) {
 }
 
 // AddRateLimited adds a pool after a failure.
-func (q *sliceQueue) AddRateLimited(pool string) { q.AddAfter(pool, q.pauses.next(q.err)) }
+func (q *sliceQueue) AddRateLimited(pool string) { q.AddAfter(pool, q.pauses.after(q.err)) }
 
 // Forget ends the retries of the pool that Get returned last.
 func (q *sliceQueue) Forget(string) {
-	q.pauses = backoff{}
+	q.pauses.Reset()
 	if q.err != nil { // the library does not retry what is invalid or was dropped
 		return
 	}
@@ -111,5 +109,5 @@ func (q *sliceQueue) Forget(string) {
 	})
 }
 
-// NumRequeues returns the number of tries since the last success.
-func (q *sliceQueue) NumRequeues(string) int { return q.pauses.tries }
+// NumRequeues is what a queue must have. The controller does not call it.
+func (q *sliceQueue) NumRequeues(string) int { return 0 }

@@ -322,15 +322,15 @@ func (p *publisher) open(ctx context.Context) (client kubernetes.Interface, ok b
 
 // retry calls f until it succeeds; it returns false if ctx ends first.
 func (p *publisher) retry(ctx context.Context, op operation, f func() error) bool {
-	var pauses backoff
-	for {
+	var pauses retryPauses
+	for failed := false; ; failed = true {
 		err := f()
 		if ctx.Err() != nil {
 			return false
 		}
 		if err == nil {
 			p.recovered(op)
-			if op == opWatch && pauses.tries > 0 {
+			if op == opWatch && failed {
 				signal(p.recheck)
 			}
 			return true
@@ -339,7 +339,7 @@ func (p *publisher) retry(ctx context.Context, op operation, f func() error) boo
 		select {
 		case <-ctx.Done():
 			return false
-		case <-time.After(pauses.next(err)):
+		case <-time.After(pauses.after(err)):
 		}
 	}
 }

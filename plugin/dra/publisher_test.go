@@ -850,14 +850,20 @@ func TestPublisherConnectFails(t *testing.T) {
 	})
 }
 
-// The pauses of thousands of nodes differ, and none is longer than five seconds.
-func TestBackoff(t *testing.T) {
+// No pause is longer than five seconds, except while the agent lacks a right or the API server lacks the API.
+func TestRetryPauses(t *testing.T) {
+	refused := errors.New("refused")
+	forbidden := apierrors.NewForbidden(schema.GroupResource{}, "", refused)
 	for range 100 {
-		var b backoff
+		var p retryPauses
 		for i := range 20 {
-			want := min(minPause<<i, maxPause)
-			if p := b.next(errors.New("refused")); p <= want/2-1 || p > want {
-				t.Fatalf("pause %d is %v, want up to %v", i, p, want)
+			err, longest := refused, maxPause
+			if i >= 12 && i < 16 {
+				err, longest = forbidden, min(maxPause<<(i-11), maxRefusedPause)
+			}
+			most := min(minPause<<i, longest)
+			if pause := p.after(err); pause < most/2 || pause > most {
+				t.Fatalf("pause %d is %v, want up to %v", i, pause, most)
 			}
 		}
 	}

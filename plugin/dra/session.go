@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -332,18 +333,18 @@ func (s *session) start(ctx context.Context, run func(context.Context) error) (d
 	done = make(chan struct{})
 	go func() {
 		defer close(done)
-		delay := s.timing.retryMin
+		pauses := s.timing.pauses()
 		for ctx.Err() == nil {
 			err := run(ctx)
 			if err == nil || ctx.Err() != nil {
 				return
 			}
-			s.Log.Warn("cannot publish devices", zap.Error(err), zap.Duration("retry", delay))
+			pause := pauses.Next()
+			s.Log.Warn("cannot publish devices", zap.Error(err), zap.Duration("retry", pause))
 			select {
 			case <-ctx.Done():
-			case <-time.After(delay):
+			case <-time.After(pause):
 			}
-			delay = min(2*delay, s.timing.retryMax)
 		}
 	}()
 	s.stop = func() {
@@ -553,13 +554,14 @@ func (p *properties) run(ctx context.Context) {
 	calls := propertyCalls{Limit: p.timing.properties, KeepLate: true}
 	var asked []health.Device
 	var again <-chan time.Time
-	delay := p.timing.retryMin
+	pauses := backoff.Backoff{Min: p.timing.retryMin, Max: 10 * time.Minute}
 	for {
 		snap, changed := p.Snapshots.Watch()
 		if snap.Polled() {
 			switch missing := p.missing(snap); {
 			case len(missing) == 0:
-				asked, again, delay = nil, nil, p.timing.retryMin
+				asked, again = nil, nil
+				pauses.Reset()
 			case again == nil || !sameDevices(missing, asked):
 				found, err := calls.Call(ctx.Done(), struct{}{}, func() map[health.DeviceID]*health.Properties {
 					return p.Properties(ctx, missing)
@@ -568,7 +570,7 @@ func (p *properties) run(ctx context.Context) {
 					return // ctx has ended
 				}
 				p.add(p.Snapshots.Load(), missing, found)
-				asked, again, delay = missing, time.After(delay), min(2*delay, 10*time.Minute)
+				asked, again = missing, time.After(pauses.Next())
 				continue
 			}
 		}

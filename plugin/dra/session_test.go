@@ -400,8 +400,8 @@ func TestSessionAsksForProperties(t *testing.T) {
 			healthtest.Advance(time.Second)
 			show(devices[:1]) // a poll that shows the same
 		}
-		if n := len(asked); n < 3 || n > 6 {
-			t.Errorf("asked %d times in 30 s, want 5 times with pauses of 1, 2, 4 and 8 s", n)
+		if n := len(asked); n < 5 || n > 6 {
+			t.Errorf("asked %d times in 30 s, want pauses of up to 1, 2, 4, 8 and 16 s", n)
 		}
 		show(devices)
 		if n := asked[len(asked)-1]; n != 2 {

@@ -53,7 +53,7 @@ var errSocketLost = errors.New("a socket was lost")
 
 // run serves the sockets until ctx ends.
 func (s *sockets) run(ctx context.Context) {
-	delay := s.timing.retryMin
+	retry := s.timing.pauses()
 	for ctx.Err() == nil {
 		start := time.Now()
 		err := s.serve(ctx)
@@ -61,14 +61,10 @@ func (s *sockets) run(ctx context.Context) {
 			return
 		}
 		if time.Since(start) > s.timing.retryMax || errors.Is(err, fs.ErrNotExist) {
-			delay = s.timing.retryMin
+			retry.Reset()
 		}
 		s.setError(err)
-		select {
-		case <-ctx.Done():
-		case <-time.After(delay):
-		}
-		delay = min(2*delay, s.timing.retryMax)
+		retry.Wait(ctx)
 	}
 }
 

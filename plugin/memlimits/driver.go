@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
 // driver examines which devices the driver can limit.
@@ -21,25 +22,24 @@ type driver struct {
 
 	version  string // of the driver that was examined
 	examined map[health.DeviceID]examination
+	again    retry // of the examinations that failed: together, so that devices with the same result are logged together
 }
 
 // examination is the result for a device. A good one holds until the driver changes.
 type examination struct {
 	err      error
 	presence health.Presence
-	retry    retry
 }
 
-// retry is when an examination that failed is repeated.
+// retry is when what failed is repeated.
 type retry struct {
-	at    time.Time
-	delay time.Duration
+	at     time.Time
+	pauses backoff.Backoff
 }
 
-func (r *retry) failed(now time.Time) {
-	r.delay = min(max(minRetry, 2*r.delay), maxRetry)
-	r.at = now.Add(r.delay)
-}
+func newRetry() retry { return retry{pauses: backoff.Backoff{Min: minRetry, Max: maxRetry}} }
+
+func (r *retry) failed(now time.Time) { r.at = now.Add(r.pauses.Next()) }
 
 func (d *driver) close() {
 	if d.limiter != nil {
@@ -47,10 +47,11 @@ func (d *driver) close() {
 	}
 }
 
-// examine examines the devices that were not examined yet, and those that failed when it is time.
+// examine examines the devices that were not examined yet, and those that failed when it is time, or at once after another presence. A
+// device that failed is repeated soon if it or its presence is new.
 func (d *driver) examine(ctx context.Context, snap *health.Snapshot, now time.Time) {
 	if version := snap.Source.Versions.Driver; d.examined == nil || version != d.version {
-		d.version, d.examined, d.retry = version, make(map[health.DeviceID]examination), retry{}
+		d.version, d.examined, d.retry, d.again = version, make(map[health.DeviceID]examination), newRetry(), newRetry()
 	}
 	if d.limiter == nil && !now.Before(d.retry.at) {
 		if d.limiter, d.release, d.openErr = d.open(); d.openErr != nil {
@@ -60,28 +61,29 @@ func (d *driver) examine(ctx context.Context, snap *health.Snapshot, now time.Ti
 	if d.limiter == nil {
 		return
 	}
-	current := make(map[health.DeviceID]examination, len(snap.Devices))
+	current, due, failed := make(map[health.DeviceID]examination, len(snap.Devices)), !now.Before(d.again.at), false
 	for i := range snap.Devices {
 		if ctx.Err() != nil {
 			return
 		}
 		id, presence := snap.Devices[i].Device.ID, snap.Devices[i].Sample.Presence
 		e, examined := d.examined[id]
-		if !examined || e.err != nil && (e.presence != presence || !now.Before(e.retry.at)) {
-			if e.presence != presence {
-				e.retry = retry{}
-			}
+		changed := !examined || e.err != nil && e.presence != presence
+		if changed || e.err != nil && due {
 			e.presence = presence
 			if e.err = errMIG; snap.Devices[i].Device.Kind != health.KindMIG {
 				e.err = d.limiter.Supported(id)
 			}
-			if e.err != nil {
-				e.retry.failed(now)
+			if e.err != nil && changed {
+				d.again.pauses.Reset()
 			}
+			failed = failed || e.err != nil
 		}
 		current[id] = e
 	}
-	d.examined = current
+	if d.examined = current; failed {
+		d.again.failed(now)
+	}
 }
 
 var errMIG = errors.New("the driver has no memory limits of MIG devices")

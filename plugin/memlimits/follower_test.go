@@ -689,7 +689,7 @@ func TestFollowerRepeatsExamination(t *testing.T) {
 		defer n.stop()
 		n.wait(time.Hour + time.Minute)
 		n.driver.change(func() {
-			if n.driver.supported < 10 || n.driver.supported > 20 {
+			if n.driver.supported < 10 || n.driver.supported > 35 {
 				t.Errorf("%d examinations in an hour", n.driver.supported)
 			}
 			n.driver.unsupported = nil
@@ -730,7 +730,7 @@ func TestFollowerExaminesReturnedDevice(t *testing.T) {
 		n.driver.change(func() { n.driver.supported = 0 })
 		n.wait(time.Hour)
 		n.driver.change(func() {
-			if n.driver.supported < 10 || n.driver.supported > 20 {
+			if n.driver.supported < 10 || n.driver.supported > 35 {
 				t.Errorf("%d examinations in an hour without the device", n.driver.supported)
 			}
 		})
@@ -1087,7 +1087,7 @@ func TestFollowerRepeatsOpen(t *testing.T) {
 		n.wait(time.Hour)
 		n.expect("GPU-a one 1/1Gi none reason")
 		n.driver.change(func() {
-			if n.driver.opened < 10 || n.driver.opened > 20 {
+			if n.driver.opened < 10 || n.driver.opened > 35 {
 				t.Errorf("opened %d times in an hour", n.driver.opened)
 			}
 			n.driver.openErr = nil

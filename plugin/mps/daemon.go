@@ -15,11 +15,12 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
 // Times of a daemon.
 const (
-	minBackoff = time.Second // between its death and the next start
+	minBackoff = time.Second // the bounds of the pause between its death and the next start; see backoff.Backoff
 	maxBackoff = 30 * time.Second
 	settled    = time.Minute     // it has run without a fault for so long that the backoff starts again
 	refusal    = 3 * time.Second // a program that does not support an option exits earlier
@@ -116,15 +117,16 @@ func (d *daemon) run(ctx context.Context) {
 func keepRunning(
 	ctx context.Context, serve func(context.Context) (time.Duration, error), restart <-chan struct{}, report func(error, time.Duration),
 ) {
-	for backoff := minBackoff; ctx.Err() == nil; backoff = min(2*backoff, maxBackoff) {
+	for retry := (backoff.Backoff{Min: minBackoff, Max: maxBackoff}); ctx.Err() == nil; {
 		ran, err := serve(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return
 		case ran >= settled:
-			backoff = minBackoff
+			retry.Reset()
 		}
-		report(err, backoff)
+		pause := retry.Next()
+		report(err, pause)
 		if errors.Is(err, errRestart) {
 			continue
 		}
@@ -132,15 +134,15 @@ func keepRunning(
 		case <-ctx.Done():
 			return
 		case <-restart:
-		case <-time.After(backoff):
+		case <-time.After(pause):
 		}
 	}
 }
 
 // report publishes why no process runs.
-func (d *daemon) report(err error, backoff time.Duration) {
+func (d *daemon) report(err error, pause time.Duration) {
 	if d.publish(err) {
-		d.log.Warn("MPS control daemon does not run; restarting", zap.Error(err), zap.Duration("after", backoff))
+		d.log.Warn("MPS control daemon does not run; restarting", zap.Error(err), zap.Duration("after", pause))
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -23,18 +22,19 @@ func TestBackoff(t *testing.T) {
 		ran     []time.Duration // of each process
 		errs    []error         // errEnd if absent
 		restart time.Duration   // after the start; 0 for none
-		want    []time.Duration // between the end of a process and the next start
+		want    []time.Duration // the most between the end of a process and the next start; the least is half of it
 	}{
 		"cannot be started":     {ran: make([]time.Duration, 8), want: []time.Duration{s, 2 * s, 4 * s, 8 * s, 16 * s, 30 * s, 30 * s}},
 		"runs for a while":      {ran: []time.Duration{59 * s, 59 * s, 59 * s}, want: []time.Duration{s, 2 * s}},
 		"settles":               {ran: []time.Duration{0, 0, time.Minute, 0, 0}, want: []time.Duration{s, 2 * s, s, 2 * s}},
 		"request":               {ran: []time.Duration{s, s, 0}, errs: []error{errRestart}, want: []time.Duration{0, 2 * s}},
-		"request while waiting": {ran: make([]time.Duration, 4), restart: 4 * s, want: []time.Duration{s, 2 * s, s}},
+		"request while waiting": {ran: make([]time.Duration, 4), restart: 3*s + s/4, want: []time.Duration{s, 2 * s}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				restart := make(chan struct{}, 1)
+				begun := time.Now()
 				if test.restart > 0 {
 					time.AfterFunc(test.restart, func() { restart <- struct{}{} })
 				}
@@ -55,8 +55,13 @@ func TestBackoff(t *testing.T) {
 					}
 					return test.ran[i-1], errEnd
 				}, restart, func(error, time.Duration) {})
-				if !slices.Equal(got, test.want) {
-					t.Errorf("got %v, want %v", got, test.want)
+				for i, most := range test.want {
+					if got[i] < most/2 || got[i] > most {
+						t.Errorf("pauses %v, want %v", got, test.want)
+					}
+				}
+				if test.restart > 0 && ended.Sub(begun) != test.restart { // during the third pause, which would last until 3.5 s at least
+					t.Errorf("started %v after the first start, want %v", ended.Sub(begun), test.restart)
 				}
 			})
 		})

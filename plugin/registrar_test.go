@@ -313,6 +313,37 @@ func TestRegistrarRetriesAtOnceAfterLastingRegistration(t *testing.T) {
 	}
 }
 
+// The pauses between attempts start anew with a new kubelet or socket, and after a registration that has lasted.
+func TestRegistrarRetriesSoonAgain(t *testing.T) {
+	for name, begin := range map[string]func(*registrar){
+		"another kubelet or socket": func(r *registrar) { r.scheduleRegistration("test") },
+		"a lasting registration": func(r *registrar) {
+			r.phase, r.phaseSince = registered, time.Now().Add(-time.Hour)
+			r.followStreams() // it has no stream
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newAuditHarness().registrar
+			pause := func() time.Duration {
+				r.retryLater("test")
+				return time.Until(r.nextAttempt)
+			}
+			for range 20 {
+				pause()
+			}
+			if p := pause(); p < r.retryMax/3 {
+				t.Errorf("pause %v after twenty failures", p)
+			}
+			if begin(r); !r.nextAttempt.IsZero() {
+				t.Errorf("the first attempt waits for %v", r.nextAttempt)
+			}
+			if p := pause(); p > r.retryMin {
+				t.Errorf("pause %v, want at most %v", p, r.retryMin)
+			}
+		})
+	}
+}
+
 // With two streams open, the end of the older one makes the kubelet close the newer one.
 func TestRegistrarRegistersAfterNewerStreamEnds(t *testing.T) {
 	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {

@@ -3,6 +3,7 @@ package kube
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -196,7 +197,7 @@ func TestIdleEventsAfterOutage(t *testing.T) {
 		g.failWith(errRefused)
 		g.idle.Store(idlePods(time.Hour))
 		g.advance(time.Hour)
-		if n := g.requests; n < 50 || n > 80 {
+		if n := g.requests; n < 50 || n > 100 {
 			t.Errorf("%d requests in an hour, want one for each longest pause", n)
 		}
 		if s := g.reporter.Status(); s.IdleErr == "" || s.Errors != uint64(g.requests) { // each request is made once
@@ -263,6 +264,47 @@ func TestIdleEventsInEndingNamespace(t *testing.T) {
 	})
 }
 
+// The outage after a success starts with short pauses again, also while a pod is refused.
+func TestIdleEventsNextOutage(t *testing.T) {
+	for _, refused := range []bool{false, true} {
+		withIdleRig(t, func(t *testing.T, g *rig) {
+			away := true
+			g.fail = func(r *http.Request) error {
+				switch {
+				case away:
+					return errRefused
+				case refused && r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/ending/"):
+					return apiError(403, "Forbidden", "NamespaceTerminating")
+				}
+				return nil
+			}
+			one := func(namespace, name string) IdlePod {
+				g.pods[namespace+"/"+name] = readyPod(name, time.Hour)
+				return IdlePod{Pod: Pod{namespace, name}, Held: 1, Kind: "GPU", Idle: []IdleDevice{{"GPU 0", time.Hour}}}
+			}
+			idle := idlePods(time.Hour)
+			idle.Pods = append(idle.Pods, one("ending", "one"))
+			g.idle.Store(idle)
+			g.advance(10 * time.Minute)
+			away = false
+			g.advance(2 * maxBackoff)
+			want := []string{"pod/one GPUIdle ×1", "pod/train GPUIdle ×1"}
+			if refused {
+				want = want[1:]
+			}
+			g.wantEvents(t, want...)
+
+			away = true
+			idle.Pods = append(slices.Clone(idle.Pods), one("team", "infer"))
+			g.idle.Store(idle)
+			g.advance(idleInterval)
+			away = false
+			g.advance(idleInterval + minBackoff)
+			g.wantEvents(t, append([]string{"pod/infer GPUIdle ×1"}, want...)...)
+		})
+	}
+}
+
 // An event that exists although it could not be read was created by an earlier attempt, whose response was lost.
 func TestIdleEventWhoseResponseWasLost(t *testing.T) {
 	withIdleRig(t, func(t *testing.T, g *rig) {
@@ -295,7 +337,7 @@ func TestIdleEventsWithoutAccess(t *testing.T) {
 		}
 		g.idle.Store(idlePods(time.Hour))
 		g.advance(10 * time.Minute)
-		if s := g.reporter.Status(); s.IdleErr != "no service account" || s.Errors == 0 || s.Errors > 17 {
+		if s := g.reporter.Status(); s.IdleErr != "no service account" || s.Errors == 0 || s.Errors > 22 {
 			t.Errorf("%+v", s)
 		}
 		c := health.DefaultConfig()

@@ -157,6 +157,14 @@ func TestRuntimeFollowerOutage(t *testing.T) {
 				if n := g.logs.FilterLevelExact(zap.WarnLevel).Len(); n != 2 {
 					t.Errorf("%d warnings: %v", n, g.logs.All())
 				}
+				// The next outage starts with short pauses again.
+				g.failWith(failure)
+				g.config.Store(&RuntimeConfig{Needed: true})
+				g.want()
+				g.failWith(nil)
+				g.runs("containerd://1.6.36")
+				g.advance(minBackoff)
+				g.want(oldAnswer)
 			})
 		})
 	}

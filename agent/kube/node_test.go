@@ -734,6 +734,21 @@ func TestNodeWriterOutage(t *testing.T) {
 	}
 }
 
+// What is configured again is written after a short pause, however long an outage had lasted before.
+func TestNodeWriterConfiguredInOutage(t *testing.T) {
+	withNode(t, func(g *nodeRig) {
+		g.failWith(errRefused)
+		g.set(NodeState{Labels: map[string]string{"a": "0"}})
+		g.advance(10 * time.Minute)
+		g.set(NodeState{})
+		g.advance(maxBackoff) // the pause has ended
+		s := g.set(NodeState{Labels: map[string]string{"a": "1"}})
+		g.failWith(nil)
+		g.advance(8 * minBackoff)
+		g.wantLabels(s.Labels)
+	})
+}
+
 // A GPU that flaps causes few writes, and the last state is written.
 func TestNodeWriterFlapping(t *testing.T) {
 	withNode(t, func(g *nodeRig) {

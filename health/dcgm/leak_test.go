@@ -76,7 +76,7 @@ func TestReconnectsLeakNothing(t *testing.T) {
 			}
 			c.sampleGPUs(c.n)
 		})
-		c.wait(time.Second)
+		c.wait(3 * time.Second) // their first reading is taken beside a poll
 		if n := len(c.out.Load().Entities); n != 2+2+1+2 {
 			t.Errorf("%d entities", n)
 		}

@@ -208,10 +208,15 @@ func TestMonitorBlindEngine(t *testing.T) {
 			testMonitor(t, 2, cfg, func(c *monitorFixture) {
 				c.lib.Blind()
 				reported := false
-				c.pass(60, func(_ int, s *health.Snapshot) {
-					reported = reported || s.Source.Status == health.SourceDown && strings.Contains(s.Source.Err, errBlind.Error())
+				for i := range 240 { // the shortest pause before the engine is restarted is half a second
+					c.wait(time.Second / 4)
+					s := c.out.Load().Source
+					reported = reported || s.Status == health.SourceDown && strings.Contains(s.Err, errBlind.Error())
 					c.expect("blind", health.Healthy, health.Healthy)
-				})
+					if i%4 == 3 {
+						c.sampleGPUs(c.n)
+					}
+				}
 				if s := c.out.Load().Source; !reported || (s.Status == health.SourceUp) != (address == "") {
 					t.Errorf("reported %v, source %+v", reported, s)
 				}

@@ -63,16 +63,19 @@ func TestMonitorReopensWithBackoff(t *testing.T) {
 
 // Sessions that die early keep the long pauses; sessions that lasted are reopened quickly.
 func TestMonitorResetsBackoffAfterSteadySession(t *testing.T) {
-	for name, c := range map[string]struct{ polls, least, most int }{
-		"dies after a reading": {1, 20, 45}, // like a source that cannot be opened
-		"dies after a minute":  {60, 9, 11}, // with pauses of up to a second
+	for name, c := range map[string]struct {
+		polls, least, most int
+		within             time.Duration
+	}{
+		"dies after a reading": {1, 20, 45, 10 * time.Minute}, // like a source that cannot be opened
+		"dies after a minute":  {60, 58, 62, time.Hour},       // with pauses of up to a second
 	} {
 		t.Run(name, func(t *testing.T) {
 			runTest(t, func(t *testing.T, h *harness) {
 				h.set(func(s *fakeSource) { s.dieAfter = c.polls })
-				advance(10 * time.Minute)
+				advance(c.within)
 				if n := h.count(&h.opens); n < c.least || n > c.most {
-					t.Errorf("%d opens in ten minutes, want %d to %d", n, c.least, c.most)
+					t.Errorf("%d opens in %v, want %d to %d", n, c.within, c.least, c.most)
 				}
 			})
 		})

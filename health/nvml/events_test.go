@@ -496,6 +496,31 @@ func TestEventsSessionFails(t *testing.T) {
 	}
 }
 
+// TestEventsLostUnidentifiedAgain checks that the pauses between such sets grow, and are short again after a set that lasted.
+func TestEventsLostUnidentifiedAgain(t *testing.T) {
+	timing := testTiming
+	timing.callLimit = time.Hour // a slow call would be another transition
+	timing.minPause, timing.maxPause = time.Millisecond, time.Second
+	f := startEvents(t, timing)
+	f.waitState("")
+	sets := func(n int) (took time.Duration) {
+		f.lib.Do("fail waiting -1 %d -1", nvml.ERROR_GPU_IS_LOST)
+		f.waitState(errLost.Error())
+		begin := time.Now()
+		f.lib.Do("await calls nvmlEventSetCreate %d", f.lib.Number("calls nvmlEventSetCreate")+9*n) // see TestEventsLostUnidentified
+		return time.Since(begin)
+	}
+	if took := sets(18); took < timing.maxPause/2 {
+		t.Errorf("18 sets in %v", took)
+	}
+	f.lib.Do("release")
+	f.waitState("")
+	f.waits(2 * int(timing.maxPause/timing.wait))
+	if took := sets(4); took >= timing.maxPause { // otherwise at least two pauses of half the maximum or more
+		t.Errorf("four sets in %v after one that lasted", took)
+	}
+}
+
 // TestEventsLostUnidentifiedIsNoHang checks that the pause after such a set does not count as a call that hangs.
 func TestEventsLostUnidentifiedIsNoHang(t *testing.T) {
 	timing := testTiming

@@ -198,6 +198,45 @@ func TestServeRetries(t *testing.T) {
 	awaitServer(t, path)
 }
 
+// The pauses start anew once the server has listened.
+func TestServeRetriesSoonAfterSuccess(t *testing.T) {
+	t.Parallel() // waits for the backoff
+	path := filepath.Join(t.TempDir(), "c.sock")
+	block := func() {
+		t.Helper()
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	unblock := func() {
+		t.Helper()
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	failed := make(chan struct{}, 100)
+	block()
+	startServer(t, path, zaptest.NewLogger(t, zaptest.WrapOptions(zap.Hooks(func(e zapcore.Entry) error {
+		if e.Level == zap.ErrorLevel {
+			failed <- struct{}{}
+		}
+		return nil
+	}))))
+	<-failed
+	<-time.After(minBackoff + 100*time.Millisecond) // the second attempt fails too
+	unblock()
+	awaitServer(t, path)
+	unblock() // the socket
+	block()
+	<-failed
+	begun := time.Now()
+	unblock()
+	awaitServer(t, path)
+	if took := time.Since(begun); took >= 2*minBackoff { // the third pause would last at least as long
+		t.Errorf("listened again after %v, want a short pause", took)
+	}
+}
+
 func TestServeConnEndsIdleConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, server := net.Pipe()

@@ -178,6 +178,16 @@ func (i instance) makeDataDir() error {
 // Run serves until ctx ends. It retries after errors and reports them in Status. The slices and prepared claims stay, for the next
 // process.
 func (d *Driver) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		if i, ok := d.awaitInstance(ctx); ok {
+			d.serveWhileHeld(ctx, i)
+		}
+	}
+	return nil
+}
+
+// awaitInstance waits until there is an instance to serve; ok is false if ctx ends first.
+func (d *Driver) awaitInstance(ctx context.Context) (i instance, ok bool) {
 	pauses := d.timing.pauses()
 	for ctx.Err() == nil {
 		cfg, cfgChanged := d.Config.Watch()
@@ -186,9 +196,7 @@ func (d *Driver) Run(ctx context.Context) error {
 		var retry <-chan time.Time
 		switch serve, err := d.next(cfg, lock); {
 		case serve:
-			d.serveWhileHeld(ctx, configuredInstance(cfg))
-			pauses.Reset()
-			continue
+			return configuredInstance(cfg), true
 		case err != nil:
 			retry = time.After(pauses.Next())
 		case lock.Held: // otherwise it is unknown what is left
@@ -202,7 +210,7 @@ func (d *Driver) Run(ctx context.Context) error {
 		case <-retry:
 		}
 	}
-	return nil
+	return instance{}, false
 }
 
 // requestLock requests the lock of the node if there is something to serve, by this driver or the device plugin. It returns whether the

@@ -816,6 +816,29 @@ func TestPublisherEmptyPoolAndWithdraw(t *testing.T) {
 	})
 }
 
+// The pauses between tries start anew after a success.
+func TestPublisherRetriesSoonAfterSuccess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newPublishRig(t, apiservertest.New(t, publishNode))
+		g.start()
+		g.publish(publishedGPU(0))
+		for i := range 2 {
+			g.api.SetRefused(true)
+			g.update(Pool{Slices: []Slice{{Devices: []resourceapi.Device{publishedGPU(0), publishedGPU(1 + i)}}}})
+			if i == 0 {
+				g.advance(time.Minute) // the pauses have grown
+				g.api.SetRefused(false)
+				g.advance(maxPause)
+			} else {
+				g.advance(minPause / 4)
+				g.api.SetRefused(false)
+				g.advance(minPause)
+			}
+			g.wantPublished(true)
+		}
+	})
+}
+
 func TestPublisherWithdrawEndsWithContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newPublishRig(t, apiservertest.New(t, publishNode))

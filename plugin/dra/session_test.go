@@ -407,6 +407,15 @@ func TestSessionAsksForProperties(t *testing.T) {
 		if n := asked[len(asked)-1]; n != 2 {
 			t.Errorf("last asked for %d devices; want both, without a pause", n)
 		}
+		healthtest.Advance(10 * time.Minute)
+		show(nil) // nothing is missing
+		asked = nil
+		show(devices[:1])
+		healthtest.Advance(time.Second)
+		show(devices[:1])
+		if len(asked) != 2 {
+			t.Errorf("asked %d times for a new device, want again after a second at most", len(asked))
+		}
 		stop()
 	})
 }

@@ -2,16 +2,20 @@ package dra
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
+	"k8s.io/client-go/kubernetes"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
@@ -78,6 +82,41 @@ func TestFindOtherDriver(t *testing.T) {
 	}
 	if err := s.findOtherDriver(t.Context(), ""); err == nil {
 		t.Error("a live process at our own path must be found before the start")
+	}
+}
+
+// An attempt is repeated soon after one that has lasted, or that found no kubelet; others less and less often.
+func TestSocketsRetry(t *testing.T) {
+	for name, c := range map[string]struct {
+		err   error
+		lasts time.Duration
+		soon  bool
+	}{
+		"fails":               {errors.New("no kubeconfig"), 0, false},
+		"fails after a while": {errors.New("no kubeconfig"), 20 * time.Second, false},
+		"fails after long":    {errors.New("no kubeconfig"), time.Minute, true},
+		"without a kubelet":   {fs.ErrNotExist, 0, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var ended []time.Time
+				var pause time.Duration // the last one
+				d := &Driver{timing: defaultTiming(), Options: Options{Connect: func() (kubernetes.Interface, error) {
+					if n := len(ended); n > 0 {
+						pause = time.Since(ended[n-1])
+					}
+					<-time.After(c.lasts)
+					ended = append(ended, time.Now())
+					return nil, c.err
+				}}}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				newSockets(d, instance{}, zap.NewNop()).run(ctx)
+				if least, most := d.timing.retryMax/2, d.timing.retryMin; pause > most && c.soon || pause < least && !c.soon {
+					t.Errorf("the last of %d pauses is %v", len(ended)-1, pause)
+				}
+			})
+		})
 	}
 }
 

@@ -47,11 +47,17 @@ type NodeEvent struct {
 
 // event returns the event of a node. Its name is fixed, so that the API server refuses it from another process as long as it has it.
 func (n *NodeEvent) event(node string) event {
+	key := eventKey{object: object{name: node}, reason: n.Reason}
+	return warningOf(key, truncate(n.Message, maxMessage), n.At, n.At.UTC().Format(time.RFC3339))
+}
+
+// warningOf returns a warning whose name is that of its object, its reason and an id.
+func warningOf(key eventKey, message string, at time.Time, id string) event {
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(n.Reason + n.At.UTC().Format(time.RFC3339))) // never fails
+	_, _ = h.Write([]byte(key.reason + id)) // never fails
 	return event{
-		key: eventKey{object: object{name: node}, reason: n.Reason}, typ: corev1.EventTypeWarning, message: truncate(n.Message, maxMessage),
-		count: 1, first: n.At, last: n.At, name: eventNameOf(node, h.Sum64()),
+		key: key, typ: corev1.EventTypeWarning, message: message, count: 1, first: at, last: at,
+		name: eventNameOf(key.object.name, h.Sum64()),
 	}
 }
 

@@ -83,45 +83,59 @@ func (w *eventWriter) notBefore(k eventKey) time.Time {
 	return time.Time{}
 }
 
-// write creates an event, or raises the count of one that the API server has.
+// write writes an event. It raises the count of the one that this process has written with the same key.
 func (w *eventWriter) write(ctx context.Context, e event) error {
-	namespace := cmp.Or(e.key.object.namespace, metav1.NamespaceDefault)
-	old, ok := w.written[e.key]
-	if ok && time.Since(old.at) < eventTTL {
-		old.count += e.count
-		err := w.api.patchEvent(ctx, namespace, old.name, map[string]any{
-			"count": toInt32(old.count), "lastTimestamp": metav1.NewTime(e.last), "message": e.message,
-		})
-		if !apierrors.IsNotFound(err) {
-			if err == nil {
-				w.record(e.key, old)
-			}
-			return err
-		}
+	var old *writtenEvent
+	if o, ok := w.written[e.key]; ok && time.Since(o.at) < eventTTL {
+		old = &o
 	}
-	involved, err := w.reference(ctx, e.key.object)
-	if involved == nil || err != nil {
+	now, err := w.writeEvent(ctx, w.api, e, old, w.reference)
+	if err != nil || now == nil {
 		return err
 	}
-	err = w.api.createEvent(ctx, corev1.Event{
-		TypeMeta: metav1.TypeMeta{Kind: "Event", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: e.name},
-		InvolvedObject: *involved, Type: e.typ, Reason: e.key.reason, Message: e.message,
-		Source: corev1.EventSource{Component: component, Host: w.Node}, FirstTimestamp: metav1.NewTime(e.first),
-		LastTimestamp: metav1.NewTime(e.last),
-		Count:         toInt32(max(e.count, 1)), ReportingController: component, ReportingInstance: w.Node,
-	})
-	if err == nil || apierrors.IsAlreadyExists(err) { // an earlier attempt created it, and its response was lost
-		w.record(e.key, writtenEvent{name: e.name, count: e.count})
-		return nil
-	}
-	return err
+	w.written[e.key] = *now
+	maps.DeleteFunc(w.written, func(_ eventKey, o writtenEvent) bool { return now.at.Sub(o.at) > eventTTL })
+	return nil
 }
 
-func (w *eventWriter) record(k eventKey, e writtenEvent) {
-	e.at = time.Now()
-	w.written[k] = e
-	w.updateStatus(func(s *Status) { s.Events++ })
-	maps.DeleteFunc(w.written, func(_ eventKey, o writtenEvent) bool { return e.at.Sub(o.at) > eventTTL })
+// writeEvent raises the count of old, which the API server has, or creates an event if it has none. old is nil if it is known to have none.
+// reference returns the object of a new event, nil if there is nothing to write about. The result is what the API server has then.
+func (r *Reporter) writeEvent(ctx context.Context, api *client, e event, old *writtenEvent,
+	reference func(context.Context, object) (*corev1.ObjectReference, error),
+) (*writtenEvent, error) {
+	namespace := cmp.Or(e.key.object.namespace, metav1.NamespaceDefault)
+	if old != nil {
+		count := old.count + e.count
+		err := api.patchEvent(ctx, namespace, old.name, map[string]any{
+			"count": toInt32(count), "lastTimestamp": metav1.NewTime(e.last), "message": e.message,
+		})
+		if err == nil {
+			return r.wroteEvent(old.name, count), nil
+		}
+		if !apierrors.IsNotFound(err) {
+			return nil, err
+		}
+	}
+	involved, err := reference(ctx, e.key.object)
+	if involved == nil || err != nil {
+		return nil, err
+	}
+	err = api.createEvent(ctx, corev1.Event{
+		TypeMeta: metav1.TypeMeta{Kind: "Event", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: e.name},
+		InvolvedObject: *involved, Type: e.typ, Reason: e.key.reason, Message: e.message,
+		Source: corev1.EventSource{Component: component, Host: r.Node}, FirstTimestamp: metav1.NewTime(e.first),
+		LastTimestamp: metav1.NewTime(e.last),
+		Count:         toInt32(max(e.count, 1)), ReportingController: component, ReportingInstance: r.Node,
+	})
+	if err != nil && !apierrors.IsAlreadyExists(err) { // an earlier attempt created it, and its response was lost
+		return nil, err
+	}
+	return r.wroteEvent(e.name, e.count), nil
+}
+
+func (r *Reporter) wroteEvent(name string, count uint64) *writtenEvent {
+	r.updateStatus(func(s *Status) { s.Events++ })
+	return &writtenEvent{name, count, time.Now()}
 }
 
 // reference returns the reference to an event's object, nil if the object no longer exists. kubectl describe finds the
@@ -130,21 +144,23 @@ func (w *eventWriter) reference(ctx context.Context, o object) (*corev1.ObjectRe
 	if o.namespace == "" {
 		return &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: o.name, UID: types.UID(o.name)}, nil
 	}
-	pod := &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: o.namespace, Name: o.name}
 	p, err := w.api.pod(ctx, o.namespace, o.name)
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, nil
 	case apierrors.IsForbidden(err):
 		w.podErrs.Report(err)
-		return pod, nil
+		return podReference(o, ""), nil
 	case err != nil:
 		return nil, err
 	case p.Spec.NodeName != w.Node:
 		return nil, nil // another pod with the same name
 	}
-	pod.UID = p.UID
-	return pod, nil
+	return podReference(o, p.UID), nil
+}
+
+func podReference(o object, uid types.UID) *corev1.ObjectReference {
+	return &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: o.namespace, Name: o.name, UID: uid}
 }
 
 // eventName returns a unique name for an event.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"maps"
 	"slices"
 	"strings"
@@ -214,39 +213,25 @@ func durationText(d time.Duration) string {
 	return strings.TrimSuffix(d.Truncate(time.Minute).String(), "0s")
 }
 
-// write creates the event of a pod, or raises the count of the last one, unless that is too recent. It returns when the next one may be
-// written.
+// write writes the event of a pod, unless the last one is too recent. It returns when the next one may be written.
 func (w *idleWriter) write(ctx context.Context, p Pod, uid types.UID, message string, now time.Time) (next time.Time, err error) {
-	h := fnv.New64a()
-	_, _ = h.Write([]byte(eventIdle + string(uid))) // never fails
-	name := eventNameOf(p.Name, h.Sum64())
-	last, err := w.current.api.event(ctx, p.Namespace, name)
+	e := warningOf(eventKey{object: object{p.Namespace, p.Name}, reason: eventIdle}, message, now, string(uid))
+	last, err := w.current.api.event(ctx, p.Namespace, e.name)
+	var old *writtenEvent
 	switch {
 	case apierrors.IsNotFound(err):
-		err = w.current.api.createEvent(ctx, corev1.Event{
-			TypeMeta: metav1.TypeMeta{Kind: "Event", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: name},
-			InvolvedObject: corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: p.Namespace, Name: p.Name, UID: uid},
-			Type:           corev1.EventTypeWarning, Reason: eventIdle, Message: message,
-			Source: corev1.EventSource{Component: component, Host: w.Node}, FirstTimestamp: metav1.NewTime(now), LastTimestamp: metav1.NewTime(now),
-			Count: 1, ReportingController: component, ReportingInstance: w.Node,
-		})
-		if apierrors.IsAlreadyExists(err) { // an earlier attempt created it, and its response was lost
-			return now.Add(idleRepeat), nil
-		}
 	case err != nil:
+		return time.Time{}, err
 	case now.Sub(last.LastTimestamp.Time).Abs() < idleRepeat:
 		if next = last.LastTimestamp.Add(idleRepeat); next.After(now.Add(idleRepeat)) { // the clock was set back
 			next = now.Add(idleRepeat)
 		}
 		return next, nil
 	default:
-		err = w.current.api.patchEvent(ctx, p.Namespace, name, map[string]any{
-			"count": toInt32(uint64(max(last.Count, 0)) + 1), "lastTimestamp": metav1.NewTime(now), "message": message,
-		})
+		old = &writtenEvent{name: e.name, count: uint64(max(last.Count, 0))}
 	}
-	if err != nil {
-		return time.Time{}, err
-	}
-	w.updateStatus(func(s *Status) { s.Events++ })
-	return now.Add(idleRepeat), nil
+	_, err = w.writeEvent(ctx, w.current.api, e, old, func(_ context.Context, o object) (*corev1.ObjectReference, error) {
+		return podReference(o, uid), nil
+	})
+	return now.Add(idleRepeat), err
 }

@@ -325,6 +325,25 @@ func TestIdleEventWhoseResponseWasLost(t *testing.T) {
 	})
 }
 
+// An event that is deleted after it was read is created again at once.
+func TestIdleEventThatIsDeletedMeanwhile(t *testing.T) {
+	withIdleRig(t, func(t *testing.T, g *rig) {
+		g.idle.Store(idlePods(time.Hour))
+		g.advance(idleInterval)
+		g.fail = func(r *http.Request) error {
+			if r.Method == http.MethodPatch && r.ContentLength > 2 { // the read is a patch by {}
+				clear(g.events)
+			}
+			return nil
+		}
+		g.advance(idleRepeat + idleInterval)
+		g.wantEvents(t, "pod/train GPUIdle ×1")
+		if s := g.reporter.Status(); s.Events != 2 || s.Errors != 0 {
+			t.Errorf("%+v", s)
+		}
+	})
+}
+
 // Without access to the API server, the status says why, and the event is written once there is some.
 func TestIdleEventsWithoutAccess(t *testing.T) {
 	withIdleRig(t, func(t *testing.T, g *rig) {

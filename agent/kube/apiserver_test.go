@@ -3,10 +3,7 @@ package kube
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -23,24 +20,168 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 )
 
-// apiServer is a fake API server behind an http.RoundTripper, because synctest allows no network. It decodes requests
-// strictly into Kubernetes' own types.
+// apiServer is the stand-in API server with the node node1. Its requests are counted, and a test can make them fail.
 type apiServer struct {
-	mu         sync.Mutex // guards everything below
-	fail       func(*http.Request) error
-	conditions []corev1.NodeCondition
-	writes     []time.Time // of the condition
-	posts      int
-	patches    int
-	reads      int // of events
-	events     map[string]*corev1.Event
-	pods       map[string]corev1.Pod // by namespace/name
-	requests   int
+	*apiservertest.Server
+	transport http.RoundTripper
+
+	mu       sync.Mutex                // guards everything below
+	fail     func(*http.Request) error // fails a request, or changes the server before it
+	requests []string                  // such as "PATCH nodes"
+}
+
+func newAPI(t *testing.T) *apiServer {
+	a := &apiServer{Server: apiservertest.New(t)}
+	a.transport = a.Transport(a.before)
+	a.createNode()
+	return a
+}
+
+// open opens a client.
+func (a *apiServer) open(string) (*client, error) {
+	return newClient(&rest.Config{Transport: a.transport})
+}
+
+func (a *apiServer) before(r *http.Request) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.requests = append(a.requests, r.Method+" "+resourceOf(r))
+	core, reads := strings.HasPrefix(r.URL.Path, "/api/"), r.Method == "GET" || r.ContentLength == int64(len("{}"))
+	if core && !reads && !strings.Contains(r.Header.Get("Accept"), ";as=PartialObjectMetadata;") {
+		return fmt.Errorf("%s %s asks for the whole object", r.Method, r.URL)
+	}
+	if a.fail != nil {
+		return a.fail(r)
+	}
+	return nil
+}
+
+// resourceOf returns the resource of a request, such as nodes.
+func resourceOf(r *http.Request) string {
+	path := strings.Split(r.URL.Path, "/")
+	path = path[slices.IndexFunc(path, func(s string) bool { return strings.HasPrefix(s, "v1") })+1:]
+	if path[0] == "namespaces" {
+		path = path[2:]
+	}
+	return path[0]
+}
+
+// lose has the server handle a request, and loses the answer.
+func (a *apiServer) lose(r *http.Request) error {
+	again := r.Clone(r.Context())
+	body, err := r.GetBody()
+	if err != nil {
+		return err
+	}
+	again.Body = body
+	response, err := a.Transport(nil).RoundTrip(again)
+	if err != nil {
+		return err
+	}
+	_ = response.Body.Close()
+	return errRefused
+}
+
+// took returns the requests since the last call.
+func (a *apiServer) took() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	all := strings.Join(a.requests, ", ")
+	a.requests = nil
+	return all
+}
+
+// did returns how many requests such as "patch nodes/status" the server has answered.
+func (a *apiServer) did(request string) (n int) {
+	for _, r := range a.Requests() {
+		if r.Verb+" "+r.Resource == request {
+			n++
+		}
+	}
+	return n
+}
+
+// writes returns the number of writes of the condition.
+func (a *apiServer) writes() int { return a.did("patch nodes/status") }
+
+func (a *apiServer) failWith(err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.fail = nil; err != nil {
+		a.fail = func(*http.Request) error { return err }
+	}
+}
+
+// createNode replaces the node.
+func (a *apiServer) createNode() {
+	a.Delete("nodes", "", "node1")
+	a.Put(&corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "node1", Labels: map[string]string{corev1.LabelHostname: "node1"}},
+		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{kubeletCondition()}},
+	})
+}
+
+// node returns the node, nil if it is deleted.
+func (a *apiServer) node() *corev1.Node {
+	n, _ := a.Get("nodes", "", "node1").(*corev1.Node)
+	return n
+}
+
+// change changes the node, without field managers.
+func (a *apiServer) change(f func(*corev1.Node)) {
+	n := a.node()
+	f(n)
+	a.Put(n)
+}
+
+// setLabel sets a label as another client does that does not use server-side apply. An empty value removes it.
+func (a *apiServer) setLabel(manager, key, value string) {
+	n := a.node()
+	if n.Labels[key] = value; value == "" {
+		delete(n.Labels, key)
+	}
+	a.PutBy(manager, n)
+}
+
+func (a *apiServer) setTaints(taints ...corev1.Taint) {
+	a.change(func(n *corev1.Node) { n.Spec.Taints = taints })
+}
+
+// setConditions sets the node's conditions besides the kubelet's.
+func (a *apiServer) setConditions(conditions ...corev1.NodeCondition) {
+	a.change(func(n *corev1.Node) { n.Status.Conditions = append(conditions, kubeletCondition()) })
+}
+
+// conditions returns the node's conditions besides the kubelet's.
+func (a *apiServer) conditions(t *testing.T) []corev1.NodeCondition {
+	t.Helper()
+	all := a.node().Status.Conditions
+	i := slices.Index(all, kubeletCondition())
+	if i < 0 {
+		t.Fatalf("the kubelet's condition is lost: %+v", all)
+	}
+	return slices.Delete(all, i, i+1)
+}
+
+func kubeletCondition() corev1.NodeCondition {
+	return corev1.NodeCondition{Type: corev1.NodeReady, Status: corev1.ConditionTrue}
+}
+
+// feature returns the node's NodeFeature, nil if there is none.
+func (a *apiServer) feature() *apiservertest.NodeFeature {
+	f, _ := a.Get("nodefeatures", "gpu", "gpu-node-agent-node1").(*apiservertest.NodeFeature)
+	return f
+}
+
+func (a *apiServer) clearEvents() {
+	for _, e := range a.Events() {
+		a.Delete("events", e.Namespace, e.Name)
+	}
 }
 
 // apiError returns an error response of the API server.
@@ -49,104 +190,13 @@ func apiError(code int, reason metav1.StatusReason, causes ...metav1.CauseType) 
 		Status: metav1.StatusFailure, Code: int32(code), Reason: reason, Message: "refused: " + string(reason),
 		Details: &metav1.StatusDetails{},
 	}
+	if code == http.StatusServiceUnavailable {
+		s.Details.RetryAfterSeconds = 1
+	}
 	for _, c := range causes {
 		s.Details.Causes = append(s.Details.Causes, metav1.StatusCause{Type: c})
 	}
 	return &apierrors.StatusError{ErrStatus: s}
-}
-
-func (a *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.requests++
-	var body []byte
-	if r.Body != nil {
-		body, _ = io.ReadAll(r.Body)
-	}
-	var answer any
-	var err error
-	if a.fail != nil {
-		err = a.fail(r)
-	}
-	if err == nil {
-		answer, err = a.answer(r, body)
-	}
-	return respond(r, answer, err)
-}
-
-// respond returns an API server's response: an answer, an API error, or no response for another error.
-func respond(r *http.Request, answer any, err error) (*http.Response, error) {
-	code, header := http.StatusOK, http.Header{"Content-Type": {"application/json"}}
-	if s, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		status := s.ErrStatus
-		status.Kind, status.APIVersion = "Status", "v1"
-		answer, code, err = status, int(status.Code), nil
-		if code == http.StatusServiceUnavailable {
-			header.Set("Retry-After", "1")
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	text, err := json.Marshal(answer)
-	return &http.Response{
-		StatusCode: code, Header: header, Request: r,
-		Body: io.NopCloser(strings.NewReader(string(text))),
-	}, err
-}
-
-func (a *apiServer) answer(r *http.Request, body []byte) (any, error) {
-	path := strings.Split(strings.TrimPrefix(r.URL.Path, "/api/v1/"), "/")
-	switch {
-	case r.Method == "PATCH" && string(body) == "{}" && path[2] == "events": // reads the event
-		a.reads++
-		if e := a.events[path[3]]; e != nil {
-			return e, nil
-		}
-		return nil, apiError(404, metav1.StatusReasonNotFound)
-	case r.Method != "GET" && !strings.Contains(r.Header.Get("Accept"), ";as=PartialObjectMetadata;"):
-		return nil, fmt.Errorf("%s %s asks for the whole object", r.Method, r.URL)
-	case r.Method == "GET" && path[0] == "nodes":
-		return corev1.Node{Status: corev1.NodeStatus{Conditions: a.conditions}}, nil
-	case r.Method == "PATCH" && path[0] == "nodes" && path[2] == "status" &&
-		r.Header.Get("Content-Type") == "application/strategic-merge-patch+json":
-		a.writes = append(a.writes, time.Now())
-		if strings.Contains(string(body), `"$patch":"delete"`) {
-			a.conditions = nil
-			return nil, nil
-		}
-		var n corev1.Node
-		err := yaml.UnmarshalStrict(body, &n)
-		if a.conditions = n.Status.Conditions; err == nil && (len(a.conditions) != 1 || a.conditions[0].Type != conditionType) {
-			err = fmt.Errorf("patch of other conditions: %s", body)
-		}
-		return n, err
-	case r.Method == "GET" && path[2] == "pods":
-		if pod, ok := a.pods[path[1]+"/"+path[3]]; ok {
-			return pod, nil
-		}
-		return nil, apiError(404, metav1.StatusReasonNotFound)
-	case r.Method == "POST" && path[2] == "events":
-		a.posts++
-		e := new(corev1.Event)
-		if err := yaml.UnmarshalStrict(body, e); err != nil {
-			return nil, err
-		}
-		if a.events[e.Name] != nil {
-			return nil, apiError(409, metav1.StatusReasonAlreadyExists)
-		}
-		a.events[e.Name] = e
-		return e, nil
-	case r.Method == "PATCH" && path[2] == "events" && r.Header.Get("Content-Type") == "application/merge-patch+json":
-		a.patches++
-		e := a.events[path[3]]
-		if e == nil {
-			return nil, apiError(404, metav1.StatusReasonNotFound)
-		}
-		return e, yaml.UnmarshalStrict(body, e)
-	default:
-		return nil, fmt.Errorf("unexpected request %s %s", r.Method, r.URL)
-	}
 }
 
 // rig runs a reporter with a fake API server under synctest.
@@ -177,18 +227,14 @@ func newRig(api *apiServer, saved ...health.DeviceState) *rig {
 			return *cmp.Or(lost, &[]string{}), lost != nil
 		},
 	})
-	g.reporter.open = func(string) (*client, error) { return newClient(&rest.Config{Transport: api}) }
+	g.reporter.open = api.open
 	return g
-}
-
-func newAPI() *apiServer {
-	return &apiServer{events: make(map[string]*corev1.Event), pods: make(map[string]corev1.Pod)}
 }
 
 // withRig runs a test with a reporter that has written the condition of two healthy GPUs.
 func withRig(t *testing.T, test func(*rig)) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newRig(newAPI())
+		g := newRig(newAPI(t))
 		g.start(t)
 		g.setDevices(gpu(0, nil), gpu(1, nil))
 		g.advance(2 * time.Second)
@@ -230,40 +276,28 @@ func (g *rig) fence() {
 	defer g.mu.Unlock()
 }
 
-func (g *rig) failWith(err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.fail = nil
-	if err != nil {
-		g.fail = func(*http.Request) error { return err }
-	}
-}
-
 // condition returns the node's condition.
 func (g *rig) condition(t *testing.T) corev1.NodeCondition {
 	t.Helper()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if len(g.conditions) != 1 {
-		t.Fatalf("the node has %d conditions, want 1", len(g.conditions))
+	all := g.conditions(t)
+	if len(all) != 1 || all[0].Type != conditionType {
+		t.Fatalf("the node has the conditions %+v, want one", all)
 	}
-	return g.conditions[0]
+	return all[0]
 }
 
 func (g *rig) wantCondition(t *testing.T, status corev1.ConditionStatus, reason string, writes int) {
 	t.Helper()
-	if c := g.condition(t); c.Status != status || c.Reason != reason || len(g.writes) != writes {
-		t.Errorf("after %d writes: %+v, want %s %s after %d", len(g.writes), c, status, reason, writes)
+	if c := g.condition(t); c.Status != status || c.Reason != reason || g.writes() != writes {
+		t.Errorf("after %d writes: %+v, want %s %s after %d", g.writes(), c, status, reason, writes)
 	}
 }
 
 // wantEvents checks the events, each as "object reason ×count", sorted.
 func (g *rig) wantEvents(t *testing.T, want ...string) {
 	t.Helper()
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	var list []string
-	for _, e := range g.events {
+	for _, e := range g.Events() {
 		o := e.InvolvedObject
 		list = append(list, fmt.Sprintf("%s/%s %s ×%d", strings.ToLower(o.Kind), o.Name, e.Reason, e.Count))
 	}

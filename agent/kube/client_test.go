@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -98,27 +97,13 @@ func TestOperatorRESTConfig(t *testing.T) {
 	}
 }
 
-// A server over HTTP, for what makes its own connection.
-func serveNode(t *testing.T, version string) string {
-	t.Helper()
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		n := corev1.Node{TypeMeta: metav1.TypeMeta{Kind: "Node", APIVersion: "v1"}}
-		if n.Name = strings.TrimPrefix(r.URL.Path, "/a/api/v1/nodes/"); r.Method != "GET" || n.Name != "node1" ||
-			r.UserAgent() != "gpu-node-agent" {
-			http.NotFound(w, r)
-			return
-		}
-		n.Status.NodeInfo.ContainerRuntimeVersion, n.Status.NodeInfo.KubeletVersion = version, "v1.37.0"
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(n)
-	}))
-	t.Cleanup(s.Close)
-	return s.URL
-}
-
 func TestReadRuntime(t *testing.T) {
 	outsidePod(t)
-	file := writeKubeconfig(t, serveNode(t, "containerd://2.1.4"), "a")
+	a := newAPI(t)
+	a.change(func(n *corev1.Node) {
+		n.Status.NodeInfo.ContainerRuntimeVersion, n.Status.NodeInfo.KubeletVersion = "containerd://2.1.4", "v1.37.0"
+	})
+	file := a.Kubeconfig(t)
 	if r, err := ReadRuntime(t.Context(), file, "node1"); err != nil || r != (Runtime{"containerd://2.1.4", "v1.37.0"}) {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -138,7 +123,7 @@ func TestConnector(t *testing.T) {
 	if c, err := open(); c != nil || !errors.Is(err, errNoAccount) {
 		t.Errorf("%v, %v", c, err)
 	}
-	file = writeKubeconfig(t, serveNode(t, "containerd://2.1.4"), "a")
+	file = newAPI(t).Kubeconfig(t)
 	c, err := open()
 	if err != nil {
 		t.Fatal(err)

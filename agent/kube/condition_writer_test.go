@@ -30,8 +30,8 @@ func TestConditionChangesAreOneWrite(t *testing.T) {
 		g.setDevices(gpu(0, nil), gpu(1, nil))
 		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy), finding("xid-79", health.Unhealthy)), gpu(1, nil))
 		g.advance(2 * settleDelay)
-		if len(g.writes) != 2 {
-			t.Errorf("%d writes after a change that was reverted at once", len(g.writes))
+		if g.writes() != 2 {
+			t.Errorf("%d writes after a change that was reverted at once", g.writes())
 		}
 	})
 }
@@ -68,10 +68,10 @@ func TestConditionWithChangingPods(t *testing.T) {
 			g.setDevices(sick, gpu(1, nil))
 			g.advance(2 * time.Second)
 		}
-		if n := len(g.writes); n < 59 || n > 62 {
+		if n := g.writes(); n < 59 || n > 62 {
 			t.Errorf("%d writes in an hour", n)
 		}
-		writes := len(g.writes)
+		writes := g.writes()
 		g.setDevices(sick, gpu(1, nil, finding("lost", health.Unhealthy)))
 		g.advance(settleDelay)
 		g.wantCondition(t, corev1.ConditionFalse, "Xid79", writes+1)
@@ -97,7 +97,7 @@ func TestConditionHeartbeat(t *testing.T) {
 		if age := time.Since(after.LastHeartbeatTime.Time); age > heartbeatInterval+time.Second {
 			t.Errorf("last heartbeat is %v old", age)
 		}
-		if n := len(g.writes); n < 12 || n > 14 { // the first, the change, and one per five minutes
+		if n := g.writes(); n < 12 || n > 14 { // the first, the change, and one per five minutes
 			t.Errorf("%d writes in an hour", n)
 		}
 	})
@@ -106,7 +106,7 @@ func TestConditionHeartbeat(t *testing.T) {
 // endedRig returns a process that has ended after it had reported the devices for a minute, and its condition.
 func endedRig(t *testing.T, devices ...health.DeviceState) (g *rig, last corev1.NodeCondition) {
 	t.Helper()
-	g = newRig(newAPI())
+	g = newRig(newAPI(t))
 	g.start(t)
 	g.setDevices(devices...)
 	g.advance(time.Minute)
@@ -125,13 +125,13 @@ func TestRestartKeepsCondition(t *testing.T) {
 		next.advance(time.Minute)
 		next.setDevices(sick)
 		next.advance(time.Minute)
-		if len(next.writes) != 1 || next.condition(t) != before {
-			t.Errorf("%d writes, %+v, want the first process's: %+v", len(next.writes), next.condition(t), before)
+		if next.writes() != 1 || next.condition(t) != before {
+			t.Errorf("%d writes, %+v, want the first process's: %+v", next.writes(), next.condition(t), before)
 		}
 		next.wantEvents(t, "node/node1 GPUUnhealthy ×1")
 		next.advance(3*time.Minute + 2*time.Second)
-		if c := next.condition(t); len(next.writes) != 2 || !c.LastTransitionTime.Equal(&before.LastTransitionTime) {
-			t.Errorf("%d writes, transition %v, want a heartbeat with the transition at %v", len(next.writes), c.LastTransitionTime,
+		if c := next.condition(t); next.writes() != 2 || !c.LastTransitionTime.Equal(&before.LastTransitionTime) {
+			t.Errorf("%d writes, transition %v, want a heartbeat with the transition at %v", next.writes(), c.LastTransitionTime,
 				before.LastTransitionTime)
 		}
 	})
@@ -154,9 +154,9 @@ func TestRestartWritesChange(t *testing.T) {
 				next.setDevices(devices...)
 				next.advance(2 * settleDelay)
 				after := next.condition(t)
-				if want, _ := conditionOf(snapshotOf(devices...)); len(next.writes) != 2 || after.Reason != want.reason ||
+				if want, _ := conditionOf(snapshotOf(devices...)); next.writes() != 2 || after.Reason != want.reason ||
 					after.Message != want.message {
-					t.Errorf("%d writes: %+v", len(next.writes), after)
+					t.Errorf("%d writes: %+v", next.writes(), after)
 				}
 				if moved := !after.LastTransitionTime.Equal(&before.LastTransitionTime); moved != (name == "status") {
 					t.Errorf("transition at %v, was at %v", after.LastTransitionTime, before.LastTransitionTime)
@@ -182,13 +182,13 @@ func TestRestartReadsCondition(t *testing.T) {
 		next.start(t)
 		next.setDevices(sick)
 		next.advance(time.Minute)
-		if s := next.reporter.Status(); len(next.writes) != 1 || s.ConditionErr == "" {
-			t.Errorf("%d writes, %+v", len(next.writes), s)
+		if s := next.reporter.Status(); next.writes() != 1 || s.ConditionErr == "" {
+			t.Errorf("%d writes, %+v", next.writes(), s)
 		}
 		next.failWith(nil)
 		next.advance(heartbeatInterval)
-		if c := next.condition(t); len(next.writes) != 2 || !c.LastTransitionTime.Equal(&before.LastTransitionTime) {
-			t.Errorf("%d writes, transition %v, want %v", len(next.writes), c.LastTransitionTime, before.LastTransitionTime)
+		if c := next.condition(t); next.writes() != 2 || !c.LastTransitionTime.Equal(&before.LastTransitionTime) {
+			t.Errorf("%d writes, transition %v, want %v", next.writes(), c.LastTransitionTime, before.LastTransitionTime)
 		}
 	})
 }
@@ -197,7 +197,7 @@ func TestRestartReadsCondition(t *testing.T) {
 func TestRestartKeepsPodsInCondition(t *testing.T) {
 	for known, writes := range map[bool]int{true: 1, false: 2} {
 		synctest.Test(t, func(t *testing.T) {
-			g := newRig(newAPI())
+			g := newRig(newAPI(t))
 			g.lost.Store(&[]string{"end pod ml/train"})
 			g.start(t)
 			sick := gpu(0, nil, finding("xid-79", health.Unhealthy))
@@ -214,8 +214,8 @@ func TestRestartKeepsPodsInCondition(t *testing.T) {
 				next.lost.Store(g.lost.Load())
 			}
 			next.advance(time.Minute) // without another snapshot
-			if c := next.condition(t); len(next.writes) != writes || strings.Contains(c.Message, "ml/train") != known {
-				t.Errorf("holders known: %v: %d writes, want %d: %s", known, len(next.writes), writes, c.Message)
+			if c := next.condition(t); next.writes() != writes || strings.Contains(c.Message, "ml/train") != known {
+				t.Errorf("holders known: %v: %d writes, want %d: %s", known, next.writes(), writes, c.Message)
 			}
 		})
 	}
@@ -232,7 +232,7 @@ func TestOutage(t *testing.T) {
 func testOutage(t *testing.T, g *rig, failure error) {
 	t.Helper()
 	g.failWith(failure)
-	before := g.requests
+	before := len(g.requests)
 	g.advance(time.Second)
 	var flipped time.Time
 	for i := range 5 { // the last one is unhealthy
@@ -245,15 +245,15 @@ func testOutage(t *testing.T, g *rig, failure error) {
 		g.advance(2 * time.Minute)
 	}
 	g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy), finding("xid-79", health.Unhealthy)), gpu(1, nil))
-	if n := g.requests - before; n > 2*(20+8) { // two writers, each twice a minute at most after the first retries
+	if n := len(g.requests) - before; n > 2*(20+8) { // two writers, each twice a minute at most after the first retries
 		t.Errorf("%d requests in ten minutes of an outage", n)
 	}
 	if n := g.logged.FilterLevelExact(zapcore.WarnLevel).Len(); n != 2 { // the condition, the events
 		t.Errorf("%d warnings: %v", n, g.logged.All())
 	}
 	// each request is made once
-	if s := g.reporter.Status(); s.ConditionErr == "" || s.EventErr == "" || s.Errors != uint64(g.requests-before) || s.Writes != 1 {
-		t.Errorf("status %+v after %d requests", s, g.requests-before)
+	if s := g.reporter.Status(); s.ConditionErr == "" || s.EventErr == "" || s.Errors != uint64(len(g.requests)-before) || s.Writes != 1 {
+		t.Errorf("status %+v after %d requests", s, len(g.requests)-before)
 	}
 	g.failWith(nil)
 	g.advance(maxBackoff + settleDelay)
@@ -278,13 +278,13 @@ func testOutage(t *testing.T, g *rig, failure error) {
 
 func TestDisableAndEnable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newRig(newAPI())
+		g := newRig(newAPI(t))
 		g.enable(false)
 		g.start(t)
 		g.setDevices(gpu(0, map[int]uint64{31: 7}, finding("lost", health.Unhealthy)))
 		g.advance(time.Hour)
-		if g.requests != 0 {
-			t.Fatalf("%d requests while disabled", g.requests)
+		if len(g.requests) != 0 {
+			t.Fatalf("%d requests while disabled", len(g.requests))
 		}
 		g.enable(true)
 		g.advance(2 * time.Second)
@@ -295,8 +295,8 @@ func TestDisableAndEnable(t *testing.T) {
 		}
 		g.enable(true) // another key of the section changed
 		g.advance(2 * time.Second)
-		if len(g.writes) != 1 {
-			t.Errorf("%d writes", len(g.writes))
+		if g.writes() != 1 {
+			t.Errorf("%d writes", g.writes())
 		}
 		g.failWith(errRefused)
 		g.setDevices(gpu(0, nil))
@@ -307,13 +307,13 @@ func TestDisableAndEnable(t *testing.T) {
 		g.failWith(nil)
 		g.enable(false)
 		g.advance(2 * time.Second)
-		if g.advance(time.Hour); len(g.writes) != 1 {
-			t.Errorf("%d writes", len(g.writes))
+		if g.advance(time.Hour); g.writes() != 1 {
+			t.Errorf("%d writes", g.writes())
 		}
 		if s := g.reporter.Status(); s.Enabled || s.ConditionErr != "" || s.EventErr != "" {
 			t.Errorf("disabled: %+v", s)
 		}
-		g.conditions = nil // as NodeWriter
+		g.setConditions() // as NodeWriter
 		g.enable(true)
 		g.advance(2 * time.Second)
 		if c := g.condition(t); time.Since(c.LastTransitionTime.Time) > time.Minute {
@@ -324,7 +324,7 @@ func TestDisableAndEnable(t *testing.T) {
 
 func TestConnectRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newRig(newAPI())
+		g := newRig(newAPI(t))
 		open, tries := g.reporter.open, 0
 		g.reporter.open = func(k string) (*client, error) {
 			if tries++; tries < 5 {
@@ -346,7 +346,7 @@ func TestConnectRetries(t *testing.T) {
 // A reporter that cannot connect shows why, and ends at once.
 func TestConnectFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newRig(newAPI())
+		g := newRig(newAPI(t))
 		g.reporter.open = func(string) (*client, error) { return nil, errors.New("no kubeconfig file") }
 		g.reporter.Idle = nil // as without idle pods
 		g.start(t)
@@ -356,8 +356,8 @@ func TestConnectFails(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		began := time.Now()
-		if g.stop(); time.Since(began) > 0 || g.requests != 0 {
-			t.Errorf("ended after %v, %d requests", time.Since(began), g.requests)
+		if g.stop(); time.Since(began) > 0 || len(g.requests) != 0 {
+			t.Errorf("ended after %v, %d requests", time.Since(began), len(g.requests))
 		}
 	})
 }
@@ -375,12 +375,14 @@ func TestConnectErrorNamesKey(t *testing.T) {
 func TestConditionHeartbeatAfterClockStep(t *testing.T) {
 	for _, ahead := range []time.Duration{-24 * time.Hour, 2 * heartbeatInterval, 24 * time.Hour} {
 		synctest.Test(t, func(t *testing.T) {
-			g := newRig(newAPI())
+			g := newRig(newAPI(t))
 			g.start(t)
 			g.setDevices(gpu(0, nil))
 			g.advance(time.Minute)
 			g.stop()
-			g.conditions[0].LastHeartbeatTime.Time = g.conditions[0].LastHeartbeatTime.Add(ahead)
+			last := g.condition(t)
+			last.LastHeartbeatTime.Time = last.LastHeartbeatTime.Add(ahead)
+			g.setConditions(last)
 
 			next := newRig(g.apiServer)
 			next.start(t)
@@ -390,7 +392,7 @@ func TestConditionHeartbeatAfterClockStep(t *testing.T) {
 				t.Errorf("clock ahead by %v: the heartbeat is %v old", ahead, age)
 			}
 			next.advance(2 * heartbeatInterval)
-			if n := len(next.writes); n > 4 {
+			if n := next.writes(); n > 4 {
 				t.Errorf("clock ahead by %v: %d writes in three intervals", ahead, n-1)
 			}
 		})

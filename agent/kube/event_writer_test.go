@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"fmt"
 	"net/http"
 	"reflect"
 	"strings"
@@ -18,7 +17,9 @@ import (
 func TestEventReferences(t *testing.T) {
 	withRig(t, func(g *rig) {
 		pod := func(name, node string) {
-			g.pods["team/"+name] = corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "uid-of-train"}, Spec: corev1.PodSpec{NodeName: node}}
+			g.Put(&corev1.Pod{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: "uid-of-train"}, Spec: corev1.PodSpec{NodeName: node},
+			})
 		}
 		pod("train", "node1")
 		pod("moved", "node2")
@@ -27,7 +28,7 @@ func TestEventReferences(t *testing.T) {
 		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
 		g.advance(time.Second)
 		g.wantEvents(t, "node/node1 GPUUnhealthy ×1", "pod/train GPUUnhealthy ×1")
-		for _, e := range g.events {
+		for _, e := range g.Events() {
 			want, ns := "uid-of-train", "team"
 			if e.InvolvedObject.Kind == "Node" {
 				want, ns = "node1", "default"
@@ -35,7 +36,7 @@ func TestEventReferences(t *testing.T) {
 			if string(e.InvolvedObject.UID) != want || e.Namespace != ns || !strings.HasPrefix(e.Name, e.InvolvedObject.Name+".") {
 				t.Errorf("%+v", e)
 			}
-			wantWarning(t, e, eventUnhealthy, began)
+			wantWarning(t, &e, eventUnhealthy, began)
 		}
 	})
 }
@@ -44,7 +45,10 @@ func TestEventReferences(t *testing.T) {
 func wantWarning(t *testing.T, e *corev1.Event, reason string, at time.Time) {
 	t.Helper()
 	want := corev1.Event{
-		TypeMeta: metav1.TypeMeta{Kind: "Event", APIVersion: "v1"}, ObjectMeta: metav1.ObjectMeta{Namespace: e.Namespace, Name: e.Name},
+		TypeMeta: metav1.TypeMeta{Kind: "Event", APIVersion: "v1"},
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: e.Namespace, Name: e.Name, UID: e.UID, ResourceVersion: e.ResourceVersion, CreationTimestamp: e.CreationTimestamp,
+		},
 		InvolvedObject: e.InvolvedObject, Reason: reason, Message: e.Message,
 		Source:         corev1.EventSource{Component: "gpu-node-agent", Host: "node1"},
 		FirstTimestamp: e.FirstTimestamp, LastTimestamp: e.LastTimestamp, Count: 1, Type: "Warning",
@@ -91,7 +95,7 @@ func TestEventCountIsLimited(t *testing.T) {
 func TestEventOfLateDetailAfterRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		reported := gpu(0, map[int]uint64{31: 2})
-		g := newRig(newAPI(), reported)
+		g := newRig(newAPI(t), reported)
 		g.start(t)
 		reported.XIDDetails = map[int]health.XIDDetail{31: {Process: "python3", PID: 7194}}
 		g.setDevices(reported)
@@ -103,10 +107,10 @@ func TestEventOfLateDetailAfterRestart(t *testing.T) {
 // A pod that cannot be read now is read again, and its event has its UID then.
 func TestEventReferenceAfterError(t *testing.T) {
 	withRig(t, func(g *rig) {
-		g.pods["team/train"] = corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: "train", UID: "uid-of-train"},
+		g.Put(&corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "train", UID: "uid-of-train"},
 			Spec:       corev1.PodSpec{NodeName: "node1"},
-		}
+		})
 		g.fail = func(r *http.Request) error {
 			if strings.Contains(r.URL.Path, "/pods/") {
 				return apiError(500, metav1.StatusReasonInternalError)
@@ -123,7 +127,7 @@ func TestEventReferenceAfterError(t *testing.T) {
 		g.failWith(nil)
 		g.advance(maxBackoff)
 		g.wantEvents(t, "node/node1 GPUUnhealthy ×1", "pod/train GPUUnhealthy ×1")
-		for _, e := range g.events {
+		for _, e := range g.Events() {
 			if e.InvolvedObject.Kind == "Pod" && e.InvolvedObject.UID != "uid-of-train" {
 				t.Errorf("%+v", e)
 			}
@@ -142,13 +146,13 @@ func TestEventRepetitionsRaiseCount(t *testing.T) {
 		}
 		g.advance(repeatInterval)
 		g.wantEvents(t, "node/node1 XID ×6000")
-		for _, e := range g.events {
+		for _, e := range g.Events() {
 			if lasted := e.LastTimestamp.Sub(e.FirstTimestamp.Time); lasted < 590*time.Second || lasted > 600*time.Second {
 				t.Errorf("from %v to %v, want ten minutes", e.FirstTimestamp, e.LastTimestamp)
 			}
 		}
-		if g.posts != 1 || g.patches > 11 {
-			t.Errorf("%d and %d requests", g.posts, g.patches)
+		if g.did("create events") != 1 || g.did("patch events") > 11 {
+			t.Errorf("%d and %d requests", g.did("create events"), g.did("patch events"))
 		}
 	})
 }
@@ -167,12 +171,12 @@ func TestEventRateLimit(t *testing.T) {
 		xids := manyXIDs(170)
 		g.setDevices(gpu(0, xids), gpu(1, nil))
 		g.advance(20 * time.Second)
-		if g.posts != eventBurst {
-			t.Errorf("%d events at once, want %d", g.posts, eventBurst)
+		if g.did("create events") != eventBurst {
+			t.Errorf("%d events at once, want %d", g.did("create events"), eventBurst)
 		}
 		g.advance(10 * eventInterval)
-		if g.posts != eventBurst+10 {
-			t.Errorf("%d events, want %d", g.posts, eventBurst+10)
+		if g.did("create events") != eventBurst+10 {
+			t.Errorf("%d events, want %d", g.did("create events"), eventBurst+10)
 		}
 		// The limit does not delay the condition.
 		g.setDevices(gpu(0, xids, finding("lost", health.Unhealthy)), gpu(1, nil))
@@ -187,15 +191,15 @@ func TestReloadKeepsEvents(t *testing.T) {
 		xids := manyXIDs(eventBurst + 3)
 		g.setDevices(gpu(0, xids), gpu(1, nil))
 		g.advance(20 * time.Second)
-		if g.posts != eventBurst {
-			t.Fatalf("%d events, want %d before the limit", g.posts, eventBurst)
+		if g.did("create events") != eventBurst {
+			t.Fatalf("%d events, want %d before the limit", g.did("create events"), eventBurst)
 		}
 		c := health.DefaultConfig()
 		c.Kubernetes = health.KubernetesConfig{Enabled: true, Kubeconfig: "/another"}
 		g.config.Store(&c)
 		g.advance(20 * time.Second)
-		if len(g.events) != eventBurst+3 {
-			t.Errorf("%d events, want %d", len(g.events), eventBurst+3)
+		if len(g.Events()) != eventBurst+3 {
+			t.Errorf("%d events, want %d", len(g.Events()), eventBurst+3)
 		}
 		if s := g.reporter.Status(); s.Dropped != 0 {
 			t.Errorf("%+v", s)
@@ -254,8 +258,9 @@ func TestPermanentErrorDropsEvent(t *testing.T) {
 		apiError(413, "RequestEntityTooLarge"),
 	} {
 		withRig(t, func(g *rig) {
-			g.pods["ending/one"] = corev1.Pod{Spec: corev1.PodSpec{NodeName: "node1"}}
-			g.pods["team/two"] = g.pods["ending/one"]
+			for namespace, name := range map[string]string{"ending": "one", "team": "two"} {
+				g.Put(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: corev1.PodSpec{NodeName: "node1"}})
+			}
 			g.fail = func(r *http.Request) error {
 				if r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/ending/") {
 					return err
@@ -280,17 +285,15 @@ func TestLostResponseCreatesOneEvent(t *testing.T) {
 			if r.Method != http.MethodPost {
 				return nil
 			}
-			if tries++; tries == 1 { // the event is created, the response lost
-				name := fmt.Sprint("event-", tries)
-				g.events[name] = &corev1.Event{}
-				return errRefused
+			if tries++; tries == 1 {
+				return g.lose(r)
 			}
-			return apiError(409, metav1.StatusReasonAlreadyExists)
+			return nil
 		}
 		g.setDevices(gpu(0, nil, finding("lost", health.Unhealthy)), gpu(1, nil))
 		g.advance(time.Minute)
-		if tries != 2 || len(g.events) != 1 {
-			t.Errorf("%d attempts, %d events", tries, len(g.events))
+		if tries != 2 || len(g.Events()) != 1 {
+			t.Errorf("%d attempts, %d events", tries, len(g.Events()))
 		}
 	})
 }
@@ -303,8 +306,8 @@ func TestEventAfterAnHourIsNew(t *testing.T) {
 		g.setDevices(gpu(0, map[int]uint64{31: 3}), gpu(1, nil))
 		g.advance(repeatInterval)
 		g.wantEvents(t, "node/node1 XID ×1", "node/node1 XID ×2")
-		if g.patches != 0 {
-			t.Errorf("%d patches of an event that may be gone", g.patches)
+		if g.did("patch events") != 0 {
+			t.Errorf("%d patches of an event that may be gone", g.did("patch events"))
 		}
 	})
 }
@@ -313,7 +316,7 @@ func TestDeletedEventIsCreatedAgain(t *testing.T) {
 	withRig(t, func(g *rig) {
 		g.setDevices(gpu(0, map[int]uint64{31: 1}), gpu(1, nil))
 		g.advance(repeatInterval)
-		clear(g.events)
+		g.clearEvents()
 		g.setDevices(gpu(0, map[int]uint64{31: 3}), gpu(1, nil))
 		g.advance(repeatInterval)
 		g.wantEvents(t, "node/node1 XID ×2")
@@ -353,10 +356,10 @@ func TestEventQueueMerges(t *testing.T) {
 // reports are enabled.
 func TestEventFromBeforeStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		api, at := newAPI(), time.Now()
+		api, at := newAPI(t), time.Now()
 		process := func() *rig {
 			g := newRig(api)
-			at = at.In(time.FixedZone("", 3600*len(api.events))) // as on a host whose time zone was changed
+			at = at.In(time.FixedZone("", 3600*len(api.Events()))) // as on a host whose time zone was changed
 			g.reporter.Report(NodeEvent{Reason: "GPUStateLost", Message: "lost", At: at})
 			g.enable(false)
 			g.start(t)
@@ -368,7 +371,7 @@ func TestEventFromBeforeStart(t *testing.T) {
 		g.enable(true)
 		g.advance(time.Minute)
 		g.wantEvents(t, "node/node1 GPUStateLost ×1")
-		for _, e := range g.events {
+		for _, e := range g.Events() {
 			if e.Type != corev1.EventTypeWarning || e.Message != "lost" || !e.FirstTimestamp.Time.Equal(at) {
 				t.Errorf("%+v", e)
 			}
@@ -385,7 +388,7 @@ func TestEventFromBeforeStart(t *testing.T) {
 		g.reporter.Report(NodeEvent{Reason: "Another", Message: strings.Repeat("long", maxMessage), At: at})
 		g.advance(time.Minute)
 		g.wantEvents(t, "node/node1 Another ×1", "node/node1 GPUStateLost ×1")
-		for _, e := range g.events {
+		for _, e := range g.Events() {
 			if len(e.Message) > maxMessage {
 				t.Errorf("a message of %d bytes", len(e.Message))
 			}
@@ -393,7 +396,7 @@ func TestEventFromBeforeStart(t *testing.T) {
 		g.stop()
 
 		g.advance(eventTTL)
-		clear(g.events) // the API server has forgotten it
+		g.clearEvents() // the API server has forgotten it
 		g = process()
 		g.enable(true)
 		g.advance(time.Minute)

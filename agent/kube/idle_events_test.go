@@ -11,13 +11,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
 // readyPod returns a pod of this node that has been Ready for a time.
-func readyPod(name string, ready time.Duration) corev1.Pod {
-	return corev1.Pod{
+func readyPod(name string, ready time.Duration) *corev1.Pod {
+	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: name, UID: "uid-of-train"}, Spec: corev1.PodSpec{NodeName: "node1"},
 		Status: corev1.PodStatus{Conditions: []corev1.PodCondition{
 			{Type: corev1.PodScheduled, Status: corev1.ConditionTrue, LastTransitionTime: metav1.NewTime(time.Now().Add(-100 * time.Hour))},
@@ -36,31 +37,25 @@ func idlePods(idle time.Duration) *IdlePods {
 // withIdleRig runs a test while health.kubernetes.enabled is false.
 func withIdleRig(t *testing.T, test func(t *testing.T, g *rig)) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newRig(newAPI())
+		g := newRig(newAPI(t))
 		g.enable(false)
-		g.pods["team/train"] = readyPod("train", 10*time.Hour)
+		g.Put(readyPod("train", 10*time.Hour))
 		g.start(t)
 		test(t, g)
 	})
 }
 
-func (g *rig) setPod(p corev1.Pod) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.pods["team/train"] = p
-}
-
 func TestIdlePodGetsEvent(t *testing.T) {
 	withIdleRig(t, func(t *testing.T, g *rig) {
 		g.advance(time.Hour)
-		if g.requests != 0 {
-			t.Errorf("%d requests without an idle pod", g.requests)
+		if len(g.requests) != 0 {
+			t.Errorf("%d requests without an idle pod", len(g.requests))
 		}
 		g.idle.Store(idlePods(45*time.Minute + 20*time.Second))
 		g.advance(idleInterval)
 		g.wantEvents(t, "pod/train GPUIdle ×1")
-		for _, e := range g.events {
-			wantWarning(t, e, eventIdle, time.Now())
+		for _, e := range g.Events() {
+			wantWarning(t, &e, eventIdle, time.Now())
 			if string(e.InvolvedObject.UID) != "uid-of-train" || e.Namespace != "team" ||
 				!strings.HasPrefix(e.Message, "no process on 1 of 2 GPUs of the pod for 45m: GPU 1. ") ||
 				!strings.Contains(e.Message, OptOutAnnotation) {
@@ -70,7 +65,7 @@ func TestIdlePodGetsEvent(t *testing.T) {
 		if s := g.reporter.Status(); !s.IdleEnabled || s.Enabled || s.Events != 1 || s.Errors != 0 {
 			t.Errorf("%+v", s)
 		}
-		if len(g.writes) != 0 {
+		if g.writes() != 0 {
 			t.Error("a condition is written while health.kubernetes.enabled is false")
 		}
 	})
@@ -82,8 +77,8 @@ func TestIdleEventsRepeatHourly(t *testing.T) {
 		g.idle.Store(idlePods(time.Hour))
 		g.advance(idleRepeat - time.Minute)
 		g.wantEvents(t, "pod/train GPUIdle ×1")
-		if g.requests != 3 {
-			t.Errorf("%d requests within an hour, want one for the pod and two for the event", g.requests)
+		if len(g.requests) != 3 {
+			t.Errorf("%d requests within an hour, want one for the pod and two for the event", len(g.requests))
 		}
 		g.advance(time.Minute + 2*idleInterval)
 		g.wantEvents(t, "pod/train GPUIdle ×2")
@@ -93,7 +88,7 @@ func TestIdleEventsRepeatHourly(t *testing.T) {
 		g.idle.Store(idlePods(30 * time.Minute))
 		g.advance(time.Minute)
 		g.wantEvents(t, "pod/train GPUIdle ×2")
-		clear(g.events) // the API server deletes events after an hour
+		g.clearEvents() // the API server deletes events after an hour
 		g.advance(idleRepeat)
 		g.wantEvents(t, "pod/train GPUIdle ×1")
 	})
@@ -116,7 +111,8 @@ func TestIdleEventsAfterRestart(t *testing.T) {
 
 		another := readyPod("train", time.Hour) // of a StatefulSet
 		another.UID = "uid-of-the-next"
-		next.setPod(another)
+		next.Delete("pods", "team", "train")
+		next.Put(another)
 		next.advance(idleRepeat)
 		next.wantEvents(t, "pod/train GPUIdle ×1", "pod/train GPUIdle ×2")
 	})
@@ -127,11 +123,11 @@ func TestIdlePodIsReportedOnceReady(t *testing.T) {
 	withIdleRig(t, func(t *testing.T, g *rig) {
 		starting := readyPod("train", time.Hour)
 		starting.Status.Conditions[1].Status = corev1.ConditionFalse
-		g.setPod(starting)
+		g.Put(starting)
 		g.idle.Store(idlePods(2 * time.Hour))
 		g.advance(time.Hour)
 		g.wantEvents(t)
-		g.setPod(readyPod("train", 10*time.Minute))
+		g.Put(readyPod("train", 10*time.Minute))
 		g.advance(20*time.Minute - idleInterval)
 		g.wantEvents(t)
 		g.advance(idleRecheck + 2*idleInterval)
@@ -139,16 +135,14 @@ func TestIdlePodIsReportedOnceReady(t *testing.T) {
 		if m := g.message(); !strings.Contains(m, " for 30m: ") && !strings.Contains(m, " for 35m: ") {
 			t.Errorf("the time before the pod was Ready counts: %s", m)
 		}
-		if g.requests > 20 {
-			t.Errorf("%d requests in 90 minutes", g.requests)
+		if len(g.requests) > 20 {
+			t.Errorf("%d requests in 90 minutes", len(g.requests))
 		}
 	})
 }
 
 func (g *rig) message() (text string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	for _, e := range g.events {
+	for _, e := range g.Events() {
 		text = e.Message
 	}
 	return text
@@ -163,30 +157,30 @@ func TestPodsThatAreNotReportedAsIdle(t *testing.T) {
 	} {
 		withIdleRig(t, func(t *testing.T, g *rig) {
 			p := readyPod("train", time.Hour)
-			change(&p)
-			g.setPod(p)
+			change(p)
+			g.Put(p)
 			g.idle.Store(idlePods(time.Hour))
 			g.advance(2 * idleRecheck)
 			g.wantEvents(t)
-			if g.requests == 0 || g.requests > 3 {
-				t.Errorf("%s: %d requests in %v", name, g.requests, 2*idleRecheck)
+			if len(g.requests) == 0 || len(g.requests) > 3 {
+				t.Errorf("%s: %d requests in %v", name, len(g.requests), 2*idleRecheck)
 			}
 		})
 	}
 	withIdleRig(t, func(t *testing.T, g *rig) {
 		p := readyPod("train", time.Hour)
 		p.Annotations = map[string]string{OptOutAnnotation: "false"}
-		g.setPod(p)
+		g.Put(p)
 		g.idle.Store(idlePods(time.Hour))
 		g.advance(idleInterval)
 		g.wantEvents(t, "pod/train GPUIdle ×1")
 	})
 	withIdleRig(t, func(t *testing.T, g *rig) { // the pod has ended
-		delete(g.pods, "team/train")
+		g.Delete("pods", "team", "train")
 		g.idle.Store(idlePods(time.Hour))
 		g.advance(2 * idleRecheck)
-		if s := g.reporter.Status(); s.Errors != 0 || g.requests > 3 {
-			t.Errorf("%d requests, %+v", g.requests, s)
+		if s := g.reporter.Status(); s.Errors != 0 || len(g.requests) > 3 {
+			t.Errorf("%d requests, %+v", len(g.requests), s)
 		}
 	})
 }
@@ -197,10 +191,10 @@ func TestIdleEventsAfterOutage(t *testing.T) {
 		g.failWith(errRefused)
 		g.idle.Store(idlePods(time.Hour))
 		g.advance(time.Hour)
-		if n := g.requests; n < 50 || n > 100 {
+		if n := len(g.requests); n < 50 || n > 100 {
 			t.Errorf("%d requests in an hour, want one for each longest pause", n)
 		}
-		if s := g.reporter.Status(); s.IdleErr == "" || s.Errors != uint64(g.requests) { // each request is made once
+		if s := g.reporter.Status(); s.IdleErr == "" || s.Errors != uint64(len(g.requests)) { // each request is made once
 			t.Errorf("%+v", s)
 		}
 		g.idle.Store(idlePods(2 * time.Hour))
@@ -219,14 +213,14 @@ func TestIdleEventsAfterOutage(t *testing.T) {
 // Without an answer, the other pods wait too.
 func TestIdleEventsOfManyPodsInOutage(t *testing.T) {
 	withIdleRig(t, func(t *testing.T, g *rig) {
-		g.pods["team/infer"] = readyPod("infer", time.Hour)
+		g.Put(readyPod("infer", time.Hour))
 		g.failWith(errRefused)
 		idle := idlePods(time.Hour)
 		idle.Pods = append(idle.Pods, IdlePod{Pod: Pod{"team", "infer"}, Held: 1, Kind: "GPU", Idle: []IdleDevice{{"GPU 0", time.Hour}}})
 		g.idle.Store(idle)
 		g.advance(10 * time.Minute)
-		if s := g.reporter.Status(); s.Errors == 0 || s.Errors != uint64(g.requests) {
-			t.Errorf("%d requests, %+v", g.requests, s)
+		if s := g.reporter.Status(); s.Errors == 0 || s.Errors != uint64(len(g.requests)) {
+			t.Errorf("%d requests, %+v", len(g.requests), s)
 		}
 		g.failWith(nil)
 		g.advance(2 * maxBackoff)
@@ -243,14 +237,16 @@ func TestIdleEventsInEndingNamespace(t *testing.T) {
 			}
 			return nil
 		}
-		g.pods["ending/one"] = readyPod("one", time.Hour)
+		ending := readyPod("one", time.Hour)
+		ending.Namespace = "ending"
+		g.Put(ending)
 		idle := idlePods(time.Hour)
 		idle.Pods = append([]IdlePod{{Pod: Pod{"ending", "one"}, Held: 1, Kind: "GPU", Idle: []IdleDevice{{"GPU 0", time.Hour}}}}, idle.Pods...)
 		g.idle.Store(idle)
 		g.advance(time.Minute)
 		g.wantEvents(t, "pod/train GPUIdle ×1")
-		if g.requests > 10 {
-			t.Errorf("%d requests", g.requests)
+		if len(g.requests) > 10 {
+			t.Errorf("%d requests", len(g.requests))
 		}
 		g.advance(4 * idleRecheck)
 		if s := g.reporter.Status(); s.IdleErr == "" || g.logged.Len() != 1 {
@@ -279,7 +275,9 @@ func TestIdleEventsNextOutage(t *testing.T) {
 				return nil
 			}
 			one := func(namespace, name string) IdlePod {
-				g.pods[namespace+"/"+name] = readyPod(name, time.Hour)
+				pod := readyPod(name, time.Hour)
+				pod.Namespace, pod.UID = namespace, types.UID("uid-of-"+name)
+				g.Put(pod)
 				return IdlePod{Pod: Pod{namespace, name}, Held: 1, Kind: "GPU", Idle: []IdleDevice{{"GPU 0", time.Hour}}}
 			}
 			idle := idlePods(time.Hour)
@@ -319,8 +317,8 @@ func TestIdleEventWhoseResponseWasLost(t *testing.T) {
 		g.idle.Store(idlePods(time.Hour))
 		g.advance(idleRepeat - time.Minute)
 		g.wantEvents(t)
-		if s := g.reporter.Status(); s.Errors != 0 || g.requests != 3 {
-			t.Errorf("%d requests, %+v", g.requests, s)
+		if s := g.reporter.Status(); s.Errors != 0 || len(g.requests) != 3 {
+			t.Errorf("%d requests, %+v", len(g.requests), s)
 		}
 	})
 }
@@ -332,7 +330,7 @@ func TestIdleEventThatIsDeletedMeanwhile(t *testing.T) {
 		g.advance(idleInterval)
 		g.fail = func(r *http.Request) error {
 			if r.Method == http.MethodPatch && r.ContentLength > 2 { // the read is a patch by {}
-				clear(g.events)
+				g.clearEvents()
 			}
 			return nil
 		}
@@ -424,16 +422,17 @@ func TestIdleEventFromTheFuture(t *testing.T) {
 		withIdleRig(t, func(t *testing.T, g *rig) {
 			g.idle.Store(idlePods(time.Hour))
 			g.advance(idleInterval)
-			for _, e := range g.events {
+			for _, e := range g.Events() {
 				e.LastTimestamp = metav1.NewTime(time.Now().Add(ahead))
+				g.Put(&e)
 			}
 			g.idle.Store(new(IdlePods)) // forget it
 			g.advance(idleInterval)
 			g.idle.Store(idlePods(time.Hour))
-			before := g.requests
+			before := len(g.requests)
 			g.advance(idleRepeat - idleInterval)
 			g.wantEvents(t, want)
-			if n := g.requests - before; n > 3 {
+			if n := len(g.requests) - before; n > 3 {
 				t.Errorf("%v ahead: %d requests within an hour", ahead, n)
 			}
 			g.advance(time.Hour)

@@ -3,12 +3,10 @@ package kube
 import (
 	"errors"
 	"fmt"
-	"io"
+	"maps"
 	"net/http"
 	"reflect"
 	"slices"
-	"strconv"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+
+	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 )
 
 func TestTracesOf(t *testing.T) {
@@ -124,8 +124,8 @@ func TestCleaner(t *testing.T) {
 		g.set(NodeState{Labels: labels, Feature: labels, Taints: taintsOf("gpu/unhealthy:NoSchedule", "gpu/kept:NoExecute",
 			"gpu/unhealthy:NoExecute")})
 		g.stop()
-		g.change(func(n *corev1.Node) { n.Status.Conditions = []corev1.NodeCondition{{Type: conditionType}} })
-		c, ctx := newTestCleaner(g.t, g.nodeServer), g.t.Context()
+		g.setConditions(corev1.NodeCondition{Type: conditionType})
+		c, ctx := newTestCleaner(g.t, g.transport), g.t.Context()
 		check := func(err error) {
 			g.t.Helper()
 			if err != nil {
@@ -138,7 +138,7 @@ func TestCleaner(t *testing.T) {
 			"feature":   func() error { return c.RemoveFeature(ctx, "gpu", "node1") },
 		}
 		for _, mayRead := range []bool{false, true} {
-			g.before = func(r *http.Request) error {
+			g.fail = func(r *http.Request) error {
 				if mayRead && r.Method == "GET" {
 					return nil
 				}
@@ -150,7 +150,7 @@ func TestCleaner(t *testing.T) {
 				}
 			}
 		}
-		g.before = nil
+		g.fail = nil
 		g.took()
 		check(c.RemoveTaints(ctx, "node1", []string{"gpu/kept:NoExecute", "gpu/unhealthy:NoSchedule"}))
 		g.wantTaints("theirs:NoSchedule", "gpu/unhealthy:NoSchedule", "gpu/kept:NoExecute")
@@ -161,15 +161,16 @@ func TestCleaner(t *testing.T) {
 		g.wantLabels(map[string]string{"a": "1", "b": "2", "theirs": "1"})
 		check(c.RemoveLabels(ctx, "node1"))
 		g.wantLabels(map[string]string{"theirs": "1"})
-		if len(g.node.Status.Conditions) != 1 || len(g.features) != 1 {
-			g.t.Errorf("conditions %v, features %v", g.node.Status.Conditions, g.features)
+		if len(g.conditions(g.t)) != 1 || g.feature() == nil {
+			g.t.Errorf("conditions %v, feature %v", g.conditions(g.t), g.feature())
 		}
 		check(c.RemoveCondition(ctx, "node1"))
 		check(c.RemoveFeature(ctx, "gpu", "node1"))
-		if len(g.node.Status.Conditions) != 0 || len(g.features) != 0 {
-			g.t.Errorf("conditions %v, features %v", g.node.Status.Conditions, g.features)
+		if len(g.conditions(g.t)) != 0 || g.feature() != nil {
+			g.t.Errorf("conditions %v, feature %v", g.conditions(g.t), g.feature())
 		}
-		g.node, g.absent = nil, true
+		g.Delete("nodes", "", "node1")
+		g.SetAbsent("nfd.k8s-sigs.io")
 		for kind, f := range remove {
 			if err := f(); err != nil {
 				g.t.Errorf("%s of a node that is gone: %v", kind, err)
@@ -178,49 +179,22 @@ func TestCleaner(t *testing.T) {
 	})
 }
 
-// listServer lists NodeFeatures in pages of two, and records the annotations of pods.
-type listServer struct {
-	features []metav1.PartialObjectMetadata
-	fail     error
-	cleaned  []string // NAMESPACE/POD PATCH
-}
-
-func (s *listServer) RoundTrip(r *http.Request) (*http.Response, error) {
-	switch path := r.URL.Path; {
-	case s.fail != nil:
-		return respond(r, nil, s.fail)
-	case r.Method == "PATCH" && strings.HasPrefix(path, "/api/v1/namespaces/") && strings.HasSuffix(path, "/status"):
-		body, err := io.ReadAll(r.Body)
-		s.cleaned = append(s.cleaned, strings.TrimSuffix(strings.TrimPrefix(path, "/api/v1/namespaces/"), "/status")+" "+string(body))
-		return respond(r, metav1.Status{}, err)
-	case r.Method != "GET" || !strings.Contains(r.Header.Get("Accept"), ";as=PartialObjectMetadataList;") || r.URL.Query().Get("limit") == "":
-		return nil, fmt.Errorf("unexpected request %s %s", r.Method, r.URL)
-	}
-	path := strings.TrimPrefix(r.URL.Path, "/apis/nfd.k8s-sigs.io/v1alpha1/")
-	var found []metav1.PartialObjectMetadata
-	for _, f := range s.features {
-		if path == "nodefeatures" || path == "namespaces/"+f.Namespace+"/nodefeatures" {
-			found = append(found, f)
-		}
-	}
-	start, _ := strconv.Atoi(r.URL.Query().Get("continue"))
-	page := metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadataList", APIVersion: "meta.k8s.io/v1"}}
-	if page.Items = found[start:min(start+2, len(found))]; start+2 < len(found) {
-		page.Continue = strconv.Itoa(start + 2)
-	}
-	return respond(r, page, nil)
-}
-
 func TestCleanerFindsFeatures(t *testing.T) {
-	feature := func(namespace, name, node string) (m metav1.PartialObjectMetadata) {
-		m.Namespace, m.Name, m.Labels = namespace, name, map[string]string{featureNodeLabel: node}
-		return m
+	s := newAPI(t)
+	put := func(namespace, name, node string) {
+		s.Put(&apiservertest.NodeFeature{ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: name, Labels: map[string]string{featureNodeLabel: node},
+		}})
 	}
-	s := &listServer{features: []metav1.PartialObjectMetadata{
-		feature("gpu", "gpu-node-agent-node1", "node1"), feature("gpu", "node1", "node1"), // the latter is Node Feature Discovery's own
-		feature("gpu", "gpu-node-agent-node2", "node2"), feature("old", "gpu-node-agent-node1", "node1"), feature("gpu", "gpu-node-agent-", ""),
-	}}
-	c := newTestCleaner(t, s)
+	put("gpu", "gpu-node-agent-node1", "node1")
+	put("gpu", "node1", "node1") // Node Feature Discovery's own
+	put("gpu", "gpu-node-agent-node2", "node2")
+	put("old", "gpu-node-agent-node1", "node1")
+	put("gpu", "gpu-node-agent-", "")
+	for i := range listLimit { // others, on both pages
+		put("old", fmt.Sprint("gpu-node-agent-", i), "node2")
+	}
+	c := newTestCleaner(t, s.transport)
 	for namespace, want := range map[string]map[string][]string{
 		"": {"node1": {"gpu", "old"}, "node2": {"gpu"}}, "gpu": {"node1": {"gpu"}, "node2": {"gpu"}}, "none": {},
 	} {
@@ -228,11 +202,12 @@ func TestCleanerFindsFeatures(t *testing.T) {
 			t.Errorf("namespace %q: %v, %v, want %v", namespace, got, err, want)
 		}
 	}
-	s.fail = apiError(http.StatusNotFound, metav1.StatusReasonNotFound) // without Node Feature Discovery
+	s.SetAbsent("nfd.k8s-sigs.io") // without Node Feature Discovery
 	if got, err := c.Features(t.Context(), ""); err != nil || len(got) != 0 {
 		t.Errorf("%v, %v", got, err)
 	}
-	s.fail = apiError(http.StatusForbidden, metav1.StatusReasonForbidden)
+	s.SetAbsent()
+	s.Deny("list nodefeatures")
 	if got, err := c.Features(t.Context(), ""); !apierrors.IsForbidden(err) {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -240,21 +215,22 @@ func TestCleanerFindsFeatures(t *testing.T) {
 
 // The agent reads what the cleaner writes, and only the pod that was listed gets it.
 func TestMarkCleaned(t *testing.T) {
-	s := new(listServer)
-	c := newTestCleaner(t, s)
+	s := newAPI(t)
+	s.Put(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "gpu", Name: "agent-x", UID: "uid-1"}})
+	c := newTestCleaner(t, s.transport)
 	at := time.Date(2026, 1, 2, 3, 4, 5, 600, time.FixedZone("", 3600))
 	if err := c.MarkCleaned(t.Context(), "gpu", "agent-x", "uid-1", at); err != nil {
 		t.Fatal(err)
 	}
-	if want := []string{`gpu/pods/agent-x {"metadata":{"annotations":{"gpu-node-agent/cleaned":"2026-01-02T02:04:05.0000006Z"},"uid":"uid-1"}}`}; !slices.Equal(s.cleaned, want) {
-		t.Errorf("%q, want %q", s.cleaned, want)
+	want := map[string]string{"gpu-node-agent/cleaned": "2026-01-02T02:04:05.0000006Z"}
+	if got := s.Get("pods", "gpu", "agent-x").GetAnnotations(); !maps.Equal(got, want) || s.did("patch pods/status") != 1 {
+		t.Errorf("%q, want %q", got, want)
 	}
-	s.fail = apiError(http.StatusNotFound, metav1.StatusReasonNotFound)
+	if err := c.MarkCleaned(t.Context(), "gpu", "agent-x", "uid-2", at); !apierrors.IsConflict(err) {
+		t.Errorf("another pod of the name: %v", err)
+	}
+	s.Delete("pods", "gpu", "agent-x")
 	if err := c.MarkCleaned(t.Context(), "gpu", "agent-x", "uid-1", at); err != nil {
 		t.Errorf("a pod that is gone: %v", err)
-	}
-	s.fail = apiError(http.StatusConflict, metav1.StatusReasonConflict)
-	if err := c.MarkCleaned(t.Context(), "gpu", "agent-x", "uid-1", at); !apierrors.IsConflict(err) {
-		t.Errorf("another pod of the name: %v", err)
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -35,7 +34,7 @@ func withRuntime(t *testing.T, test func(*runtimeRig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		core, logs := observer.New(zap.InfoLevel)
-		g := &runtimeRig{nodeRig: newNodeRig(t, newNodeServer()), logs: logs}
+		g := &runtimeRig{nodeRig: newNodeRig(t, newAPI(t)), logs: logs}
 		g.runs("containerd://1.6.36")
 		f := NewRuntimeFollower(RuntimeOptions{
 			Config: &g.config, Node: "node1", Log: zap.New(core),
@@ -49,7 +48,7 @@ func withRuntime(t *testing.T, test func(*runtimeRig)) {
 			if g.opened = append(g.opened, kubeconfig); kubeconfig == "none" {
 				return nil, errors.New("no service account")
 			}
-			return newClient(&rest.Config{Transport: g.nodeServer})
+			return g.open(kubeconfig)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
@@ -66,8 +65,8 @@ func withRuntime(t *testing.T, test func(*runtimeRig)) {
 
 // runs changes the runtime of the node.
 func (g *runtimeRig) runs(version string) {
-	g.nodeServer.mu.Lock()
-	defer g.nodeServer.mu.Unlock()
+	g.apiServer.mu.Lock()
+	defer g.apiServer.mu.Unlock()
 	g.change(func(n *corev1.Node) {
 		n.Status.NodeInfo.ContainerRuntimeVersion, n.Status.NodeInfo.KubeletVersion = version, "v1.37.0"
 	})

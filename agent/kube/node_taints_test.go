@@ -166,15 +166,15 @@ func TestNodeTaints(t *testing.T) {
 		}
 		g.set(NodeState{StartupTaint: startup, Taints: taintsOf("gpu/unhealthy:NoExecute")})
 		g.wantTaints("dedicated=ml:NoSchedule", "gpu/not-ready:NoSchedule", "gpu/unhealthy:NoExecute")
-		if added := g.node.Spec.Taints[2].TimeAdded; added == nil || time.Since(added.Time) > time.Minute {
+		if added := g.node().Spec.Taints[2].TimeAdded; added == nil || time.Since(added.Time) > time.Minute {
 			t.Errorf("added at %v", added)
 		}
 		g.wantRequests("GET nodes, PATCH nodes")
 		s := g.set(NodeState{StartupTaint: startup, Ready: true, Taints: taintsOf()})
 		g.wantTaints("dedicated=ml:NoSchedule")
 		g.wantWritten(s, true)
-		if len(g.node.Annotations) != 0 {
-			t.Errorf("annotations %v", g.node.Annotations)
+		if len(g.node().Annotations) != 0 {
+			t.Errorf("annotations %v", g.node().Annotations)
 		}
 		g.wantRequests("GET nodes, PATCH nodes")
 		if n := g.logged.FilterMessage("node taints").Len(); n != 2 {
@@ -214,7 +214,7 @@ func TestNodeTaintsAfterRestart(t *testing.T) {
 		g.setTaints(taintsOf("a:NoSchedule")...)
 		g.set(NodeState{Taints: taintsOf("a:NoSchedule", "b:NoSchedule", "c:NoSchedule")})
 		g.stop()
-		second := newNodeRig(g.t, g.nodeServer)
+		second := newNodeRig(g.t, g.apiServer)
 		second.start()
 		second.set(NodeState{Taints: taintsOf("c:NoSchedule")})
 		second.wantTaints("a:NoSchedule", "c:NoSchedule")
@@ -243,13 +243,13 @@ func TestNodeTaintsForeignEdits(t *testing.T) {
 // Others write the node between the agent's read and its write, and the cache is behind. Nothing is lost.
 func TestNodeTaintsConflicts(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
-		g.cached = g.node
+		g.SetStale(true)
 		g.setTaints(taintsOf("theirs:NoSchedule")...)
 		patches := 0
-		g.before = func(r *http.Request) error {
+		g.fail = func(r *http.Request) error {
 			if r.Method == "PATCH" {
 				if patches++; patches <= 3 {
-					g.setTaints(append(g.node.Spec.Taints, taintsOf(fmt.Sprintf("theirs-%d:NoSchedule", patches))...)...)
+					g.setTaints(append(g.node().Spec.Taints, taintsOf(fmt.Sprintf("theirs-%d:NoSchedule", patches))...)...)
 				}
 			}
 			return nil
@@ -263,7 +263,7 @@ func TestNodeTaintsConflicts(t *testing.T) {
 // A taint is removed also if the cache does not have it yet.
 func TestNodeTaintsRemovalWithStaleCache(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
-		g.cached = g.node
+		g.SetStale(true)
 		g.set(NodeState{Taints: taintsOf("gpu/unhealthy:NoSchedule")})
 		g.wantTaints("gpu/unhealthy:NoSchedule")
 		s := g.set(NodeState{Taints: taintsOf()})
@@ -275,7 +275,7 @@ func TestNodeTaintsRemovalWithStaleCache(t *testing.T) {
 // The API server may commit a taint after the request has timed out and the taint is not desired any more.
 func TestNodeTaintsCommittedLate(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
-		g.before = func(r *http.Request) error {
+		g.fail = func(r *http.Request) error {
 			if r.Method == "PATCH" {
 				return context.DeadlineExceeded
 			}
@@ -307,7 +307,7 @@ func TestNodeTaintsCommittedLate(t *testing.T) {
 // A node that changes at every attempt is tried again later.
 func TestNodeTaintsEndlessConflicts(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
-		g.before = func(r *http.Request) error {
+		g.fail = func(r *http.Request) error {
 			if r.Method == "PATCH" {
 				return apierrors.NewConflict(schema.GroupResource{Resource: "nodes"}, "node1", errors.New("the object has been modified"))
 			}
@@ -324,8 +324,8 @@ func TestNodeTaintsEndlessConflicts(t *testing.T) {
 		g.failWith(nil)
 		g.advance(2 * maxBackoff)
 		g.wantTaints("gpu/unhealthy:NoSchedule")
-		if want := map[string]string{taintsAnnotation: `["gpu/unhealthy:NoSchedule"]`}; !maps.Equal(g.node.Annotations, want) {
-			t.Errorf("annotations %v", g.node.Annotations)
+		if want := map[string]string{taintsAnnotation: `["gpu/unhealthy:NoSchedule"]`}; !maps.Equal(g.node().Annotations, want) {
+			t.Errorf("annotations %v", g.node().Annotations)
 		}
 	})
 }

@@ -2,7 +2,6 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"net/http"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -25,256 +23,15 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/yaml"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 )
-
-// nodeServer is a fake API server with one node and its NodeFeatures. It does what the API server does with field managers, UIDs and
-// resource versions, and decodes requests strictly.
-type nodeServer struct {
-	mu       sync.Mutex                 // guards everything below
-	before   func(*http.Request) error  // fails a request, or changes the node before it
-	node     *corev1.Node               // nil if it is deleted
-	cached   *corev1.Node               // what reads from the cache find; nil for node
-	owners   map[string]map[string]bool // the field managers of labels
-	features map[string]*nodeFeature    // by namespace/name
-	absent   bool                       // the API of NodeFeatures
-	version  int
-	requests []string // such as "PATCH nodes"
-}
-
-func newNodeServer() *nodeServer {
-	s := &nodeServer{features: make(map[string]*nodeFeature)}
-	s.createNode()
-	return s
-}
-
-// createNode replaces the node.
-func (s *nodeServer) createNode() {
-	s.version++
-	s.owners = make(map[string]map[string]bool)
-	s.node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name: "node1", UID: types.UID(fmt.Sprint("uid-", s.version)),
-		ResourceVersion: strconv.Itoa(s.version),
-	}}
-	s.setLabel("kubelet", "kubernetes.io/hostname", "node1")
-}
-
-// setLabel sets a label as another client does that does not use server-side apply. An empty value removes it.
-func (s *nodeServer) setLabel(manager, key, value string) {
-	labels := maps.Clone(s.node.Labels)
-	if labels == nil {
-		labels = make(map[string]string)
-	}
-	if labels[key] = value; value == "" {
-		delete(labels, key)
-		delete(s.owners, key)
-	} else {
-		s.owners[key] = map[string]bool{manager: true}
-	}
-	s.change(func(n *corev1.Node) { n.Labels = labels })
-}
-
-// change changes the node as a new version.
-func (s *nodeServer) change(f func(*corev1.Node)) {
-	s.node = s.node.DeepCopy()
-	f(s.node)
-	s.version++
-	s.node.ResourceVersion = strconv.Itoa(s.version)
-}
-
-func (s *nodeServer) setTaints(taints ...corev1.Taint) {
-	s.change(func(n *corev1.Node) { n.Spec.Taints = taints })
-}
-
-func (s *nodeServer) RoundTrip(r *http.Request) (*http.Response, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var body []byte
-	if r.Body != nil {
-		body, _ = io.ReadAll(r.Body)
-	}
-	path := strings.Split(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/apis/nfd.k8s-sigs.io/v1alpha1/namespaces/gpu/"), "/api/v1/"),
-		"/")
-	s.requests = append(s.requests, r.Method+" "+path[0])
-	var err error
-	if s.before != nil {
-		err = s.before(r)
-	}
-	var answer any
-	if err == nil {
-		if path[0] == "nodes" {
-			answer, err = s.answerNode(r, path[1], body)
-		} else {
-			answer, err = s.answerFeature(r, path, body)
-		}
-	}
-	return respond(r, answer, err)
-}
-
-func (s *nodeServer) answerNode(r *http.Request, name string, body []byte) (any, error) {
-	nodes := schema.GroupResource{Resource: "nodes"}
-	found := s.node
-	if found != nil && r.Method == "GET" && s.cached != nil && r.URL.Query().Get("resourceVersion") == "0" {
-		found = s.cached
-	}
-	if name != "node1" {
-		return nil, fmt.Errorf("request for the node %q", name)
-	}
-	if r.Method == "GET" {
-		switch {
-		case found == nil:
-			return nil, apierrors.NewNotFound(nodes, name)
-		case strings.Contains(r.Header.Get("Accept"), ";as=PartialObjectMetadata;"):
-			return &metav1.PartialObjectMetadata{
-				TypeMeta:   metav1.TypeMeta{Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1"},
-				ObjectMeta: found.ObjectMeta,
-			}, nil
-		}
-		return found, nil
-	}
-	if strings.HasSuffix(r.URL.Path, "/status") {
-		if r.Method != "PATCH" || string(body) != `{"status":{"conditions":[{"$patch":"delete","type":"GPUHealthy"}]}}` {
-			return nil, fmt.Errorf("%s of the status: %s", r.Method, body)
-		}
-		if s.node == nil {
-			return nil, apierrors.NewNotFound(nodes, name)
-		}
-		s.change(func(n *corev1.Node) { n.Status.Conditions = nil })
-		return s.node, nil
-	}
-	var sent corev1.Node
-	if err := yaml.UnmarshalStrict(body, &sent); err != nil {
-		return nil, err
-	}
-	switch r.Method + " " + r.Header.Get("Content-Type") {
-	case "PATCH application/apply-patch+yaml":
-		if q := r.URL.Query(); q.Get("fieldManager") != "gpu-node-agent" || q.Get("force") != "false" {
-			return nil, fmt.Errorf("apply with %v", q)
-		}
-		only := corev1.Node{
-			TypeMeta:   metav1.TypeMeta{Kind: "Node", APIVersion: "v1"},
-			ObjectMeta: metav1.ObjectMeta{Name: name, UID: sent.UID, Labels: sent.Labels},
-		}
-		if !reflect.DeepEqual(sent, only) || sent.UID == "" {
-			return nil, fmt.Errorf("apply of %s", body)
-		}
-		return s.node, s.apply("gpu-node-agent", sent)
-	case "PATCH application/merge-patch+json":
-		switch {
-		case s.node == nil:
-			return nil, apierrors.NewNotFound(nodes, name)
-		case sent.ResourceVersion == "" || sent.UID != s.node.UID && sent.ResourceVersion == s.node.ResourceVersion:
-			return nil, fmt.Errorf("patch without precondition: %s", body)
-		case sent.ResourceVersion != s.node.ResourceVersion:
-			return nil, apierrors.NewConflict(nodes, name, errors.New("the object has been modified"))
-		}
-		var patch struct {
-			Metadata struct{ Annotations map[string]*string }
-		}
-		if err := json.Unmarshal(body, &patch); err != nil {
-			return nil, err
-		}
-		s.change(func(n *corev1.Node) {
-			n.Spec.Taints = sent.Spec.Taints
-			n.Annotations = maps.Clone(n.Annotations)
-			for key, value := range patch.Metadata.Annotations {
-				if value == nil {
-					delete(n.Annotations, key)
-				} else {
-					metav1.SetMetaDataAnnotation(&n.ObjectMeta, key, *value)
-				}
-			}
-		})
-		return s.node, nil
-	}
-	return nil, fmt.Errorf("unexpected request %s %s", r.Method, r.Header.Get("Content-Type"))
-}
-
-// apply is the server-side apply of labels.
-func (s *nodeServer) apply(manager string, sent corev1.Node) error {
-	if s.node == nil || sent.UID != s.node.UID {
-		return apierrors.NewConflict(schema.GroupResource{Resource: "nodes"}, sent.Name, errors.New("uid mismatch"))
-	}
-	var causes []metav1.StatusCause
-	for key, value := range sent.Labels {
-		for owner := range s.owners[key] {
-			if owner != manager && s.node.Labels[key] != value {
-				causes = append(causes, metav1.StatusCause{
-					Type: metav1.CauseTypeFieldManagerConflict, Field: ".metadata.labels." + key, Message: fmt.Sprintf("conflict with %q using v1", owner),
-				})
-			}
-		}
-	}
-	if len(causes) > 0 {
-		return apierrors.NewApplyConflict(causes, "Apply failed")
-	}
-	labels := maps.Clone(s.node.Labels)
-	for key, owners := range s.owners {
-		if _, kept := sent.Labels[key]; kept || !owners[manager] {
-			continue
-		}
-		if delete(owners, manager); len(owners) == 0 {
-			delete(labels, key)
-		}
-	}
-	for key, value := range sent.Labels {
-		labels[key] = value
-		if s.owners[key] == nil {
-			s.owners[key] = make(map[string]bool)
-		}
-		s.owners[key][manager] = true
-	}
-	if !maps.Equal(labels, s.node.Labels) {
-		s.change(func(n *corev1.Node) { n.Labels = labels })
-	}
-	return nil
-}
-
-func (s *nodeServer) answerFeature(r *http.Request, path []string, body []byte) (any, error) {
-	group := schema.GroupResource{Group: "nfd.k8s-sigs.io", Resource: "nodefeatures"}
-	if path[0] != "nodefeatures" {
-		return nil, fmt.Errorf("unexpected path %s", r.URL.Path)
-	}
-	if s.absent {
-		return nil, apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, group, "", "404 page not found", 0, true)
-	}
-	sent := new(nodeFeature)
-	if body != nil {
-		if err := yaml.UnmarshalStrict(body, sent); err != nil {
-			return nil, err
-		}
-	}
-	name := sent.Metadata.Name
-	if len(path) > 1 {
-		name = path[1]
-	}
-	old := s.features[name]
-	switch {
-	case old == nil && r.Method != "POST":
-		return nil, apierrors.NewNotFound(group, name)
-	case old != nil && r.Method == "POST":
-		return nil, apierrors.NewAlreadyExists(group, name)
-	case r.Method == "DELETE":
-		delete(s.features, name)
-		return metav1.Status{}, nil
-	case r.Method == "PUT" && sent.Metadata.ResourceVersion != old.Metadata.ResourceVersion:
-		return nil, apierrors.NewConflict(group, name, errors.New("the object has been modified"))
-	case r.Method == "POST", r.Method == "PUT":
-		s.version++
-		sent.Metadata.ResourceVersion = strconv.Itoa(s.version)
-		s.features[name] = sent
-		return sent, nil
-	}
-	return old, nil
-}
 
 // nodeRig runs a NodeWriter with a fake API server under synctest.
 type nodeRig struct {
-	*nodeServer
+	*apiServer
 	t                *testing.T
 	desired, written health.Latest[NodeState]
 	logged           *observer.ObservedLogs
@@ -285,19 +42,19 @@ type nodeRig struct {
 func withNode(t *testing.T, test func(*nodeRig)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		g := newNodeRig(t, newNodeServer())
+		g := newNodeRig(t, newAPI(t))
 		g.start()
 		test(g)
 	})
 }
 
-func newNodeRig(t *testing.T, s *nodeServer) *nodeRig {
+func newNodeRig(t *testing.T, s *apiServer) *nodeRig {
 	core, logged := observer.New(zapcore.InfoLevel)
-	g := &nodeRig{nodeServer: s, t: t, logged: logged}
+	g := &nodeRig{apiServer: s, t: t, logged: logged}
 	g.writer = NewNodeWriter(NodeOptions{
 		Desired: &g.desired, Written: &g.written, Kubeconfig: func() string { return "" }, Node: "node1", Namespace: "gpu", Log: zap.New(core),
 	})
-	g.writer.open = func(string) (*client, error) { return newClient(&rest.Config{Transport: s}) }
+	g.writer.open = s.open
 	return g
 }
 
@@ -335,23 +92,6 @@ func (g *nodeRig) heartbeat() { g.advance(heartbeatInterval + heartbeatInterval/
 // firstCheck lets time pass until what was written is checked once.
 func (g *nodeRig) firstCheck() { g.advance(minCheckInterval + minCheckInterval/10) }
 
-func (g *nodeRig) failWith(err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.before = nil; err != nil {
-		g.before = func(*http.Request) error { return err }
-	}
-}
-
-// took returns the requests since the last call.
-func (g *nodeRig) took() string {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	all := strings.Join(g.requests, ", ")
-	g.requests = nil
-	return all
-}
-
 func (g *nodeRig) wantRequests(want string) {
 	g.t.Helper()
 	if got := g.took(); got != want {
@@ -362,9 +102,7 @@ func (g *nodeRig) wantRequests(want string) {
 // wantLabels checks all labels of the node except the kubelet's.
 func (g *nodeRig) wantLabels(want map[string]string) {
 	g.t.Helper()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	labels := maps.Clone(g.node.Labels)
+	labels := g.node().Labels
 	if labels["kubernetes.io/hostname"] != "node1" {
 		g.t.Errorf("the kubelet's label is lost: %v", labels)
 	}
@@ -478,7 +216,7 @@ func TestNodeChangesAreOneWrite(t *testing.T) {
 func TestNodeChecksReadFromCache(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
 		reads := 0
-		g.before = func(r *http.Request) error {
+		g.fail = func(r *http.Request) error {
 			if r.Method == "GET" {
 				if reads++; r.URL.Query().Get("resourceVersion") != "0" {
 					t.Errorf("reads %s from the storage", r.URL)
@@ -503,7 +241,7 @@ func TestNodeRequestsAreMadeOnce(t *testing.T) {
 	} {
 		withNode(t, func(g *nodeRig) {
 			method, resource, _ := strings.Cut(strings.TrimSpace(request), " ")
-			g.before = func(r *http.Request) error {
+			g.fail = func(r *http.Request) error {
 				if r.Method == method && strings.Contains(r.URL.Path, "/"+resource) {
 					return apiError(503, metav1.StatusReasonServiceUnavailable)
 				}
@@ -526,7 +264,7 @@ func TestNodeLabelsAfterRestart(t *testing.T) {
 				g.set(NodeState{Labels: map[string]string{"a": "1", "b": "2"}})
 				g.stop()
 				g.wantLabels(map[string]string{"a": "1", "b": "2"})
-				second := newNodeRig(g.t, g.nodeServer)
+				second := newNodeRig(g.t, g.apiServer)
 				second.start()
 				s := second.set(NodeState{Labels: next})
 				second.wantLabels(next)
@@ -541,7 +279,7 @@ func TestNodeLabelsOfSuccessor(t *testing.T) {
 	withNode(t, func(old *nodeRig) {
 		s := NodeState{Labels: map[string]string{"a": "1"}, Feature: map[string]string{"a": "1"}}
 		old.set(s)
-		successor := newNodeRig(old.t, old.nodeServer)
+		successor := newNodeRig(old.t, old.apiServer)
 		successor.start()
 		successor.set(s)
 		old.desired.Store(&NodeState{Labels: map[string]string{}, Feature: map[string]string{}})
@@ -549,8 +287,8 @@ func TestNodeLabelsOfSuccessor(t *testing.T) {
 		old.wantLabels(map[string]string{})
 		successor.firstCheck()
 		successor.wantLabels(s.Labels)
-		if len(old.features) != 1 {
-			old.t.Errorf("features %v", old.features)
+		if old.feature() == nil {
+			old.t.Error("no NodeFeature")
 		}
 		successor.took()
 		successor.advance(time.Hour)
@@ -581,7 +319,7 @@ func TestNodeLabelsForeignEdits(t *testing.T) {
 		g.setLabel("", "a", "")
 		g.heartbeat()
 		g.wantStatus(labelsErr, "")
-		g.node = nil
+		g.Delete("nodes", "", "node1")
 		g.heartbeat()
 		g.wantStatus(labelsErr, "not found")
 		g.createNode()
@@ -608,7 +346,8 @@ func TestNodeLabelsConflict(t *testing.T) {
 		g.setLabel("kubectl-label", "c", "theirs")
 		g.heartbeat()
 		g.wantLabels(map[string]string{"a": "theirs", "b": "2", "c": "theirs"})
-		g.wantStatus(labelsErr, `"kubectl-label" set c to other values; the agent sets them when they are removed; field manager "nfd-master" set a to`)
+		g.wantStatus(labelsErr, `"kubectl-label" set c to other values; the agent sets them when they are removed; `+
+			`field manager "nfd-master" set a to`)
 		g.took()
 		writes := g.writer.Status().Writes
 		for range 12 {
@@ -648,15 +387,11 @@ func TestNodeLabelsAfterUnknownWrite(t *testing.T) {
 		g.set(first)
 		g.heartbeat() // the next check is minutes away
 		g.mu.Lock()
-		g.before = func(r *http.Request) error {
+		g.fail = func(r *http.Request) error {
 			if r.Method == "GET" {
 				return nil
 			}
-			if err := g.apply("gpu-node-agent",
-				corev1.Node{ObjectMeta: metav1.ObjectMeta{UID: g.node.UID, Labels: map[string]string{"a": "2"}}}); err != nil {
-				return err
-			}
-			return errRefused // after the write
+			return g.lose(r)
 		}
 		g.mu.Unlock()
 		g.set(NodeState{Labels: map[string]string{"a": "2"}})
@@ -687,8 +422,8 @@ func TestNodeWriterOutage(t *testing.T) {
 			withNode(t, func(g *nodeRig) {
 				g.set(NodeState{Labels: map[string]string{"a": "0"}, Taints: []corev1.Taint{}})
 				g.mu.Lock()
-				if g.before = failure; failure == nil {
-					g.before = func(r *http.Request) error {
+				if g.fail = failure; failure == nil {
+					g.fail = func(r *http.Request) error {
 						g.mu.Unlock()
 						defer g.mu.Lock()
 						return hang(r)
@@ -767,7 +502,7 @@ func TestNodeWriterFlapping(t *testing.T) {
 // Without kubeconfig and service account the status names the key.
 func TestNodeWriterConnects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newNodeRig(t, newNodeServer())
+		g := newNodeRig(t, newAPI(t))
 		var configured atomic.Bool
 		open := g.writer.open
 		g.writer.open = func(kubeconfig string) (*client, error) {
@@ -801,7 +536,7 @@ func TestNodeWriterStop(t *testing.T) {
 			withNode(t, func(g *nodeRig) {
 				g.set(NodeState{Labels: map[string]string{"a": "1"}})
 				if c.hangs {
-					g.before = func(r *http.Request) error {
+					g.fail = func(r *http.Request) error {
 						<-r.Context().Done()
 						return r.Context().Err()
 					}
@@ -822,7 +557,7 @@ func TestNodeWriterStop(t *testing.T) {
 func TestNodeWriterStopsWhileRequestHangs(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
 		g.mu.Lock()
-		g.before = func(r *http.Request) error {
+		g.fail = func(r *http.Request) error {
 			g.mu.Unlock()
 			defer g.mu.Lock()
 			<-r.Context().Done()
@@ -847,18 +582,19 @@ func TestNodeFeature(t *testing.T) {
 	const name = "gpu-node-agent-node1"
 	withNode(t, func(g *nodeRig) {
 		s := g.set(NodeState{Feature: map[string]string{"a": "1", "b": "2"}})
-		f := g.features[name]
-		var want nodeFeature
+		f := g.feature()
+		var want apiservertest.NodeFeature
 		want.TypeMeta = metav1.TypeMeta{APIVersion: "nfd.k8s-sigs.io/v1alpha1", Kind: "NodeFeature"}
-		want.Metadata = metav1.ObjectMeta{
+		want.ObjectMeta = metav1.ObjectMeta{
 			Name: name, Namespace: "gpu", Labels: map[string]string{"nfd.node.kubernetes.io/node-name": "node1"},
-			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node1", UID: g.node.UID}},
+			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: "node1", UID: g.node().UID}},
 		}
 		want.Spec.Labels = s.Feature
 		if f == nil {
 			t.Fatal("no NodeFeature")
 		}
-		if want.Metadata.ResourceVersion = f.Metadata.ResourceVersion; !reflect.DeepEqual(*f, want) {
+		want.UID, want.ResourceVersion, want.CreationTimestamp = f.UID, f.ResourceVersion, f.CreationTimestamp
+		if !reflect.DeepEqual(*f, want) {
 			t.Fatalf("%+v", f)
 		}
 		g.wantWritten(s, true)
@@ -866,24 +602,26 @@ func TestNodeFeature(t *testing.T) {
 		g.firstCheck()
 		g.wantRequests("GET nodefeatures")
 		next := g.set(NodeState{Feature: map[string]string{"a": "2"}})
-		if f := g.features[name]; !maps.Equal(f.Spec.Labels, next.Feature) {
+		if f := g.feature(); !maps.Equal(f.Spec.Labels, next.Feature) {
 			t.Errorf("%+v", f)
 		}
-		g.features[name].Spec.Labels = map[string]string{"theirs": "1"}
+		f = g.feature()
+		f.Spec.Labels = map[string]string{"theirs": "1"}
+		g.Put(f)
 		g.heartbeat()
-		if f := g.features[name]; !maps.Equal(f.Spec.Labels, next.Feature) {
+		if f := g.feature(); !maps.Equal(f.Spec.Labels, next.Feature) {
 			t.Errorf("%+v", f)
 		}
-		delete(g.features, name)
+		g.Delete("nodefeatures", "gpu", name)
 		g.createNode()
 		g.heartbeat()
-		if f := g.features[name]; f == nil || f.Metadata.OwnerReferences[0].UID != g.node.UID {
+		if f := g.feature(); f == nil || f.OwnerReferences[0].UID != g.node().UID {
 			t.Errorf("%+v", f)
 		}
 		g.wantLabels(map[string]string{})
 		none := g.set(NodeState{Feature: map[string]string{}, Labels: next.Feature}) // output api
-		if len(g.features) != 0 {
-			t.Errorf("left %v", g.features)
+		if f := g.feature(); f != nil {
+			t.Errorf("left %v", f)
 		}
 		g.wantLabels(next.Feature)
 		g.wantWritten(none, true)
@@ -893,7 +631,7 @@ func TestNodeFeature(t *testing.T) {
 // Without Node Feature Discovery the status explains it, and the agent rarely tries again. Its removal then is done.
 func TestNodeFeatureWithoutAPI(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
-		g.absent = true
+		g.SetAbsent("nfd.k8s-sigs.io")
 		s := g.set(NodeState{Feature: map[string]string{"a": "1"}, Labels: map[string]string{}})
 		g.wantStatus(featureErr, "install Node Feature Discovery")
 		g.took()
@@ -902,11 +640,11 @@ func TestNodeFeatureWithoutAPI(t *testing.T) {
 			t.Errorf("%d tries in an hour", n)
 		}
 		g.wantWarnings(1)
-		g.absent = false
+		g.SetAbsent()
 		g.heartbeat()
 		g.wantStatus(featureErr, "")
 		g.wantWritten(s, true)
-		g.absent = true
+		g.SetAbsent("nfd.k8s-sigs.io")
 		writes := g.writer.Status().Writes
 		none := g.set(NodeState{Feature: map[string]string{}})
 		g.wantWritten(none, true)
@@ -919,7 +657,7 @@ func TestNodeFeatureWithoutAPI(t *testing.T) {
 // A writer that does not know its namespace says so, and asks nothing.
 func TestNodeFeatureWithoutNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := newNodeRig(t, newNodeServer())
+		g := newNodeRig(t, newAPI(t))
 		g.writer.Namespace = ""
 		g.start()
 		s := g.set(NodeState{Feature: map[string]string{"a": "1"}})
@@ -954,7 +692,7 @@ func TestNodeFeatureErrors(t *testing.T) {
 					next = &NodeState{Feature: map[string]string{}}
 				}
 				writes := g.writer.Status().Writes
-				g.before = func(r *http.Request) error {
+				g.fail = func(r *http.Request) error {
 					if fails(r) {
 						return apiError(500, metav1.StatusReasonInternalError)
 					}
@@ -970,7 +708,7 @@ func TestNodeFeatureErrors(t *testing.T) {
 				g.advance(lateWindow + maxBackoff)
 				g.wantStatus(featureErr, "")
 				g.wantWritten(next, true)
-				f := g.features["gpu-node-agent-node1"]
+				f := g.feature()
 				if (f == nil) != (name == "delete") || f != nil && !maps.Equal(f.Spec.Labels, next.Feature) || g.writer.Status().Writes != writes+1 {
 					t.Errorf("%+v; %+v", f, g.writer.Status())
 				}
@@ -983,10 +721,11 @@ func TestNodeFeatureErrors(t *testing.T) {
 func TestNodeFeatureNodeName(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
 		g.set(NodeState{Feature: map[string]string{"a": "1"}})
-		f := g.features["gpu-node-agent-node1"]
-		f.Metadata.Labels = map[string]string{featureNodeLabel: "node2"}
+		f := g.feature()
+		f.Labels = map[string]string{featureNodeLabel: "node2"}
+		g.Put(f)
 		g.heartbeat()
-		if f := g.features["gpu-node-agent-node1"]; f.Metadata.Labels[featureNodeLabel] != "node1" {
+		if f := g.feature(); f.Labels[featureNodeLabel] != "node1" {
 			t.Errorf("%+v", f)
 		}
 	})
@@ -1025,8 +764,8 @@ func TestNodeLabelsManyConflicts(t *testing.T) {
 			s := g.set(NodeState{Labels: labels})
 			g.wantStatus(labelsErr, want)
 			g.wantWritten(s, true)
-			if g.node.Labels["mine"] != "1" {
-				t.Errorf("labels %v", g.node.Labels)
+			if g.node().Labels["mine"] != "1" {
+				t.Errorf("labels %v", g.node().Labels)
 			}
 		})
 	}
@@ -1036,7 +775,7 @@ func TestNodeLabelsManyConflicts(t *testing.T) {
 func TestNodeWriterRemovesCondition(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
 		reported := func() {
-			g.change(func(n *corev1.Node) { n.Status.Conditions = []corev1.NodeCondition{{Type: conditionType}} })
+			g.setConditions(corev1.NodeCondition{Type: conditionType})
 		}
 		reported()
 		g.failWith(apierrors.NewForbidden(schema.GroupResource{Resource: "nodes/status"}, "", errors.New("no rights")))
@@ -1048,15 +787,15 @@ func TestNodeWriterRemovesCondition(t *testing.T) {
 		g.wantWritten(s, false)
 		g.failWith(nil)
 		g.advance(slowRetry + slowRetry/10)
-		if g.wantWritten(s, true); len(g.node.Status.Conditions) > 0 {
-			t.Errorf("conditions %v", g.node.Status.Conditions)
+		if g.wantWritten(s, true); len(g.conditions(t)) > 0 {
+			t.Errorf("conditions %v", g.conditions(t))
 		}
 		g.wantStatus(conditionErr, "")
 		g.took()
 		reported() // by another agent
 		g.advance(time.Hour)
 		g.wantRequests("")
-		g.node = nil
+		g.Delete("nodes", "", "node1")
 		g.set(NodeState{})
 		g.wantWritten(g.set(NodeState{RemoveCondition: true}), true) // with its node
 	})
@@ -1065,7 +804,7 @@ func TestNodeWriterRemovesCondition(t *testing.T) {
 // A part without rights does not delay the others.
 func TestNodePartsAreIndependent(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
-		g.before = func(r *http.Request) error {
+		g.fail = func(r *http.Request) error {
 			if strings.Contains(r.URL.Path, "nodefeatures") {
 				return apierrors.NewForbidden(schema.GroupResource{Resource: "nodefeatures"}, "", errors.New("no rights"))
 			}
@@ -1095,14 +834,13 @@ func unhealthyTaint() corev1.Taint {
 // wantTaints checks the node's taints in order, each as KEY[=VALUE]:EFFECT.
 func (g *nodeRig) wantTaints(want ...string) {
 	g.t.Helper()
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	n := g.node()
 	var have []string
-	for _, t := range g.node.Spec.Taints {
+	for _, t := range n.Spec.Taints {
 		have = append(have, t.ToString())
 	}
 	if !slices.Equal(have, want) {
-		g.t.Errorf("taints %q, want %q; annotations %v", have, want, g.node.Annotations)
+		g.t.Errorf("taints %q, want %q; annotations %v", have, want, n.Annotations)
 	}
 }
 
@@ -1119,10 +857,11 @@ func TestNodeWriterUndecodableAnswers(t *testing.T) {
 				if r.Method != "GET" {
 					t.Errorf("%s %s", r.Method, r.URL)
 				}
-				return respond(r, map[string]any{
-					"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1",
-					"metadata": map[string]any{"name": "node1"}, "spec": 5,
-				}, nil)
+				const text = `{"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": {"name": "node1"}, "spec": 5}`
+				return &http.Response{
+					StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Request: r,
+					Body: io.NopCloser(strings.NewReader(text)),
+				}, nil
 			})})
 		}
 		s := g.set(NodeState{Feature: map[string]string{"a": "1"}, Taints: taintsOf("a:NoSchedule")})

@@ -2,10 +2,13 @@ package apiservertest
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +18,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -50,7 +54,7 @@ func New(t testing.TB, nodes ...string) *Server {
 func (s *Server) Client() (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(&rest.Config{
 		Host: "http://apiserver", UserAgent: "test", QPS: 5, Burst: 10, WarningHandler: rest.NoWarnings{},
-		Transport: &http.Transport{DialContext: s.listener.dial, MaxIdleConnsPerHost: 10},
+		Transport: s.Transport(nil),
 	})
 }
 
@@ -75,6 +79,39 @@ func (s *Server) Kubeconfig(t testing.TB) string {
 	return path
 }
 
+// Transport returns a transport of the server's clients. Before each request it calls before, in the client's goroutine, unless it is nil.
+// An error of apimachinery's package errors is then the answer, and another one ends the request as one of the connection.
+func (s *Server) Transport(before func(*http.Request) error) http.RoundTripper {
+	return &transport{http.Transport{DialContext: s.listener.dial, MaxIdleConnsPerHost: 10}, before}
+}
+
+type transport struct {
+	http.Transport
+	before func(*http.Request) error
+}
+
+func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	if t.before == nil {
+		return t.Transport.RoundTrip(r)
+	}
+	err := t.before(r)
+	if err == nil {
+		return t.Transport.RoundTrip(r)
+	}
+	if r.Body != nil {
+		_ = r.Body.Close()
+	}
+	if _, answer := errors.AsType[*apierrors.StatusError](err); !answer {
+		return nil, err
+	}
+	w := httptest.NewRecorder()
+	w.Header().Set("Content-Type", "application/json")
+	refuse(w, err)
+	response := w.Result()
+	response.Request = r
+	return response, nil
+}
+
 // do changes the server.
 func (s *Server) do(f func()) {
 	s.mu.Lock()
@@ -84,12 +121,39 @@ func (s *Server) do(f func()) {
 }
 
 // Put creates or replaces an object, without validation.
-func (s *Server) Put(o object) {
-	o = o.DeepCopyObject().(object)
+func (s *Server) Put(o object) { s.PutBy("test", o) }
+
+// PutBy does so as a client with a field manager.
+func (s *Server) PutBy(manager string, o object) {
+	o = stored(o)
+	s.do(func() {
+		next, err := s.managed(s.objects[keyOf(o)], o, manager, "")
+		if err != nil {
+			panic(err)
+		}
+		s.put(next)
+	})
+}
+
+// stored returns a copy of an object as the API server keeps it: with its kind, and times in seconds.
+func stored(o object) object {
+	gvk := resourceTypes()["nodefeatures"]
 	if kinds, _, err := scheme.Scheme.ObjectKinds(o); err == nil {
-		o.GetObjectKind().SetGroupVersionKind(kinds[0])
+		gvk = kinds[0]
 	}
-	s.do(func() { s.put(o) })
+	text, err := json.Marshal(o)
+	if err != nil {
+		panic(err)
+	}
+	c, err := newObject(gvk)
+	if err == nil {
+		err = json.Unmarshal(text, c)
+	}
+	if err != nil {
+		panic(err)
+	}
+	c.GetObjectKind().SetGroupVersionKind(gvk)
+	return c
 }
 
 // Delete deletes an object, such as resourceslices; namespace is empty for those without one.
@@ -111,7 +175,7 @@ func (s *Server) Slices() []resourceapi.ResourceSlice {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []resourceapi.ResourceSlice
-	for _, k := range s.keys() {
+	for _, k := range keys(s.objects) {
 		if slice, ok := s.objects[k].(*resourceapi.ResourceSlice); ok {
 			all = append(all, *slice.DeepCopy())
 		}
@@ -124,7 +188,7 @@ func (s *Server) Claims() []resourceapi.ResourceClaim {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []resourceapi.ResourceClaim
-	for _, k := range s.keys() {
+	for _, k := range keys(s.objects) {
 		if claim, ok := s.objects[k].(*resourceapi.ResourceClaim); ok {
 			all = append(all, *claim.DeepCopy())
 		}
@@ -152,8 +216,24 @@ func (s *Server) Deny(requests ...string) {
 	})
 }
 
-// SetAbsent makes the server one that does not serve resource.k8s.io/v1.
-func (s *Server) SetAbsent(absent bool) { s.do(func() { s.absent = absent }) }
+// SetAbsent makes the server one that does not serve some API groups, such as resource.k8s.io. It replaces the groups that were absent.
+func (s *Server) SetAbsent(groups ...string) { s.do(func() { s.absent = groups }) }
+
+// SetStale keeps the cache, from which reads with resource version 0 are answered, as it is, or lets it follow again.
+func (s *Server) SetStale(stale bool) {
+	s.do(func() {
+		if s.cache = nil; stale {
+			s.cache = maps.Clone(s.objects)
+		}
+	})
+}
+
+// Watches returns the number of open watches.
+func (s *Server) Watches() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.watches
+}
 
 // Answer sets a function that may refuse requests, such as with an error of apimachinery's package errors; nil for none.
 func (s *Server) Answer(f func(Request) error) { s.do(func() { s.answer = f }) }
@@ -162,7 +242,16 @@ func (s *Server) Answer(f func(Request) error) { s.do(func() { s.answer = f }) }
 func (s *Server) Mutate(f func(*resourceapi.ResourceSlice)) { s.do(func() { s.mutate = f }) }
 
 // Freeze makes the server accept connections and answer nothing, or go on.
-func (s *Server) Freeze(frozen bool) { s.do(func() { s.frozen = frozen }) }
+func (s *Server) Freeze(frozen bool) {
+	if frozen {
+		s.Hang(func(Request) bool { return true })
+	} else {
+		s.Hang(nil)
+	}
+}
+
+// Hang makes the server answer no request that f selects; nil for none. f must not call the server.
+func (s *Server) Hang(f func(Request) bool) { s.do(func() { s.hangs = f }) }
 
 // Compact expires all versions: a client that has an old one must list again.
 func (s *Server) Compact() {

@@ -1,15 +1,17 @@
-// Package apiservertest is a stand-in for the API server: Nodes, ResourceSlices, ResourceClaims, pods and their owners over HTTP, with
-// watches, pages, patches, validation, feature gates and faults. Unlike client-go's fake clientset it refuses what the API server refuses.
+// Package apiservertest is the stand-in for the API server: nodes, events, NodeFeatures, ResourceSlices, ResourceClaims, pods and their
+// owners over HTTP, with watches, pages, patches, server-side apply, validation, feature gates and faults. Unlike client-go's fake
+// clientset it refuses what the API server refuses. Where it differs, it is stricter: it refuses unknown fields, which the API server
+// drops.
 package apiservertest
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"net/http"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,12 +24,16 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
@@ -47,11 +53,14 @@ type Server struct {
 	version   int64
 	compacted int64 // watches from an older version are expired
 	objects   map[key]object
-	history   []event // by version
+	cache     map[key]object // what reads from the cache find; nil: objects
+	history   []event        // by version
 	lacks     []string
 	denied    map[string]bool // "verb resource"
-	absent    bool
-	frozen    bool
+	absent    []string        // API groups
+	hangs     func(Request) bool
+	watches   int // that are open
+	types     managedfields.TypeConverter
 	answer    func(Request) error
 	mutate    func(*resourceapi.ResourceSlice)
 	requests  []Request
@@ -69,7 +78,24 @@ type event struct {
 	version int64
 	kind    string // ADDED, MODIFIED, DELETED
 	key     key
+	old     object // nil if the object is new
 	object  object
+}
+
+// seen returns the event as a watch of what matches sees it: what does not match does not exist. kind is "" if it sees nothing.
+func (e event) seen(match func(object) bool) (kind string, o object) {
+	was, is := e.old != nil && match(e.old), e.kind != "DELETED" && match(e.object)
+	switch {
+	case was && is:
+		return "MODIFIED", e.object
+	case is:
+		return "ADDED", e.object
+	case was:
+		o = e.old.DeepCopyObject().(object)
+		o.SetResourceVersion(fmt.Sprint(e.version))
+		return "DELETED", o
+	}
+	return "", nil
 }
 
 // Request is a request that the server has answered.
@@ -93,10 +119,10 @@ func (r Request) String() string {
 // ServeHTTP answers a request. Watches end when the connection does.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
-	if !s.thawed(r) {
+	request, k := parse(r)
+	if !s.thawed(r, request) {
 		return
 	}
-	request, k := parse(r)
 	if request.Verb == "watch" {
 		s.watch(w, r, request)
 		return
@@ -107,22 +133,62 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	result, err := s.handle(r, &request, k, body)
-	code := http.StatusOK
+	result = partial(r, result)
+	request.Code = http.StatusOK
 	if err != nil {
-		status := statusOf(err)
-		result, code = status, int(status.Code)
-		if d := status.Details; d != nil && d.RetryAfterSeconds > 0 {
-			w.Header().Set("Retry-After", strconv.Itoa(int(d.RetryAfterSeconds)))
-		}
+		request.Code = int(statusOf(err).Code)
 	} else if request.Verb == "create" {
-		code = http.StatusCreated
+		request.Code = http.StatusCreated
 	}
-	request.Code = code
 	s.requests = append(s.requests, request)
 	s.notify()
 	s.mu.Unlock()
-	w.WriteHeader(code)
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	w.WriteHeader(request.Code)
 	_ = json.NewEncoder(w).Encode(result) // the client may be gone
+}
+
+// errNoAPI is the answer for an API group that the server does not serve.
+var errNoAPI = apierrors.NewGenericServerResponse(http.StatusNotFound, "", schema.GroupResource{}, "", "404 page not found", 0, true)
+
+// refuse answers with an error.
+func refuse(w http.ResponseWriter, err error) {
+	if errors.Is(err, errNoAPI) {
+		http.Error(w, "404 page not found", http.StatusNotFound)
+		return
+	}
+	status := statusOf(err)
+	if d := status.Details; d != nil && d.RetryAfterSeconds > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int(d.RetryAfterSeconds)))
+	}
+	w.WriteHeader(int(status.Code))
+	_ = json.NewEncoder(w).Encode(status) // the client may be gone
+}
+
+// partial returns an answer as its client asks for it: as a whole, or only the metadata of its objects.
+func partial(r *http.Request, answer any) any {
+	if !strings.Contains(r.Header.Get("Accept"), ";as=PartialObjectMetadata") {
+		return answer
+	}
+	metadata := func(o object) object {
+		m := meta.AsPartialObjectMetadata(o)
+		m.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"))
+		return m
+	}
+	switch a := answer.(type) {
+	case object:
+		return metadata(a)
+	case list:
+		items := make([]object, len(a.Items))
+		for i, o := range a.Items {
+			items[i] = metadata(o)
+		}
+		return list{metav1.TypeMeta{Kind: "PartialObjectMetadataList", APIVersion: "meta.k8s.io/v1"}, a.Metadata, items}
+	}
+	return answer
 }
 
 // parse returns a request, and the object that it names.
@@ -177,6 +243,7 @@ func statusOf(err error) metav1.Status {
 func resourceTypes() map[string]schema.GroupVersionKind {
 	return map[string]schema.GroupVersionKind{
 		"nodes":          corev1.SchemeGroupVersion.WithKind("Node"),
+		"nodefeatures":   {Group: "nfd.k8s-sigs.io", Version: "v1alpha1", Kind: "NodeFeature"},
 		"resourceslices": resourceapi.SchemeGroupVersion.WithKind("ResourceSlice"),
 		"resourceclaims": resourceapi.SchemeGroupVersion.WithKind("ResourceClaim"),
 
@@ -201,16 +268,13 @@ func (s *Server) admit(r *http.Request, q Request) error {
 	if gvk.Group == "" {
 		prefix = "/api/v1/"
 	}
-	if !ok || !strings.HasPrefix(r.URL.Path, prefix) || s.absent && gvk.Group == resourceapi.GroupName {
-		return &apierrors.StatusError{ErrStatus: metav1.Status{
-			Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound,
-			Message: "the server could not find the requested resource",
-			Details: &metav1.StatusDetails{},
-		}}
+	if !ok || !strings.HasPrefix(r.URL.Path, prefix) || slices.Contains(s.absent, gvk.Group) {
+		return errNoAPI
 	}
 	if s.denied[q.Verb+" "+q.Resource] {
+		//nolint:staticcheck // the API server's text
 		return apierrors.NewForbidden(group, q.Name, fmt.Errorf("User %q cannot %s resource %q in API group %q at the cluster scope", "agent",
-			q.Verb, q.Resource, gvk.Group)) //nolint:staticcheck // the API server's text
+			q.Verb, q.Resource, gvk.Group))
 	}
 	if s.answer != nil {
 		return s.answer(q)
@@ -225,7 +289,10 @@ func (s *Server) handle(r *http.Request, q *Request, k key, body []byte) (any, e
 	}
 	gvk := resourceTypes()[k.resource]
 	group := schema.GroupResource{Group: gvk.Group, Resource: q.Resource}
-	old := s.objects[k]
+	old := s.readable(r)[k]
+	if q.Verb == "patch" && r.Header.Get("Content-Type") == string(types.ApplyPatchType) {
+		return s.apply(r, q, old, body)
+	}
 	if old == nil && k.name != "" {
 		return nil, apierrors.NewNotFound(group, k.name)
 	}
@@ -239,61 +306,118 @@ func (s *Server) handle(r *http.Request, q *Request, k key, body []byte) (any, e
 	case "create/eviction":
 		return s.evict(old, body)
 	case "delete":
-		var o metav1.DeleteOptions
-		if err := decode(body, &o); err != nil {
-			return nil, err
-		}
-		if p := o.Preconditions; p != nil && (p.UID != nil && *p.UID != old.GetUID() ||
-			p.ResourceVersion != nil && *p.ResourceVersion != old.GetResourceVersion()) {
-			return nil, apierrors.NewConflict(group, k.name, errors.New("precondition failed"))
-		}
-		s.remove(k)
-		return metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess}, nil
+		return s.delete(group, k, old, body)
 	case "create", "update":
-		decoded, err := scheme.Scheme.New(gvk)
-		if err != nil {
-			return nil, err
-		}
-		if err := decode(body, decoded); err != nil {
-			return nil, apierrors.NewBadRequest(err.Error())
-		}
-		o := decoded.(object)
-		if q.Verb == "create" && o.GetName() == "" && o.GetGenerateName() != "" {
-			o.SetName(o.GetGenerateName() + strconv.FormatInt(s.version+10000, 36))
-		}
-		q.Name = o.GetName()
-		if q.Verb == "create" && s.objects[key{k.resource, k.namespace, q.Name}] != nil {
-			return nil, apierrors.NewAlreadyExists(group, q.Name)
-		}
-		if old != nil && o.GetResourceVersion() != "" && o.GetResourceVersion() != old.GetResourceVersion() {
-			return nil, apierrors.NewConflict(group, q.Name,
-				errors.New("the object has been modified; please apply your changes to the latest version and try again"))
-		}
-		if slice, ok := o.(*resourceapi.ResourceSlice); ok {
-			if s.mutate != nil {
-				s.mutate(slice)
-			}
-			prepareSlice(slice, s.lacks, time.Now())
-			before, _ := old.(*resourceapi.ResourceSlice)
-			if errs := validateSlice(slice, before); len(errs) > 0 {
-				return nil, apierrors.NewInvalid(gvk.GroupKind(), q.Name, errs)
-			}
-		}
-		if q.DryRun {
-			return o, nil
-		}
-		return s.put(o), nil
+		return s.write(r, q, k, old, body)
 	}
 	return nil, apierrors.NewMethodNotSupported(group, q.Verb)
 }
 
-// decode decodes JSON or protobuf. An empty body changes nothing.
+// delete deletes an object. The caller holds mu.
+func (s *Server) delete(group schema.GroupResource, k key, old object, body []byte) (any, error) {
+	var o metav1.DeleteOptions
+	if err := decode(body, &o); err != nil {
+		return nil, err
+	}
+	if p := o.Preconditions; p != nil && (p.UID != nil && *p.UID != old.GetUID() ||
+		p.ResourceVersion != nil && *p.ResourceVersion != old.GetResourceVersion()) {
+		return nil, apierrors.NewConflict(group, k.name, errors.New("precondition failed"))
+	}
+	s.remove(k)
+	return metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess}, nil
+}
+
+// write creates or replaces an object. The caller holds mu.
+func (s *Server) write(r *http.Request, q *Request, k key, old object, body []byte) (any, error) {
+	gvk := resourceTypes()[k.resource]
+	group := schema.GroupResource{Group: gvk.Group, Resource: q.Resource}
+	o, err := newObject(gvk)
+	if err != nil {
+		return nil, err
+	}
+	if err := decode(body, o); err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	if o.GetNamespace() == "" {
+		o.SetNamespace(k.namespace)
+	}
+	if o.GetNamespace() != k.namespace || old != nil && o.GetName() != k.name {
+		return nil, apierrors.NewBadRequest("the name or the namespace of the provided object does not match the one sent on the URL")
+	}
+	if q.Verb == "create" && o.GetName() == "" && o.GetGenerateName() != "" {
+		o.SetName(o.GetGenerateName() + strconv.FormatInt(s.version+10000, 36))
+	}
+	q.Name = o.GetName()
+	if q.Verb == "create" && s.objects[key{k.resource, k.namespace, q.Name}] != nil {
+		return nil, apierrors.NewAlreadyExists(group, q.Name)
+	}
+	if _, custom := o.(*NodeFeature); custom && old != nil && o.GetResourceVersion() == "" {
+		return nil, apierrors.NewInvalid(gvk.GroupKind(), q.Name, field.ErrorList{
+			field.Invalid(field.NewPath("metadata", "resourceVersion"), 0, "must be specified for an update"),
+		})
+	}
+	if old != nil && o.GetResourceVersion() != "" && o.GetResourceVersion() != old.GetResourceVersion() {
+		return nil, apierrors.NewConflict(group, q.Name,
+			errors.New("the object has been modified; please apply your changes to the latest version and try again"))
+	}
+	if slice, ok := o.(*resourceapi.ResourceSlice); ok {
+		if s.mutate != nil {
+			s.mutate(slice)
+		}
+		prepareSlice(slice, s.lacks, time.Now())
+		before, _ := old.(*resourceapi.ResourceSlice)
+		if errs := validateSlice(slice, before); len(errs) > 0 {
+			return nil, apierrors.NewInvalid(gvk.GroupKind(), q.Name, errs)
+		}
+	}
+	if old != nil {
+		keep("Status", o, old)
+	}
+	if o, err = s.managed(old, o, managerOf(r), ""); err != nil {
+		return nil, err
+	}
+	return s.store(o, q.DryRun)
+}
+
+// newObject returns an empty object of a kind.
+func newObject(gvk schema.GroupVersionKind) (object, error) {
+	if gvk.Kind == "NodeFeature" {
+		return &NodeFeature{TypeMeta: metav1.TypeMeta{Kind: gvk.Kind, APIVersion: gvk.GroupVersion().String()}}, nil
+	}
+	o, err := scheme.Scheme.New(gvk)
+	if err != nil {
+		return nil, err
+	}
+	return o.(object), nil
+}
+
+// decode decodes JSON without unknown fields, or protobuf. An empty body changes nothing.
 func decode(body []byte, into runtime.Object) error {
 	if len(body) == 0 {
 		return nil
 	}
-	_, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, into)
+	if _, custom := into.(*NodeFeature); custom {
+		decoder := json.NewDecoder(bytes.NewReader(body))
+		decoder.DisallowUnknownFields()
+		return decoder.Decode(into)
+	}
+	_, _, err := serializer.NewCodecFactory(scheme.Scheme, serializer.EnableStrict).UniversalDeserializer().Decode(body, nil, into)
 	return err
+}
+
+// readable returns the objects that a request finds: those of the cache if it may be answered from there.
+func (s *Server) readable(r *http.Request) map[key]object {
+	if s.cache != nil && r.Method == http.MethodGet && r.URL.Query().Get("resourceVersion") == "0" {
+		return s.cache
+	}
+	return s.objects
+}
+
+// list is the answer to a request for several objects.
+type list struct {
+	metav1.TypeMeta
+	Metadata map[string]any `json:"metadata"`
+	Items    []object       `json:"items"`
 }
 
 // list returns the objects of a kind in a namespace, or in all for "". A page continues after the number of objects in its token.
@@ -303,8 +427,9 @@ func (s *Server) list(r *http.Request, gvk schema.GroupVersionKind, namespace st
 		return nil, err
 	}
 	items := []object{}
-	for _, k := range s.keys() {
-		if o := s.objects[k]; kindOf(o) == gvk.Kind && (namespace == "" || k.namespace == namespace) && match(o) {
+	objects := s.readable(r)
+	for _, k := range keys(objects) {
+		if o := objects[k]; kindOf(o) == gvk.Kind && (namespace == "" || k.namespace == namespace) && match(o) {
 			items = append(items, o)
 		}
 	}
@@ -315,34 +440,43 @@ func (s *Server) list(r *http.Request, gvk schema.GroupVersionKind, namespace st
 		items = items[:limit]
 		metadata["continue"] = strconv.Itoa(from + limit)
 	}
-	return map[string]any{"kind": gvk.Kind + "List", "apiVersion": gvk.GroupVersion().String(), "metadata": metadata, "items": items}, nil
+	return list{metav1.TypeMeta{Kind: gvk.Kind + "List", APIVersion: gvk.GroupVersion().String()}, metadata, items}, nil
 }
 
 func kindOf(o object) string { return o.GetObjectKind().GroupVersionKind().Kind }
 
-func (s *Server) keys() []key {
-	return slices.SortedFunc(maps.Keys(s.objects), func(a, b key) int {
+func keys(objects map[key]object) []key {
+	return slices.SortedFunc(maps.Keys(objects), func(a, b key) int {
 		return strings.Compare(a.resource+"/"+a.namespace+"/"+a.name, b.resource+"/"+b.namespace+"/"+b.name)
 	})
 }
 
-// selector returns the field and label selectors of a request.
+// selector returns the field and label selectors of a request. It refuses a selector of another field, as the API server does.
 func selector(r *http.Request) (func(object) bool, error) {
 	f, err := fields.ParseSelector(r.URL.Query().Get("fieldSelector"))
 	l, err2 := labels.Parse(r.URL.Query().Get("labelSelector"))
 	if err := errors.Join(err, err2); err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
+	request, _ := parse(r)
+	selectable := append([]string{"metadata.name", "metadata.namespace"}, map[string][]string{
+		"resourceslices": {"spec.driver", "spec.nodeName"}, "pods": {"spec.nodeName", "status.phase"},
+	}[request.Resource]...)
+	for _, requirement := range f.Requirements() {
+		if !slices.Contains(selectable, requirement.Field) {
+			return nil, apierrors.NewBadRequest("field label not supported: " + requirement.Field)
+		}
+	}
 	return func(o object) bool {
 		set := fields.Set{"metadata.name": o.GetName(), "metadata.namespace": o.GetNamespace()}
 		if slice, ok := o.(*resourceapi.ResourceSlice); ok {
-			set["spec.driver"], set["spec.pool.name"] = slice.Spec.Driver, slice.Spec.Pool.Name
+			set["spec.driver"] = slice.Spec.Driver
 			if slice.Spec.NodeName != nil {
 				set["spec.nodeName"] = *slice.Spec.NodeName
 			}
 		}
 		if pod, ok := o.(*corev1.Pod); ok {
-			set["status.phase"] = string(pod.Status.Phase)
+			set["spec.nodeName"], set["status.phase"] = pod.Spec.NodeName, string(pod.Status.Phase)
 		}
 		return f.Matches(set) && l.Matches(labels.Set(o.GetLabels()))
 	}, nil
@@ -352,12 +486,13 @@ func selector(r *http.Request) (func(object) bool, error) {
 func (s *Server) put(o object) object {
 	k := keyOf(o)
 	kind := "ADDED"
-	if old := s.objects[k]; old != nil {
+	old := s.objects[k]
+	if old != nil {
 		kind = "MODIFIED"
 		o.SetUID(old.GetUID())
 		o.SetCreationTimestamp(old.GetCreationTimestamp())
 		o.SetResourceVersion(old.GetResourceVersion())
-		if reflect.DeepEqual(o, old) { // the API server writes no equal object
+		if sameButTimes(o, old) { // the API server writes no equal object
 			return old
 		}
 	} else if o.GetUID() == "" {
@@ -370,18 +505,16 @@ func (s *Server) put(o object) object {
 	s.version++
 	o.SetResourceVersion(fmt.Sprint(s.version))
 	s.objects[k] = o
-	s.history = append(s.history, event{s.version, kind, k, o})
+	s.history = append(s.history, event{s.version, kind, k, old, o})
 	return o
 }
 
 // remove deletes an object. The caller holds mu.
 func (s *Server) remove(k key) {
-	if o := s.objects[k]; o != nil {
+	if old := s.objects[k]; old != nil {
 		delete(s.objects, k)
 		s.version++
-		o = o.DeepCopyObject().(object)
-		o.SetResourceVersion(fmt.Sprint(s.version))
-		s.history = append(s.history, event{s.version, "DELETED", k, o})
+		s.history = append(s.history, event{s.version, "DELETED", k, old, nil})
 	}
 }
 
@@ -394,45 +527,50 @@ func keyOf(o object) key {
 	panic(fmt.Sprintf("unexpected object %T", o))
 }
 
-// watch sends the changes since the version of the request, until the connection ends.
-func (s *Server) watch(w http.ResponseWriter, r *http.Request, q Request) {
-	match, err := selector(r)
+// openWatch opens a watch from a version. With sendInitialEvents, first are the objects of that version.
+func (s *Server) openWatch(r *http.Request, q Request) (from int64, first []event, initial bool, err error) {
 	s.mu.Lock()
-	if err == nil {
-		err = s.admit(r, q)
-	}
+	defer s.mu.Unlock()
 	query := r.URL.Query()
-	from := s.version
-	if v, convErr := strconv.ParseInt(query.Get("resourceVersion"), 10, 64); convErr == nil && v > 0 {
+	initial = query.Get("sendInitialEvents") == "true"
+	from = s.version
+	if v, convErr := strconv.ParseInt(query.Get("resourceVersion"), 10, 64); convErr == nil && v > 0 && !initial {
 		from = v
 	}
-	initial := query.Get("sendInitialEvents") == "true"
-	if err == nil && !initial && from < s.compacted {
+	if err = s.admit(r, q); err == nil && from < s.compacted {
 		err = apierrors.NewResourceExpired("too old resource version")
 	}
 	q.Code = http.StatusOK
 	if err != nil {
 		q.Code = int(statusOf(err).Code)
+	} else {
+		s.watches++
 	}
 	s.requests = append(s.requests, q)
-	var first []event
-	if initial {
-		for _, k := range s.keys() {
-			if k.resource == q.Resource {
-				first = append(first, event{kind: "ADDED", key: k, object: s.objects[k]})
-			}
-		}
-		from = s.version
-	}
 	s.notify()
-	s.mu.Unlock()
+	for _, k := range keys(s.objects) {
+		if initial && k.resource == q.Resource {
+			first = append(first, event{kind: "ADDED", key: k, object: s.objects[k]})
+		}
+	}
+	return from, first, initial, err
+}
+
+// watch sends the changes since the version of the request, until the connection ends.
+func (s *Server) watch(w http.ResponseWriter, r *http.Request, q Request) {
+	match, err := selector(r)
 	if err != nil {
-		w.WriteHeader(q.Code)
-		_ = json.NewEncoder(w).Encode(statusOf(err))
+		refuse(w, err)
 		return
 	}
+	from, first, initial, err := s.openWatch(r, q)
+	if err != nil {
+		refuse(w, err)
+		return
+	}
+	defer s.do(func() { s.watches-- })
 	send := func(kind string, o any) bool {
-		err := json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": o})
+		err := json.NewEncoder(w).Encode(map[string]any{"type": kind, "object": partial(r, o)})
 		w.(http.Flusher).Flush()
 		return err == nil && kind != "ERROR"
 	}
@@ -451,7 +589,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, q Request) {
 			return
 		}
 	}
-	for s.thawed(r) {
+	for s.thawed(r, q) {
 		s.mu.Lock()
 		compacted, changed := from < s.compacted, s.changed
 		pending := slices.Clone(s.history)
@@ -461,11 +599,14 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, q Request) {
 			return
 		}
 		for _, e := range pending {
-			if e.version > from && e.key.resource == q.Resource && match(e.object) && !send(e.kind, e.object) {
+			if e.version <= from || e.key.resource != q.Resource {
+				continue
+			}
+			if kind, o := e.seen(match); kind != "" && !send(kind, o) {
 				return
 			}
-			from = max(from, e.version)
 		}
+		from = max(from, versionOf(pending))
 		select {
 		case <-r.Context().Done():
 			return
@@ -474,11 +615,19 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, q Request) {
 	}
 }
 
-// thawed waits while the server is frozen; it returns false if the connection ends first.
-func (s *Server) thawed(r *http.Request) bool {
+// versionOf returns the version of the last event.
+func versionOf(events []event) int64 {
+	if len(events) == 0 {
+		return 0
+	}
+	return events[len(events)-1].version
+}
+
+// thawed waits while the server does not answer a request; it returns false if the connection ends first.
+func (s *Server) thawed(r *http.Request, q Request) bool {
 	for {
 		s.mu.Lock()
-		frozen, changed := s.frozen, s.changed
+		frozen, changed := s.hangs != nil && s.hangs(q), s.changed
 		s.mu.Unlock()
 		if !frozen {
 			return r.Context().Err() == nil

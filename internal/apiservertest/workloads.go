@@ -36,7 +36,7 @@ func (s *Server) Events() []corev1.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var all []corev1.Event
-	for _, k := range s.keys() {
+	for _, k := range keys(s.objects) {
 		if e, ok := s.objects[k].(*corev1.Event); ok {
 			all = append(all, *e.DeepCopy())
 		}
@@ -74,7 +74,8 @@ func specOf(o object) any {
 
 // patch changes an object, or its replicas by the subresource scale. The caller holds mu.
 func (s *Server) patch(r *http.Request, q *Request, old object, body []byte) (any, error) {
-	_, scale := strings.CutSuffix(q.Resource, "/scale")
+	_, subresource, _ := strings.Cut(q.Resource, "/")
+	scale := subresource == "scale"
 	document, err := documentOf(old, scale)
 	if err != nil {
 		return nil, err
@@ -87,6 +88,9 @@ func (s *Server) patch(r *http.Request, q *Request, old object, body []byte) (an
 		}
 		merge(document, patch)
 	case types.StrategicMergePatchType:
+		if _, custom := old.(*NodeFeature); custom {
+			return nil, unsupported(q)
+		}
 		var patch map[string]any
 		if err := json.Unmarshal(body, &patch); err != nil {
 			return nil, apierrors.NewBadRequest(err.Error())
@@ -99,7 +103,7 @@ func (s *Server) patch(r *http.Request, q *Request, old object, body []byte) (an
 			return nil, err
 		}
 	default:
-		return nil, apierrors.NewGenericServerResponse(http.StatusUnsupportedMediaType, "patch", schema.GroupResource{}, q.Name, "", 0, false)
+		return nil, unsupported(q)
 	}
 	text, err := json.Marshal(document)
 	if err != nil {
@@ -117,10 +121,17 @@ func (s *Server) patch(r *http.Request, q *Request, old object, body []byte) (an
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
+	switch subresource {
+	case "status":
+		keep("Spec", o, old)
+	case "":
+		keep("Status", o, old)
+	}
 	group := schema.GroupResource{Group: old.GetObjectKind().GroupVersionKind().Group, Resource: q.Resource}
 	if o.GetUID() != old.GetUID() {
+		//nolint:staticcheck // the API server's text
 		return nil, apierrors.NewConflict(group, q.Name, fmt.Errorf("Precondition failed: UID in precondition: %v, UID in object meta: %v",
-			o.GetUID(), old.GetUID())) //nolint:staticcheck // the API server's text
+			o.GetUID(), old.GetUID()))
 	}
 	if o.GetResourceVersion() != old.GetResourceVersion() {
 		return nil, apierrors.NewConflict(group, q.Name,
@@ -132,7 +143,10 @@ func (s *Server) patch(r *http.Request, q *Request, old object, body []byte) (an
 		!equality.Semantic.DeepEqual(o.GetAnnotations(), old.GetAnnotations()) {
 		o.SetGeneration(old.GetGeneration() + 1)
 	}
-	return s.put(o), nil
+	if o, err = s.managed(old, o, managerOf(r), subresource); err != nil {
+		return nil, err
+	}
+	return s.store(o, q.DryRun)
 }
 
 // documentOf returns an object, or its subresource scale, as JSON.

@@ -645,7 +645,7 @@ func TestPublisherNeedsRights(t *testing.T) {
 
 func TestPublisherNeedsKubernetes134(t *testing.T) {
 	withPublisher(t, func(g *publishRig) {
-		g.api.SetAbsent(true)
+		g.api.SetAbsent(resourceapi.GroupName)
 		g.update(Pool{Slices: []Slice{{Devices: []resourceapi.Device{publishedGPU(0)}}}})
 		g.advance(10 * time.Minute)
 		g.wantError(reasonUnsupported, "Kubernetes 1.34")
@@ -654,7 +654,7 @@ func TestPublisherNeedsKubernetes134(t *testing.T) {
 				t.Fatalf("request for a beta API: %s", r.Path)
 			}
 		}
-		g.api.SetAbsent(false)
+		g.api.SetAbsent()
 		g.advance(maxRefusedPause + 2*time.Second)
 		g.wantDevices("gpu-0")
 	})

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"sync"
@@ -15,37 +13,83 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
-// rig runs a follower with a fake API server.
+// rig runs a follower with a stand-in API server.
 type rig struct {
 	*Follower
-	*apiServer
-	config health.Latest[Config]
-	logged *observer.ObservedLogs
-	stop   func()
+	*apiservertest.Server
+	t       *testing.T
+	created int // pods
+	config  health.Latest[Config]
+	logged  *observer.ObservedLogs
+	stop    func()
 }
 
 func newRig(t *testing.T, keys ...string) *rig {
 	t.Helper()
 	core, logged := observer.New(zap.InfoLevel)
-	g := &rig{apiServer: newAPIServer(t), logged: logged}
+	g := &rig{Server: apiservertest.New(t), t: t, logged: logged}
 	g.configure(metrics.Config{PodLabels: keys})
 	g.Follower = New(Options{Config: &g.config, Node: "node-1", Log: zap.New(core)})
-	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
-	text := fmt.Sprintf("clusters: [{name: a, cluster: {server: %q}}]\ncontexts: [{name: a, context: {cluster: a}}]\ncurrent-context: a\n",
-		g.URL)
-	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
+	kubeconfig := g.Kubeconfig(t)
+	g.open = func(string) (*rest.Config, error) {
+		c, err := kube.RESTConfig(kubeconfig)
+		if err == nil {
+			c.Wrap(func(next http.RoundTripper) http.RoundTripper { return metadataOnly{next, t} })
+		}
+		return c, err
 	}
-	g.open = func(string) (*rest.Config, error) { return kube.RESTConfig(kubeconfig) }
 	return g
+}
+
+// metadataOnly checks that each request asks for the metadata of the node's pods.
+type metadataOnly struct {
+	next http.RoundTripper
+	t    *testing.T
+}
+
+func (m metadataOnly) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Method != http.MethodGet || r.URL.Path != "/api/v1/pods" || r.URL.Query().Get("fieldSelector") != "spec.nodeName=node-1" ||
+		!strings.Contains(r.Header.Get("Accept"), "as=PartialObjectMetadata") || !strings.HasPrefix(r.UserAgent(), "gpu-node-agent") {
+		m.t.Errorf("unexpected request %s %s, Accept %s", r.Method, r.URL, r.Header.Get("Accept"))
+	}
+	return m.next.RoundTrip(r)
+}
+
+// put creates or changes a pod, or deletes it if labels is nil. New pods get the UIDs uid-1, uid-2 and so on.
+func (g *rig) put(namespace, name string, labels map[string]string) {
+	if labels == nil {
+		g.Delete("pods", namespace, name)
+		return
+	}
+	if g.Get("pods", namespace, name) == nil {
+		g.created++
+	}
+	g.Put(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(fmt.Sprint("uid-", g.created)), Labels: labels},
+		Spec:       corev1.PodSpec{NodeName: "node-1"},
+	})
+}
+
+// count returns how many lists, and how many requests in all, the server has answered.
+func (g *rig) count() (lists, requests int) {
+	for _, r := range g.Requests() {
+		if requests++; r.Verb == "list" {
+			lists++
+		}
+	}
+	return lists, requests
 }
 
 func (g *rig) start() *rig {
@@ -88,10 +132,8 @@ func (g *rig) awaitLabels(namespace, name string, want ...string) {
 func (g *rig) awaitWatches(n int) {
 	g.t.Helper()
 	agenttest.Eventually(g.t, "watches", func() error {
-		g.apiServer.mu.Lock()
-		defer g.apiServer.mu.Unlock()
-		if len(g.watching) != n {
-			return fmt.Errorf("%d watches, want %d", len(g.watching), n)
+		if open := g.Watches(); open != n {
+			return fmt.Errorf("%d watches, want %d", open, n)
 		}
 		return nil
 	})
@@ -151,13 +193,13 @@ func TestOutage(t *testing.T) {
 	g.put("a", "goes", map[string]string{"team": "x"})
 	g.start()
 	g.awaitLabels("a", "goes", "team=x")
-	g.failWith(dropConnection)
+	g.SetRefused(true)
 	g.awaitUp(false)
 	g.awaitLabels("a", "stays", "team=x")
 	g.awaitLabels("a", "goes", "team=x")
 	g.put("a", "goes", nil)
 	g.put("a", "comes", map[string]string{"team": "y"})
-	g.failWith(nil)
+	g.SetRefused(false)
 	g.awaitLabels("a", "comes", "team=y")
 	g.awaitLabels("a", "goes")
 	g.awaitLabels("a", "stays", "team=x")
@@ -175,7 +217,7 @@ func TestExpired(t *testing.T) {
 	g.start()
 	g.awaitLabels("a", "one", "team=x")
 	g.awaitWatches(1)
-	g.expireWatches()
+	g.Compact()
 	agenttest.Eventually(g.t, "second list", func() error {
 		if lists, _ := g.count(); lists < 2 {
 			return fmt.Errorf("%d lists", lists)
@@ -193,12 +235,7 @@ func TestForbidden(t *testing.T) {
 	t.Parallel()
 	g := newRig(t, "team")
 	g.put("a", "one", map[string]string{"team": "x"})
-	g.failWith(func(w http.ResponseWriter, _ *http.Request) bool {
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusForbidden)
-		fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"pods is forbidden: no rights"}`)
-		return true
-	})
+	g.Deny("list pods")
 	g.start()
 	agenttest.Eventually(g.t, "retry", func() error {
 		if _, requests := g.count(); requests < 2 {
@@ -206,13 +243,13 @@ func TestForbidden(t *testing.T) {
 		}
 		return nil
 	})
-	if s := g.Status(); s.Up || !strings.Contains(s.Err, "no rights") {
+	if s := g.Status(); s.Up || !strings.Contains(s.Err, "pods is forbidden") {
 		t.Errorf("status %+v", s)
 	}
 	if n := g.warnings(); n != 1 {
 		t.Errorf("%d warnings: %v", n, g.logged.All())
 	}
-	g.failWith(nil)
+	g.Deny()
 	g.awaitLabels("a", "one", "team=x")
 }
 
@@ -265,18 +302,17 @@ func TestDisabledOpensNoConnection(t *testing.T) {
 // Neither Labels nor the end of Run waits for a server that does not answer.
 func TestUnresponsiveServer(t *testing.T) {
 	t.Parallel()
-	for name, frozen := range map[string]string{"list": "", "watch": "true"} {
-		t.Run(name, func(t *testing.T) {
+	for _, verb := range []string{"list", "watch"} {
+		t.Run(verb, func(t *testing.T) {
 			g := newRig(t, "team")
 			g.put("a", "one", map[string]string{"team": "x"})
-			held := make(chan struct{}, 10)
-			g.failWith(func(_ http.ResponseWriter, r *http.Request) bool {
-				if r.URL.Query().Get("watch") != frozen {
-					return false
+			held := make(chan struct{})
+			once := sync.OnceFunc(func() { close(held) })
+			g.Hang(func(r apiservertest.Request) bool {
+				if r.Verb == verb {
+					once()
 				}
-				held <- struct{}{}
-				<-r.Context().Done()
-				return true
+				return r.Verb == verb
 			})
 			g.start()
 			<-held
@@ -321,7 +357,7 @@ func TestUID(t *testing.T) {
 	g.awaitLabels("a", "one", "pod_uid=uid-1")
 	g.put("a", "two", map[string]string{"team": "z"})
 	g.awaitLabels("a", "two", "pod_uid=uid-3")
-	g.failWith(dropConnection)
+	g.SetRefused(true)
 	g.awaitUp(false)
 	g.awaitLabels("a", "two", "pod_uid=uid-3")
 	agenttest.Eventually(t, "one entry with the key", func() error { // it is logged after the status is set
@@ -330,7 +366,7 @@ func TestUID(t *testing.T) {
 		}
 		return nil
 	})
-	g.failWith(nil)
+	g.SetRefused(false)
 	g.configure(metrics.Config{PodUID: true, PodLabels: []string{"team"}})
 	g.awaitLabels("a", "two", "team=z", "pod_uid=uid-3")
 	g.configure(metrics.Config{})

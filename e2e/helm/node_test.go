@@ -3,6 +3,7 @@ package helm
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"testing"
@@ -74,7 +75,9 @@ func TestLabelsFile(t *testing.T) {
 						got = v.HostPath.Path
 					}
 				}
-				mounted := slices.Contains(pod.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "nfd-features", MountPath: got})
+				mounted := slices.ContainsFunc(pod.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool {
+					return reflect.DeepEqual(m, corev1.VolumeMount{Name: "nfd-features", MountPath: got})
+				})
 				if got != c.want[ds.Name] || mounted != (got != "") {
 					t.Errorf("%s: %q is mounted: %v, want %q", ds.Name, got, mounted, c.want[ds.Name])
 				}

@@ -70,8 +70,8 @@ test-e2e:
 	e2e/page/need.sh
 	e2e/apiserver/need.sh
 	cd e2e && $(GO) test -vet=off -count=1 -timeout 30m ./...
-	cd e2e/bench && $(GO) test ./...
-	cd e2e/supply && $(GO) test ./...
+	cd e2e/agent/bench && $(GO) test ./...
+	cd e2e/agent/supply && $(GO) test ./...
 
 # Tests the binary against the device manager of Kubernetes 1.37.
 test-e2e-1.37:
@@ -106,15 +106,15 @@ lint: $(LINT) $(KUBELET_1_37_OVERLAY) actionlint
 	$(LINT) run ./...
 	cd e2e && $(LINT) run ./...
 	cd e2e && GOFLAGS='$(GOFLAGS) -overlay=$(KUBELET_1_37_OVERLAY)' $(LINT) run --build-tags=kubelet1.37 ./internal/kubelet ./devicemanager
-	cd e2e/bench && $(LINT) run ./...
-	cd e2e/chaos && $(LINT) run ./...
+	cd e2e/agent/bench && $(LINT) run ./...
+	cd e2e/agent/chaos && $(LINT) run ./...
 	cd e2e/helm && $(LINT) run ./...
-	cd e2e/supply && $(LINT) run ./...
+	cd e2e/agent/supply && $(LINT) run ./...
 	cd e2e && $(GO) mod tidy -diff
 	cd e2e && $(GO) mod tidy -diff -modfile=go.kubelet1.37.mod
-	cd e2e/supply && $(GO) mod tidy -diff
-	cd e2e/bench && $(GO) mod tidy -diff
-	cd e2e/chaos && $(GO) mod tidy -diff
+	cd e2e/agent/supply && $(GO) mod tidy -diff
+	cd e2e/agent/bench && $(GO) mod tidy -diff
+	cd e2e/agent/chaos && $(GO) mod tidy -diff
 	cd e2e/containerd && $(GO) mod tidy -diff
 	cd e2e/helm && $(GO) mod tidy -diff
 	$(GO) mod tidy -diff
@@ -171,14 +171,14 @@ image-check:
 fmt: $(LINT)
 	$(LINT) fmt ./...
 
-BENCH_OUTSIDE = cd e2e/bench && $(GO) run . -agent $(CURDIR)/bin/gpu-node-agent -repo $(CURDIR) $(BENCH_FLAGS)
+BENCH_OUTSIDE = cd e2e/agent/bench && $(GO) run . -agent $(CURDIR)/bin/gpu-node-agent -repo $(CURDIR) $(BENCH_FLAGS)
 
 # Measures the agent from inside, then from outside.
 bench: build
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 	$(BENCH_OUTSIDE)
 
-# Measures the agent from outside. e2e/bench prints one table; BENCH_FLAGS=-quick checks only that it works.
+# Measures the agent from outside. e2e/agent/bench prints one table; BENCH_FLAGS=-quick checks only that it works.
 # BENCH_FLAGS='-against /path/to/BINARY' compares it with another version.
 bench-outside: build
 	$(BENCH_OUTSIDE)
@@ -188,7 +188,7 @@ bench-outside: build
 CHAOS_SEED ?= 0
 CHAOS_SLACK ?= 1
 CHAOS_TIME ?= 3m
-CHAOS_TEST := cd e2e/chaos && $(GO) test -count=1 -timeout 60m -v
+CHAOS_TEST := cd e2e/agent/chaos && $(GO) test -count=1 -timeout 60m -v
 CHAOS_ALL = -seed $(CHAOS_SEED) -slack $(CHAOS_SLACK)
 .PHONY: chaos chaos-faults chaos-holders
 chaos:
@@ -245,15 +245,15 @@ vuln: $(VULNCHECK)
 # It collects the licence texts for distribution with the binary.
 licenses:
 	@mkdir -p bin
-	cd e2e/supply && $(GO) run . licenses -write -texts $(CURDIR)/bin/third-party-licenses.txt $(CURDIR)
+	cd e2e/agent/supply && $(GO) run . licenses -write -texts $(CURDIR)/bin/third-party-licenses.txt $(CURDIR)
 
 # Compares THIRD_PARTY_LICENSES.csv with the linked modules.
 check-licenses:
-	cd e2e/supply && $(GO) run . licenses $(CURDIR)
+	cd e2e/agent/supply && $(GO) run . licenses $(CURDIR)
 
 # Writes bin/sbom.json.
 sbom: build
-	cd e2e/supply && $(GO) run . sbom -version $(VERSION) -o $(CURDIR)/bin/sbom.json $(CURDIR) $(CURDIR)/bin/gpu-node-agent
+	cd e2e/agent/supply && $(GO) run . sbom -version $(VERSION) -o $(CURDIR)/bin/sbom.json $(CURDIR) $(CURDIR)/bin/gpu-node-agent
 
 # Checks the dashboards against Grafana's types. Needs node.
 .PHONY: dashboards

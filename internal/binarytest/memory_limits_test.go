@@ -44,7 +44,7 @@ plugin:
   kubeletDir: DIR
   sharing: {memory: {resource: `+memoryResource+`, enforcement: driver, requireEnforcement: true}}
 `)
-	for _, script := range []string{"../../e2e/chaos/testdata/build-libdcgm", "../../health/nvml/testdata/build-libnvidia-ml"} {
+	for _, script := range []string{"../../e2e/agent/chaos/testdata/build-libdcgm", "../../health/nvml/testdata/build-libnvidia-ml"} {
 		if out, err := exec.CommandContext(t.Context(), script, p.Dir).CombinedOutput(); err != nil {
 			t.Fatalf("%s: %v\n%s", script, err, out)
 		}

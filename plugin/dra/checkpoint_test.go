@@ -116,7 +116,7 @@ func TestCheckpointOnFullDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := syscall.Mount("checkpoint", n.pluginDir(), "tmpfs", 0, "size=1m"); err != nil {
-		t.Skipf("needs the permission to mount: %v; health/durable and e2e/chaos/holders play the same in a namespace", err)
+		t.Skipf("needs the permission to mount: %v; health/durable and e2e/agent/chaos/holders play the same in a namespace", err)
 	}
 	defer func() { _ = syscall.Unmount(n.pluginDir(), syscall.MNT_DETACH) }()
 	if err := os.WriteFile(filepath.Join(n.pluginDir(), checkpointName), text, 0o600); err != nil {

@@ -45,7 +45,7 @@ void callers(int n, int every) {
     for (int i = 0; i < n; i++) {
         pthread_t thread;
         if (pthread_create(&thread, NULL, caller, (void *)((intptr_t)i * every)) != 0) abort();
-        pthread_setname_np(thread, "script"); // e2e/bench excludes it
+        pthread_setname_np(thread, "script"); // e2e/agent/bench excludes it
     }
 }
 

@@ -175,5 +175,5 @@ __attribute__((constructor(101))) static void begin(void) {
     unlink(path);
     if (listener < 0 || bind(listener, (struct sockaddr *)&address, sizeof(address)) != 0 || listen(listener, 8) != 0) perror(path), abort();
     pthread_t thread;
-    if (pthread_create(&thread, NULL, serve, (void *)(long)listener) == 0) pthread_setname_np(thread, "script"); // e2e/bench excludes it
+    if (pthread_create(&thread, NULL, serve, (void *)(long)listener) == 0) pthread_setname_np(thread, "script"); // e2e/agent/bench excludes it
 }

@@ -56,7 +56,7 @@ func build(t *testing.T) string {
 		args = append(args, "-race")
 	}
 	cmd := exec.Command("go", append(args, ".")...)
-	cmd.Dir = "../.."
+	cmd.Dir = "../../.."
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}

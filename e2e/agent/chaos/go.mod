@@ -126,9 +126,9 @@ require (
 	k8s.io/kubernetes v1.37.2 // indirect
 )
 
-replace github.com/gpu-node-agent/gpu-node-agent => ../..
+replace github.com/gpu-node-agent/gpu-node-agent => ../../..
 
-replace github.com/gpu-node-agent/gpu-node-agent/e2e => ../
+replace github.com/gpu-node-agent/gpu-node-agent/e2e => ../../
 
 replace k8s.io/api => k8s.io/api v0.37.2
 

@@ -17,4 +17,4 @@ require (
 	k8s.io/kubelet v0.37.2 // indirect
 )
 
-replace github.com/gpu-node-agent/gpu-node-agent => ../..
+replace github.com/gpu-node-agent/gpu-node-agent => ../../..

@@ -19,7 +19,7 @@ const (
 	xidNumber    = 48
 	dcgmScript   = "script"
 	nvmlSocket   = "nvml.sock"
-	scriptThread = "script" // name of the threads of e2e/chaos/testdata/fault_script.c and of health/nvml/testdata/script.c
+	scriptThread = "script" // name of the threads of e2e/agent/chaos/testdata/fault_script.c and of health/nvml/testdata/script.c
 )
 
 // measureEngine measures the agent with the scripted DCGM and NVML of the tests in its process: the time from NVML's event and from
@@ -58,7 +58,7 @@ func (b *bench) measureEngine(ctx context.Context) (err error) {
 
 // The programs that build the scripted libraries, in the repository.
 const (
-	scriptedDCGM = "e2e/chaos/testdata/build-libdcgm"
+	scriptedDCGM = "e2e/agent/chaos/testdata/build-libdcgm"
 	scriptedNVML = "health/nvml/testdata/build-libnvidia-ml"
 )
 

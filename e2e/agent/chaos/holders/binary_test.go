@@ -296,7 +296,7 @@ func build(t *testing.T) string {
 	}
 	path := filepath.Join(t.TempDir(), "gpu-node-agent")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", path, ".")
-	cmd.Dir = "../../.."
+	cmd.Dir = "../../../.."
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("build: %v\n%s", err, out)
 	}

@@ -12,7 +12,7 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-const root = "../.."
+const root = "../../.."
 
 // TestListIsUpToDate does what make check-licenses does.
 func TestListIsUpToDate(t *testing.T) {

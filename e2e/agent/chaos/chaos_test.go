@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/e2e/chaos/internal/apart"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/agent/chaos/internal/apart"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/mpstest"
 )
 

@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/e2e/chaos/internal/apart"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/agent/chaos/internal/apart"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )

@@ -5,7 +5,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/gpu-node-agent/gpu-node-agent/e2e/chaos/internal/apart"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/agent/chaos/internal/apart"
 )
 
 // disk is the node's disk with what the agent writes: its state, the checkpoint and the CDI specs of claims.

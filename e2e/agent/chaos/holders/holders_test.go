@@ -16,7 +16,7 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/gpu-node-agent/gpu-node-agent/e2e/chaos/internal/apart"
+	"github.com/gpu-node-agent/gpu-node-agent/e2e/agent/chaos/internal/apart"
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/sequence"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"

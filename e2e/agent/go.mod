@@ -1,4 +1,4 @@
-module github.com/gpu-node-agent/gpu-node-agent/e2e/chaos
+module github.com/gpu-node-agent/gpu-node-agent/e2e/agent
 
 go 1.26.8
 
@@ -112,6 +112,8 @@ require (
 )
 
 require (
+	github.com/CycloneDX/cyclonedx-go v0.12.0
+	github.com/google/licensecheck v0.3.1
 	github.com/gpu-node-agent/gpu-node-agent/e2e v0.0.0
 	go.uber.org/multierr v1.11.0 // indirect
 	go.uber.org/zap v1.28.0
@@ -126,9 +128,9 @@ require (
 	k8s.io/kubernetes v1.37.2 // indirect
 )
 
-replace github.com/gpu-node-agent/gpu-node-agent => ../../..
+replace github.com/gpu-node-agent/gpu-node-agent => ../..
 
-replace github.com/gpu-node-agent/gpu-node-agent/e2e => ../../
+replace github.com/gpu-node-agent/gpu-node-agent/e2e => ../
 
 replace k8s.io/api => k8s.io/api v0.37.2
 

@@ -167,8 +167,8 @@ func (p target) allocations(ctx context.Context) (float64, error) {
 	return n, nil
 }
 
-// cpuDuring returns the CPU time that a process uses while a function runs. An idle agent uses few of the ticks of /proc/PID/stat, too few to
-// see 5 %, so this is the time of the scheduler in nanoseconds. It lacks threads that end meanwhile.
+// cpuDuring returns the CPU time that a process uses while a function runs. An idle agent uses too few of the ticks of
+// /proc/PID/stat to see 5 %, so this is the time of the scheduler in nanoseconds. It lacks threads that end meanwhile.
 func cpuDuring(pid int, f func() error) (time.Duration, error) {
 	before, err := cpuOf(pid)
 	if err != nil {

@@ -243,5 +243,5 @@ __attribute__((constructor)) static void begin(void) {
     if (getenv("DCGM_PACE")) set_pace(getenv("DCGM_PACE"));
     list();
     while (fgets(line, sizeof(line), script) != NULL && strcmp(line, "ready\n") != 0) apply_line(line);
-    if (pthread_create(&thread, NULL, follow, script) == 0) pthread_setname_np(thread, "script"); // e2e/bench excludes it
+    if (pthread_create(&thread, NULL, follow, script) == 0) pthread_setname_np(thread, "script"); // e2e/agent/bench excludes it
 }

@@ -249,11 +249,12 @@ func TestSavedIdleTimesAreLimited(t *testing.T) {
 }
 
 func FuzzRestoreIdle(f *testing.F) {
+	const held = `"device":"GPU-a","namespace":"n","pod":"a","container":"c","updated":"2026-01-02T03:04:05Z"`
 	for _, text := range []string{
-		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","uid":"1","updated":"2026-01-02T03:04:05Z","measured":true,"sinceBusyNanoseconds":7200000000000,` +
-			`"observedNanoseconds":7200000000000}]`,
-		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","updated":"2026-01-02T03:04:05Z","sinceBusyNanoseconds":-3600000000000}]`,
-		`[{"device":"GPU-a","namespace":"n","pod":"a","container":"c","updated":"2026-01-02T03:04:05Z","withoutProcessNanoseconds":-3600000000000}]`,
+		`[{` + held + `,"uid":"1","measured":true,"sinceBusyNanoseconds":7200000000000,"observedNanoseconds":7200000000000}]`,
+		`[{` + held + `,"sinceBusyNanoseconds":-3600000000000}]`,
+		`[{` + held + `,"withoutProcessNanoseconds":-3600000000000}]`,
+		`[{` + held + `,"withoutProcessNanoseconds":3600000000000}]`,
 		`[{"device":"GPU-a","pod":"a","updated":"9999-01-02T03:04:05Z","withoutProcessNanoseconds":-1,"more":[]}]`, `[]`, `null`, `{}`, `[{}]`,
 		``,
 	} {
@@ -276,7 +277,7 @@ func FuzzRestoreIdle(f *testing.F) {
 			t.Errorf("%q: %+v", text, got)
 		}
 		for _, i := range saved {
-			if i.updated.After(now) || now.Sub(i.updated) > continueWithin {
+			if i.updated.After(now) || now.Sub(i.updated) > continueWithin || i.observed < max(i.sinceBusy, i.withoutProcess) {
 				t.Errorf("%q: %+v", text, i)
 			}
 		}

@@ -60,6 +60,12 @@ func TestSavedRoundTrip(t *testing.T) {
 		Source: "sim", Detachment: health.Detachment{Over: true},
 		Devices: []health.DeviceState{{Device: health.Device{ID: "GPU-8", GI: -1, CI: -1, MIGIndex: -1}}},
 	}
+	for c := health.ClearsItself; c <= health.ClearsRestart; c++ {
+		v := &full.Devices[0].Verdict
+		v.Findings = append(v.Findings, health.Finding{
+			Cause: "by " + c.String(), State: health.Degraded, Action: health.ActionWatch, Since: at(10), Last: at(11), Clears: c,
+		})
+	}
 	for _, s := range []Saved{full, over} {
 		if got := roundTrip(t, s); !reflect.DeepEqual(got, s) {
 			t.Errorf("wrote %+v\nread %+v", s, got)

@@ -84,7 +84,7 @@ func TestCommands(t *testing.T) {
 		{[]string{"fields", "-o", "yaml"}, 1, []string{"--output", `"yaml"`}},
 		{[]string{"status", "-o", "yaml"}, 1, []string{"--output", `"yaml"`}},
 		{[]string{"dra", "slices", "-o", "yaml"}, 1, []string{"--output", `"yaml"`}},
-		{[]string{"dra", "slices", "--config", good, "--health.socket="}, 0, []string{"DEVICE", "gpu-7"}},
+		{[]string{"dra", "slices", "--config", good, "--health.socket="}, 1, []string{"health.socket is not set"}},
 		{[]string{"nonsense"}, 1, []string{`"nonsense"`, "--help"}},
 		{[]string{"stauts"}, 1, []string{`"stauts"`, "did you mean status?"}},
 		{[]string{"check-config", "--source.mod", "sim"}, 1, []string{"--source.mod;", "did you mean --source.mode?"}},

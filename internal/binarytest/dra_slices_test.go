@@ -127,7 +127,8 @@ func TestDRASlicesTaints(t *testing.T) {
 			p.sim("{source: down}")
 			p.awaitSource("down")
 			check("with the source down", &since)
-			if out, code := run(t, "dra", "slices", "--socket", p.agentSocket()); code != 0 {
+			if out, code := run(t, "dra", "slices", "--socket", p.agentSocket()); code != 0 || !strings.Contains(out, "DEVICE") ||
+				!strings.Contains(out, "gpu-7") {
 				t.Errorf("exit code %d: %s", code, out)
 			}
 		})

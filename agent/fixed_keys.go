@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
+	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
@@ -41,19 +42,15 @@ type start struct {
 	err               error // why there is none
 }
 
-// checkStart returns the configuration to start with: c, or the last good one if pods need what that has and c has not. If there is none that
-// they can do with, it returns an error.
+// checkStart returns the configuration to start with: c, or the last good one if pods need what that has and c has not. If neither has what
+// they need, it returns an error.
 func checkStart(ctx context.Context, loader config.Loader, c config.Config, boot string) start {
-	ctx, cancel := context.WithTimeout(ctx, formerTimeout)
-	defer cancel()
-	checked := make(chan start, 1)
-	go func() { checked <- chooseStart(loader, c, boot) }() // abandoned if the disk hangs
-	select {
-	case s := <-checked:
-		return s
-	case <-ctx.Done():
+	guard := health.Guard[struct{}, start]{Limit: formerTimeout}
+	s, err := guard.Call(ctx.Done(), struct{}{}, func() start { return chooseStart(loader, c, boot) }, nil)
+	if err != nil { // the disk hangs, or the agent ends
 		return start{Config: c}
 	}
+	return s
 }
 
 func chooseStart(loader config.Loader, c config.Config, boot string) start {

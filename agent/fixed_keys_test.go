@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"os"
@@ -49,10 +50,11 @@ func TestReloadRefusesFixedKeys(t *testing.T) {
 func TestStartWithFormerConfiguration(t *testing.T) {
 	const claims = `{"version":1,"bootID":"boot","publishing":true,"names":{},"claims":{"uid":{"uid":"uid","name":"a"}}}`
 	checkpoint := func(t *testing.T, dir string) {
-		if err := os.MkdirAll(filepath.Join(dir, "plugins", "gpu.former"), 0o700); err != nil {
+		dir = filepath.Join(dir, "plugins", "gpu.former")
+		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		agenttest.WriteFile(t, dir, "plugins/gpu.former/gpu-node-agent.json", claims)
+		agenttest.WriteFile(t, dir, "gpu-node-agent.json", claims)
 	}
 	daemon := func(t *testing.T, dir string) {
 		pipe := filepath.Join(dir, "mps", "GPU-1", "pipe")
@@ -66,6 +68,7 @@ func TestStartWithFormerConfiguration(t *testing.T) {
 		t.Cleanup(func() { _ = l.Close() })
 	}
 	none := func(*testing.T, string) {}
+	const root = "plugin.sharing.mps.root: "
 	for name, c := range map[string]struct {
 		saved, next string // of the section plugin; no saved: there is no last good configuration
 		pods        func(t *testing.T, dir string)
@@ -76,10 +79,10 @@ func TestStartWithFormerConfiguration(t *testing.T) {
 		"no claims":                {"dra: {driverName: gpu.former}", "dra: {driverName: gpu.next}", none, false, ""},
 		"claims, no last good one": {"", "dra: {driverName: gpu.next}", checkpoint, false, "plugin.dra.driverName: "},
 		"last good one of a third": {"dra: {driverName: gpu.third}", "dra: {driverName: gpu.next}", checkpoint, false, "plugin.dra.driverName: "},
-		"same driver":              {"dra: {driverName: gpu.former}", "dra: {driverName: gpu.former}, resource: a.com/b", checkpoint, false, ""},
-		"MPS daemon":               {"sharing: {mps: {root: DIR/mps}}", "sharing: {mps: {root: DIR/next}}", daemon, true, "plugin.sharing.mps.root: "},
+		"same driver":              {"dra: {driverName: gpu.former}", "dra: {driverName: gpu.former}, resource: a.b/c", checkpoint, false, ""},
+		"MPS daemon":               {"sharing: {mps: {root: DIR/mps}}", "sharing: {mps: {root: DIR/next}}", daemon, true, root},
 		"no MPS daemon":            {"sharing: {mps: {root: DIR/mps}}", "sharing: {mps: {root: DIR/next}}", none, false, ""},
-		"MPS daemon, same root":    {"sharing: {mps: {root: DIR/mps}}", "sharing: {mps: {root: DIR/mps}}, resource: a.com/b", daemon, false, ""},
+		"same root":                {"sharing: {mps: {root: DIR/mps}}", "resource: a.b/c, sharing: {mps: {root: DIR/mps}}", daemon, false, ""},
 		"MPS daemon, root unknown": {"", "sharing: {mps: {root: DIR/next}}", daemon, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -112,14 +115,20 @@ func TestStartWithFormerConfiguration(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 			text := ""
-			if s.err != nil {
-				text = s.err.Error()
-			} else if s.Rejection != nil {
-				text = s.Err.Error()
+			if err := cmp.Or(s.err, rejectionOf(s)); err != nil {
+				text = err.Error()
 			}
 			if !strings.HasPrefix(text, c.key) || c.key == "" && text != "" {
 				t.Errorf("error %q, want one of %q", text, c.key)
 			}
 		})
 	}
+}
+
+// rejectionOf returns why the last good configuration is used; nil if it is not.
+func rejectionOf(s start) error {
+	if s.Rejection == nil {
+		return nil
+	}
+	return s.Err
 }

@@ -191,7 +191,8 @@ func (a *Agent) warnings() (all []string) {
 		all = append(all, "node.labels.file: "+err)
 	}
 	all = append(all, nodeWarnings(a.nodeWriter.Status(), a.startupTaintReasons())...)
-	return append(all, sharingWarnings(a.snapshots.Load(), a.plugin.Holders(), a.shares(), a.pluginConfig.Load().Sharing.Memory.Enforcement)...)
+	enforcement := a.pluginConfig.Load().Sharing.Memory.Enforcement
+	return append(all, sharingWarnings(a.snapshots.Load(), a.plugin.Holders(), a.shares(), enforcement)...)
 }
 
 // reportOrphans reports pods with claims that have no driver as an event of the node, until ctx ends. Other pods are another event.

@@ -23,7 +23,7 @@ import (
 // to ask, and its results do not age; it has the driver open, too. NVML's reader of properties has other GPUs to read, and its callers ask
 // again.
 //
-// The users of a single call go on, drop a late result and abandon the call at once: agent/config, agent/doctor, agent/mounts and
+// The users of a single call go on, drop a late result and abandon the call at once: agent, agent/config, agent/doctor, agent/mounts and
 // plugin/dra of a disk or the driver, plugin/mps of /proc. plugin/mps waits 2 s for a program that it has killed. The properties of
 // plugin/dra wait, count late and are abandoned at once.
 //

@@ -52,7 +52,8 @@ func (d doctor) checkMPS(ctx context.Context, c config.Config) []Check {
 	checks := d.mpsDaemonProcesses(c, s)
 	if node, ok := runningAgent(ctx, c); ok {
 		if node.MPSWarning != "" {
-			checks = append(checks, warn(node.MPSWarning, "give the pods of a device one runAsUser, or install a driver whose MPS has a multi-user server")...)
+			checks = append(checks, warn(node.MPSWarning,
+				"give the pods of a device one runAsUser, or install a driver whose MPS has a multi-user server")...)
 		}
 		for _, g := range node.GPUs {
 			for _, dev := range append([]status.Device{g}, g.MIG...) {

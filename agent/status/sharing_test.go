@@ -154,8 +154,9 @@ func TestSingleUserMPS(t *testing.T) {
 			if test.named {
 				want = "GPU 0 (GPU-0): this driver serves one user at a time; pods of other users wait: give them one runAsUser"
 			}
-			if s.MPSWarning != want || strings.Contains(s.Table(false, terminal.Output{}), "mps       GPU 0 (GPU-0): this driver serves one") != test.named {
-				t.Errorf("%q\n%s", s.MPSWarning, s.Table(false, terminal.Output{}))
+			table := s.Table(false, terminal.Output{})
+			if s.MPSWarning != want || strings.Contains(table, "mps       GPU 0 (GPU-0): this driver serves one") != test.named {
+				t.Errorf("%q\n%s", s.MPSWarning, table)
 			}
 			if strings.Contains(pageOf(t, k), "<dt>MPS</dt><dd class=\"degraded\">GPU 0 (GPU-0): this driver serves one user") != test.named {
 				t.Error("the page differs")

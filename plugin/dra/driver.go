@@ -239,9 +239,9 @@ func (d *Driver) serveWhileHeld(ctx context.Context, i instance) {
 	}
 }
 
-// next reports whether to serve now: because the configuration says so, or because an earlier process, or an earlier configuration, has left
-// claims or slices. An error means that it is not known which claims are prepared, or that the driver cannot end them, and nothing may
-// serve the devices.
+// next reports whether to serve now: because the configuration says so, or because an earlier process or configuration has left claims or
+// slices. An error means that it is not known which claims are prepared, or that the driver cannot end them. Then nothing may serve the
+// devices.
 func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (serve bool, err error) {
 	if cfg == nil {
 		return false, nil

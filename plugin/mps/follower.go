@@ -85,16 +85,16 @@ func QueryStatus(ctx context.Context, r Root) (Status, error) {
 	return callSupervisor(ctx, r, Request{Status: &struct{}{}})
 }
 
-// CheckFormer returns an error if MPS daemons run below the root of the process before this one, and it is another: containers with shares
-// mount its directories, and a device cannot have two daemons.
+// CheckFormer returns an error if the process before this one had another root and MPS daemons run below it: containers with shares mount
+// its directories, and a device cannot have two daemons.
 func CheckFormer(root, former Root) error {
 	if root == former {
 		return nil
 	}
 	for _, id := range former.devices() {
 		if _, ok := listener(former.PipeDir(id)); ok {
-			return fmt.Errorf("plugin.sharing.mps.root: expected %s, got %s: the MPS daemon of %s runs there; set it back, or drain the node and end "+
-				"mps-daemon", former, root, id)
+			return fmt.Errorf("plugin.sharing.mps.root: expected %s, got %s: the MPS daemon of %s runs there; set it back, or drain the node "+
+				"and end mps-daemon", former, root, id)
 		}
 	}
 	return nil

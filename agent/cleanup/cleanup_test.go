@@ -255,7 +255,7 @@ func TestRunAwaitsAgents(t *testing.T) {
 		told         bool
 	}{
 		"no agent is to run":      {time.Hour, time.Hour, "b", 0, false},
-		"one may start":           {5 * time.Second, 20 * time.Second, "a", 25 * time.Second, true},
+		"one may start":           {5 * time.Second, 20 * time.Second, "a", 20*time.Second + maxPause, true},
 		"one starts slowly":       {5 * time.Second, 2 * time.Minute, "a", 3 * time.Minute, true},
 		"none starts":             {time.Hour, time.Hour, "a", 40 * time.Second, false},
 		"one starts, and hangs":   {5 * time.Second, time.Hour, "a", 3 * time.Minute, false},

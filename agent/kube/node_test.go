@@ -399,6 +399,7 @@ func TestNodeLabelsAfterUnknownWrite(t *testing.T) {
 		g.wantStatus(labelsErr, "refused")
 		g.failWith(nil)
 		again := g.set(first)
+		g.advance(8 * minBackoff) // the pause may have grown to that
 		g.wantLabels(first.Labels)
 		g.wantWritten(again, true)
 	})

@@ -30,6 +30,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
@@ -77,7 +78,7 @@ type Agent struct {
 	lastReload     atomic.Pointer[metrics.Reload]
 	configError    atomic.Pointer[string] // of the newest configuration; obsolete while lastReload is OK
 	loadedSum      [sha256.Size]byte      // Config.Sum of the configuration in force; for reloadOn only, like loggedError
-	loggedError    string                 // the configuration error that was logged last
+	loggedError    logonce.State          // of the configuration
 	files          []byte                 // Config.LastGood of the configuration in force; for reloadOn only, like settled
 	settled        bool                   // the configuration in force fits the devices of the node
 

@@ -44,7 +44,7 @@ func (a *Agent) reloadOn(ctx context.Context, hup <-chan os.Signal) {
 			return
 		case <-hup:
 			a.loader.File = a.loader.Path()
-			a.loggedError = "" // respond to each signal, even if the error is the same
+			a.loggedError.Clear() // respond to each signal, even if the error is the same
 			a.reload("SIGHUP")
 		case <-tick.C:
 			storeChanged(&a.cleaned, kube.CleanedAt())
@@ -66,8 +66,7 @@ func (a *Agent) fileSum() [sha256.Size]byte {
 
 // reject reports an invalid configuration once, and since when the one in force has been.
 func (a *Agent) reject(err error, reason string, since time.Time) {
-	if err.Error() != a.loggedError {
-		a.loggedError = err.Error()
+	if a.loggedError.ErrorChanged(err) {
 		a.log.Error("invalid configuration; the last good one is in force", zap.String("reason", reason), zap.String("file", a.loader.Path()),
 			zap.String("since", since.Format(time.RFC3339)), zap.Error(err)) // the console format omits dates
 	}
@@ -88,7 +87,7 @@ func (a *Agent) reload(reason string) {
 		a.reject(err, reason, a.lastReload.Load().At)
 		return
 	}
-	a.loggedError = ""
+	a.loggedError.Clear()
 	a.apply(c)
 	a.logNotes(c)
 	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})

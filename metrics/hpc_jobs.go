@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 )
 
 // Limits of metrics.hpcJobDir. Each job adds a copy of all series of its GPU.
@@ -84,24 +85,19 @@ func (j *Jobs) Run(ctx context.Context) error {
 func (j *Jobs) follow(ctx context.Context, dir string) {
 	tick := time.NewTicker(jobsInterval)
 	defer tick.Stop()
-	lastLogged := ""
+	var logged logonce.State
 	for {
 		byFile, err := readJobs(dir)
 		if last := j.byFile.Load(); last == nil || !maps.EqualFunc(*last, byFile, slices.Equal) {
 			j.byFile.Store(&byFile)
 		}
-		message := ""
-		if err != nil {
-			message = err.Error()
-		}
 		switch {
-		case message == lastLogged:
+		case !logged.ErrorChanged(err):
 		case err != nil:
 			j.log.Warn("cannot read all job files", zap.Error(err), zap.String("key", "metrics.hpcJobDir"))
 		default:
 			j.log.Info("reading all job files again", zap.String("key", "metrics.hpcJobDir"))
 		}
-		lastLogged = message
 		select {
 		case <-ctx.Done():
 			return

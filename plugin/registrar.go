@@ -20,6 +20,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -71,8 +72,8 @@ type registrar struct {
 	settledAt     time.Time // earliest next registration, as is nextAttempt
 	nextAttempt   time.Time
 	retry         backoff.Backoff
-	lastLogged    string // error; empty after a registration
-	streamEnd     string // how the last registration ended, until it is logged or superseded
+	logged        logonce.State // the error
+	streamEnd     string        // how the last registration ended, until it is logged or superseded
 	audit         audit
 
 	mu            sync.Mutex // guards the fields below
@@ -327,7 +328,8 @@ func (r *registrar) followStreams() {
 	count, now := r.srv.streams.counts(), time.Now()
 	switch {
 	case r.phase == accepted && count.openCurrent > 0:
-		r.phase, r.phaseSince, r.lastLogged = registered, now, ""
+		r.phase, r.phaseSince = registered, now
+		r.logged.Clear()
 		r.pods.QueryWithin(r.settle + r.timing.pods.QuickRefresh)
 		r.setError("", false)
 		r.log.Info(msgRegistered, zap.Int("devices", len(r.srv.resource().Devices)))
@@ -467,8 +469,7 @@ func register(ctx context.Context, kubelet, resource, endpoint string) (err erro
 func (r *registrar) reportError(reason string, socketLost bool) {
 	r.setError(reason, socketLost)
 	r.streamEnd = ""
-	if reason != r.lastLogged {
-		r.lastLogged = reason
+	if r.logged.Changed(reason) {
 		r.log.Warn(msgUnregistered, zap.String("reason", reason))
 	}
 }

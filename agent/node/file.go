@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 )
 
 const (
@@ -66,7 +67,7 @@ type fileWriter struct {
 
 	// Only run uses these.
 	written        writtenFile
-	lastLogged     string
+	logged         logonce.State
 	repairLoggedAt time.Time
 
 	mu        sync.Mutex // guards the fields below
@@ -151,14 +152,13 @@ func (w *fileWriter) report(err error) {
 	w.mu.Lock()
 	w.busySince, w.err = time.Time{}, text
 	w.mu.Unlock()
-	switch text {
-	case w.lastLogged:
-	case "":
+	switch {
+	case !w.logged.Changed(text):
+	case err == nil:
 		w.log.Info("the file with labels is as configured again")
 	default:
 		w.log.Warn("cannot write the file with labels", zap.String("key", "node.labels.file"), zap.Error(err))
 	}
-	w.lastLogged = text
 }
 
 // write makes sure that the file has the labels and expires late enough.

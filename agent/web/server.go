@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
@@ -42,15 +43,11 @@ type Server struct {
 // Run serves until ctx ends, and moves when metrics.listen changes. If the address is not available, Run logs it once,
 // keeps retrying, and starts serving when the address is free: the device plugin works without.
 func (s *Server) Run(ctx context.Context) error {
-	lastLogged := ""
+	var logged logonce.State
 	for ctx.Err() == nil {
 		address, same, cancel := health.WatchPart(ctx, s.Metrics, func(c *metrics.Config) string { return c.Listen })
 		err := s.listen(same, address)
-		switch {
-		case err == nil:
-			lastLogged = ""
-		case err.Error() != lastLogged:
-			lastLogged = err.Error()
+		if logged.ErrorChanged(err) && err != nil {
 			s.Log.Error("web server cannot listen; retrying", zap.Error(err), zap.String("key", "metrics.listen"),
 				zap.Duration("every", listenBackoff))
 		}

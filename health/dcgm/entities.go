@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 )
 
 // entityTimeout is how long the entities of the latest measurement count while the next one runs.
@@ -34,8 +35,8 @@ type entitySet struct {
 	fields []dcgm.Short
 
 	listed, watched []otherEntity
-	err             error  // of the latest attempt to list, watch or read them
-	logged          string // that error
+	err             error         // of the latest attempt to list, watch or read them
+	logged          logonce.State // that error, or success
 }
 
 // entityWatch measures the entities beside the GPUs, for metrics only. Nothing is listed, loaded or watched without a field
@@ -169,8 +170,7 @@ func (w *entityWatch) measure(s *session, now time.Time) (all []health.Entity) {
 				lost, set.watched = connectionLost(set.err), nil
 			}
 		}
-		if text := fmt.Sprint(set.err); text != set.logged && (set.err != nil || !lost) {
-			set.logged = text
+		if text := fmt.Sprint(set.err); (set.err != nil || !lost) && set.logged.Changed(text) {
 			switch {
 			case set.err == nil:
 				s.log.Info("measuring "+set.name, zap.Int("entities", len(set.watched)))

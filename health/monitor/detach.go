@@ -275,7 +275,7 @@ func (m *Monitor) completeDetach(src *Source) {
 	}
 	now, until := time.Now(), m.detach.until
 	m.logLater(func() { m.log.Info("driver detached", zap.Time("until", until)) })
-	m.lastLogged = ""
+	m.logged.Clear()
 	m.showEvents(src, health.EventsOff, reasonDetached)
 	m.showDetached(m.detach, now)
 	m.setDetachment(m.detach.sessionClosed(), now)

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
 
@@ -69,7 +70,7 @@ type Monitor struct {
 
 	// Only Run uses these.
 	sessions     uint64        // opened so far
-	lastLogged   string        // the last reason logged for a source that is not up
+	logged       logonce.State // why the source is not up
 	pollDuration time.Duration // of the latest poll
 	newInventory bool          // the next reading replaces the devices: those it lacks are not missing
 	eventPolls   eventPolls
@@ -158,9 +159,8 @@ func (m *Monitor) reportSource(status health.SourceStatus, reason string) {
 		}
 		setStatus(&s.Source, status, reason, now)
 	})
-	if reason != m.lastLogged {
+	if m.logged.Changed(reason) {
 		m.log.Warn("source "+status.String(), zap.String("cause", reason))
-		m.lastLogged = reason
 	}
 }
 

@@ -40,7 +40,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 			m.log.Info("source up", zap.Int("devices", len(r.Devices)), zap.String("driver", r.Versions.Driver),
 				zap.String("dcgm", r.Versions.DCGM), zap.String("engine", r.Versions.Engine))
 		})
-		m.lastLogged = ""
+		m.logged.Clear()
 	}
 	m.logChangesLater(m.now.Devices, devices)
 	m.now.At, m.now.Devices = now, devices
@@ -62,9 +62,8 @@ func (m *Monitor) applyReading(r *health.Reading) {
 func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) {
 	before := m.now.Devices
 	devices := m.judge(before, r, health.ReadingContext{XIDHistory: m.history}, now)
-	if reason != m.lastLogged {
+	if m.logged.Changed(reason) {
 		m.logLater(func() { m.log.Warn("source down", zap.String("cause", reason)) })
-		m.lastLogged = reason
 	}
 	m.logChangesLater(before, devices)
 	values := make(map[health.DeviceID]map[health.Field]float64, len(before))

@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 )
 
 // ConfigurationPath returns the path of the last good configuration, which is beside the state file.
@@ -14,10 +15,10 @@ func ConfigurationPath(stateFile string) string { return stateFile + ".config" }
 
 // configurationFile is what Run last did about the last good configuration.
 type configurationFile struct {
-	path       string // "" before the first check
-	text       []byte
-	checkedAt  time.Time
-	lastLogged string // the last error logged
+	path      string // "" before the first check
+	text      []byte
+	checkedAt time.Time
+	logged    logonce.State // the error
 }
 
 // saveConfiguration writes the last good configuration beside the state file if the file there differs. Only the holder of
@@ -40,11 +41,7 @@ func (f *File) saveConfiguration(stateFile string) {
 		_, err = file.Replace(path, *text)
 	}
 	last.path, last.text, last.checkedAt = path, *text, time.Now()
-	switch {
-	case err == nil:
-		last.lastLogged = ""
-	case err.Error() != last.lastLogged:
-		last.lastLogged = err.Error()
+	if last.logged.ErrorChanged(err) && err != nil {
 		f.log.Warn("cannot save the configuration; the agent will not start if the file becomes invalid", zap.String("file", path),
 			zap.Error(err))
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 )
 
 const (
@@ -68,7 +69,7 @@ type File struct {
 	written        *Saved         // the fingerprint of the latest write; nil before the first
 	writtenTexts   sectionTexts   // of the latest write
 	info           fs.FileInfo    // of the file as read or written last; nil if there should be none
-	lastLogged     string         // the last error logged
+	logged         logonce.State  // the error
 	repairLoggedAt time.Time
 
 	result health.Latest[result]
@@ -397,7 +398,8 @@ func (f *File) save(path string, s *health.Snapshot, last bool) (wait time.Durat
 	}
 	if path == "" {
 		f.release()
-		f.path, f.lastLogged = "", ""
+		f.path = ""
+		f.logged.Clear()
 		f.report("", nil)
 		f.storeResult(s, nil)
 		return checkInterval, true
@@ -422,11 +424,10 @@ func (f *File) save(path string, s *health.Snapshot, last bool) (wait time.Durat
 	f.report(path, err)
 	f.storeResult(s, err)
 	switch {
-	case err == nil && f.lastLogged != "":
-		f.lastLogged = ""
+	case !f.logged.ErrorChanged(err):
+	case err == nil:
 		f.log.Info("state file is written again", zap.String("file", path))
-	case err != nil && err.Error() != f.lastLogged:
-		f.lastLogged = err.Error()
+	default:
 		f.log.Warn("cannot write the state file; findings will be lost on restart", zap.String("key", "health.stateFile"), zap.Error(err))
 	}
 	switch _, locked := errors.AsType[*lockedError](err); {

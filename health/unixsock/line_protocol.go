@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 )
 
 // Limits of a server. It serves people at a shell, not traffic.
@@ -55,14 +56,14 @@ type Handler func(ctx context.Context, line string) (result any, err error)
 func Serve(ctx context.Context, path string, log *zap.Logger, handle Handler) error {
 	log = log.With(zap.String("socket", path))
 	retry := backoff.Backoff{Min: minBackoff, Max: maxBackoff}
-	var lastLogged string
+	var logged logonce.State
 	s := server{handle: handle, slots: make(chan struct{}, MaxConnections)}
 	defer s.conns.Wait()
 	for {
 		l, err := Listen(ctx, path)
 		if err == nil {
 			log.Info("listening on control socket")
-			lastLogged = ""
+			logged.Clear()
 			retry.Reset()
 			err = s.accept(ctx, l)
 		}
@@ -70,8 +71,7 @@ func Serve(ctx context.Context, path string, log *zap.Logger, handle Handler) er
 			log.Warn("control socket lost, listening again")
 			continue
 		}
-		if ctx.Err() == nil && err.Error() != lastLogged {
-			lastLogged = err.Error()
+		if ctx.Err() == nil && logged.ErrorChanged(err) {
 			log.Error("cannot listen on control socket; retrying", zap.Error(err))
 		}
 		if !retry.Wait(ctx) {

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -103,24 +104,22 @@ func (m *measurement) awaitHolders(ctx context.Context) {
 }
 
 // changeLog logs the changes of a snapshot's error and warning.
-type changeLog struct{ err, warning string }
+type changeLog struct{ err, warning logonce.State }
 
 func (l *changeLog) write(log *zap.Logger, s *Snapshot) {
 	if s == nil {
 		return
 	}
 	switch {
-	case s.Err == l.err:
+	case !l.err.Changed(s.Err):
 	case s.Err != "":
 		log.Warn("cannot measure processes", zap.String("error", s.Err))
 	default:
 		log.Info("measuring processes again")
 	}
-	if s.Warning != "" && s.Warning != l.warning { // once, although a process that comes and goes would bring it back each time
+	if s.Warning != "" && l.warning.Changed(s.Warning) { // once, although a process that comes and goes would bring it back each time
 		log.Warn("processes may lack their pod", zap.String("error", s.Warning))
-		l.warning = s.Warning
 	}
-	l.err = s.Err
 }
 
 // measurement measures with one configuration and one source.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 )
 
 // Device is a device that containers may get by a CDI name.
@@ -47,11 +48,11 @@ type Writer struct {
 	log       *zap.Logger
 
 	// The generated spec.
-	cleaned      string      // the directory without temporary files of killed writers
-	fingerprint  string      // of what it was made from; empty: none was written
-	written      fs.FileInfo // its file
-	lastWarnings []string    // logged last
-	lastFailure  string      // of the toolkit, logged last
+	cleaned      string        // the directory without temporary files of killed writers
+	fingerprint  string        // of what it was made from; empty: none was written
+	written      fs.FileInfo   // its file
+	lastWarnings []string      // logged last
+	failure      logonce.State // of the toolkit
 
 	// The specs of others.
 	kind      string     // for which found and names were read
@@ -167,10 +168,8 @@ func (w *Writer) chooseGenerator(in Input) (g generator, fingerprint string) {
 	default:
 		g = generator{spec: func(Input) (*specs.Spec, []string, error) { return nil, nil, ErrPending }, keep: true}
 	}
-	if failure := fmt.Sprint(common.err); complete && failure != w.lastFailure {
-		if w.lastFailure = failure; common.err != nil {
-			w.log.Warn("nvcdi cannot generate the CDI spec", zap.Error(common.err))
-		}
+	if complete && w.failure.ErrorChanged(common.err) && common.err != nil {
+		w.log.Warn("nvcdi cannot generate the CDI spec", zap.Error(common.err))
 	}
 	return g, fmt.Sprintf("%s\n%d %t %t", fingerprint, parts.number, complete, in.Detached)
 }

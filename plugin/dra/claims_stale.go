@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
@@ -339,7 +340,7 @@ func (p *preparer) removeOrphan(ctx context.Context, dir string, uid types.UID) 
 // followDevices ensures, for each input, that container runtimes can resolve the CDI names of the devices.
 func (p *preparer) followDevices(ctx context.Context) {
 	swept := false
-	logged := ""
+	var logged logonce.State
 	for {
 		in, changed := p.input.Watch()
 		generated := p.writer.Toolkit.Changed()
@@ -354,10 +355,9 @@ func (p *preparer) followDevices(ctx context.Context) {
 			if base.err != nil && !errors.Is(base.err, cdi.ErrPending) {
 				text = base.text()
 			}
-			if text != logged && text != "" {
+			if logged.Changed(text) && text != "" {
 				p.options.Log.Warn("claims cannot be prepared", zap.String("error", text))
 			}
-			logged = text
 		}
 		select {
 		case <-ctx.Done():

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -165,18 +166,18 @@ type result struct {
 
 // changeLog logs changes of results.
 type changeLog struct {
-	err     string
+	err     logonce.State
 	reasons map[health.DeviceID]string
 	broken  map[target]string // by container: why its limit is not in force although the driver could
 }
 
 func (l *changeLog) write(log *zap.Logger, r result) {
-	if r.snapshot.Err != l.err {
-		if l.err = r.snapshot.Err; l.err != "" {
-			log.Warn("cannot read memory limits", zap.String("error", l.err))
-		} else {
-			log.Info("reading memory limits again")
-		}
+	switch err := r.snapshot.Err; {
+	case !l.err.Changed(err):
+	case err != "":
+		log.Warn("cannot read memory limits", zap.String("error", err))
+	default:
+		log.Info("reading memory limits again")
 	}
 	changed := make(map[string][]string) // devices by reason
 	for id, reason := range r.capabilities.Driver {

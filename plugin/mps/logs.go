@@ -12,6 +12,8 @@ import (
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 )
 
 // outputLog is the file in a log directory with the output of the control daemon.
@@ -24,13 +26,8 @@ const logInterval = time.Minute
 func (r Root) boundLogs(ctx context.Context, log *zap.Logger) {
 	tick := time.NewTicker(logInterval)
 	defer tick.Stop()
-	for logged := ""; ; {
-		err := r.boundLogsOnce()
-		switch {
-		case err == nil:
-			logged = ""
-		case err.Error() != logged:
-			logged = err.Error()
+	for logged := (logonce.State{}); ; {
+		if err := r.boundLogsOnce(); logged.ErrorChanged(err) && err != nil {
 			log.Warn("cannot limit the size of the logs of MPS", zap.Error(err))
 		}
 		select {

@@ -21,6 +21,7 @@ import (
 	podsapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
@@ -69,9 +70,9 @@ type Client struct {
 	socket       fs.FileInfo // nil if it does not exist
 	settledAt    time.Time   // until then a new kubelet may not have read all pods
 	conn         *grpc.ClientConn
-	refusesSince time.Time // since when this kubelet does not answer; zero if it does
-	failingSince time.Time // zero if the last queries succeeded
-	lastLogged   string    // error; empty after a success
+	refusesSince time.Time     // since when this kubelet does not answer; zero if it does
+	failingSince time.Time     // zero if the last queries succeeded
+	logged       logonce.State // the error
 
 	mu             sync.Mutex // guards the fields below
 	nextQuery      time.Time
@@ -326,11 +327,8 @@ func (c *Client) logChange(podsErr, devicesErr error) {
 	case now.Sub(c.failingSince) < c.timing.LogAfter:
 		return
 	}
-	if failure == c.lastLogged {
-		return
-	}
-	c.lastLogged = failure
 	switch {
+	case !c.logged.Changed(failure):
 	case failure == "":
 		c.log.Info("pod-resources API answers")
 	case podsErr == nil:

@@ -13,10 +13,9 @@ import (
 // guardTest makes the calls of one key.
 type guardTest struct {
 	*testing.T
-	g       Guard[string, int]
-	end     chan struct{}
-	begun   int
-	running atomic.Int32
+	g              Guard[string, int]
+	end            chan struct{}
+	begun, running atomic.Int32
 }
 
 // begin makes a call that takes a time and returns its number, from 1. If waits is set, the caller waits for a late call. It reports what
@@ -33,10 +32,9 @@ func (g *guardTest) begin(takes time.Duration, waits bool) (result int, observed
 			g.Error("two calls at once")
 		}
 		defer g.running.Add(-1)
-		g.begun++
-		number := g.begun
+		number := g.begun.Add(1)
 		<-time.After(takes)
-		return number
+		return int(number)
 	}, late)
 	switch {
 	case err == nil:
@@ -107,8 +105,8 @@ func TestGuardWhileCallHangs(t *testing.T) {
 	runGuardTest(t, &guardTest{}, func(g *guardTest) {
 		g.begin(time.Minute, false)
 		for _, waits := range []bool{false, true} {
-			if _, got, after := g.begin(0, waits); !slices.Equal(got, []string{"ErrLate"}) || after != 0 || g.begun != 1 {
-				g.Errorf("%q after %v, %d calls", got, after, g.begun)
+			if _, got, after := g.begin(0, waits); !slices.Equal(got, []string{"ErrLate"}) || after != 0 || g.begun.Load() != 1 {
+				g.Errorf("%q after %v, %d calls", got, after, g.begun.Load())
 			}
 		}
 		if n, err := g.g.Call(g.end, "other", func() int { return 7 }, nil); n != 7 || err != nil {

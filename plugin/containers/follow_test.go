@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -82,11 +83,28 @@ func TestNamesReaderOfHangingDirectory(t *testing.T) {
 // examiner makes a pass an hour, which takes a time.
 type examiner struct {
 	takes  time.Duration
-	events *[]string
+	events *events
 	passed bool
 }
 
-func (e *examiner) add(event string) { *e.events = append(*e.events, event) }
+// events are what an examiner was asked for.
+type events struct {
+	mu   sync.Mutex // guards list
+	list []string
+}
+
+func (e *events) add(event string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.list = append(e.list, event)
+}
+
+func (e *events) take() (list []string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	list, e.list = e.list, nil
+	return list
+}
 
 func (e *examiner) Next(ctx context.Context) bool {
 	if e.passed {
@@ -104,16 +122,16 @@ func (e *examiner) Pass(context.Context) string {
 	return "result"
 }
 func (e *examiner) Late() string     { return "late" }
-func (e *examiner) Publish(r string) { e.add(r) }
-func (e *examiner) Clear()           { e.add("clear") }
-func (e *examiner) Close()           { e.add("close " + time.Now().Format("15:04:05")) }
+func (e *examiner) Publish(r string) { e.events.add(r) }
+func (e *examiner) Clear()           { e.events.add("clear") }
+func (e *examiner) Close()           { e.events.add("close " + time.Now().Format("15:04:05")) }
 
 // Follow examines with one configuration at a time. It withdraws the results of one at once when it ends, and releases the driver when no
 // pass runs any more. The configuration is how long a pass takes; with 0 it is off.
 func TestFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // from 00:00:00
 		var config health.Latest[time.Duration]
-		var events []string
+		var events events
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
@@ -126,10 +144,9 @@ func TestFollow(t *testing.T) {
 			t.Helper()
 			<-time.After(after)
 			synctest.Wait()
-			if !slices.Equal(events, want) {
-				t.Errorf("%q, want %q", events, want)
+			if got := events.take(); !slices.Equal(got, want) {
+				t.Errorf("%q, want %q", got, want)
 			}
-			events = nil
 		}
 		expect(0)
 		config.Store(new(time.Second))

@@ -36,6 +36,24 @@ func TestConditionChangesAreOneWrite(t *testing.T) {
 	})
 }
 
+// A source that fails, or fails in another way, is written at once, also while the reason is that of a device.
+func TestConditionFollowsSource(t *testing.T) {
+	withRig(t, func(g *rig) {
+		sick := gpu(0, nil, finding("xid-79", health.Unhealthy))
+		g.setDevices(sick)
+		g.advance(2 * settleDelay)
+		for n, status := range []health.SourceStatus{health.SourceDown, health.SourceStalled} {
+			s := snapshotOf(sick)
+			s.Source.Status = status
+			g.snapshots.Store(s)
+			g.advance(2 * settleDelay)
+			if c := g.condition(t); g.writes() != 3+n || c.Reason != "Xid79" || !strings.Contains(c.Message, fmt.Sprintf(" is %s since ", status)) {
+				t.Errorf("%d writes: %+v", g.writes(), c)
+			}
+		}
+	})
+}
+
 // The message names the pods that keep free GPUs from being scheduled, also when there is no room for all devices.
 func TestConditionNamesUnschedulable(t *testing.T) {
 	withRig(t, func(g *rig) {

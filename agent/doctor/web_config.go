@@ -1,9 +1,10 @@
 package doctor
 
 import (
-	"fmt"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
@@ -28,7 +29,7 @@ func checkWebConfig(c config.Config, now time.Time) []Check {
 		case left <= 0:
 			checks = append(checks, warn("the certificate has expired", fix)...)
 		case left < renewBefore:
-			checks = append(checks, warn(fmt.Sprintf("the certificate expires in %v", left.Round(time.Hour)), fix)...)
+			checks = append(checks, warn("the certificate expires in "+duration.HumanDuration(left), fix)...)
 		}
 		if w.RequiresClientCertificate() {
 			found = append(found, "client certificates required, which the kubelet's HTTP probes do not have")

@@ -37,7 +37,7 @@ func TestCheckWebConfig(t *testing.T) {
 	}
 	now := time.Now()
 	check(agenttest.TLSConfig, now.Add(-30*24*time.Hour), want{CheckOK, "TLS", ""})
-	check(agenttest.TLSConfig+agenttest.Users, now, want{CheckOK, "2 users", ""}, want{CheckWarn, "1h", "renew"})
+	check(agenttest.TLSConfig+agenttest.Users, now.Add(-50*time.Hour), want{CheckOK, "2 users", ""}, want{CheckWarn, " in 2d2h", "renew"})
 	check(agenttest.TLSConfig, now.Add(2*time.Hour), want{CheckOK, "TLS", ""}, want{CheckWarn, "", "renew"})
 	check(agenttest.Users, now, want{CheckOK, "2 users", ""}, want{CheckWarn, "", "tls_server_config"})
 	check("{}", now, want{CheckOK, "plain HTTP", ""})

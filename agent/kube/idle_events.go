@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
 )
 
 // eventIdle is the reason of the event on a pod that holds devices and does not use them. It is a warning, because somebody has to do
@@ -201,16 +202,8 @@ func idleMessage(p IdlePod, idle IdlePods, ready time.Duration) (message string,
 	if idle.ModelUnknown {
 		suffix = "; whether a model is loaded is unknown" + suffix
 	}
-	message = fmt.Sprintf("no %s on %s of the pod for %s: %s", idle.Evidence, what, durationText(shortest), strings.Join(names, ", "))
+	message = fmt.Sprintf("no %s on %s of the pod for %s: %s", idle.Evidence, what, duration.HumanDuration(shortest), strings.Join(names, ", "))
 	return truncate(message, maxMessage-len(suffix)) + suffix, 0
-}
-
-// durationText returns a text like 45m, 1h30m or 26h0m, of less than a minute like 20s.
-func durationText(d time.Duration) string {
-	if d < time.Minute {
-		return d.Truncate(time.Second).String()
-	}
-	return strings.TrimSuffix(d.Truncate(time.Minute).String(), "0s")
 }
 
 // write writes the event of a pod, unless the last one is too recent. It returns when the next one may be written.

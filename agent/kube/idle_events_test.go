@@ -201,7 +201,7 @@ func TestIdleEventsAfterOutage(t *testing.T) {
 		g.failWith(nil)
 		g.advance(2 * maxBackoff)
 		g.wantEvents(t, "pod/train GPUIdle ×1")
-		if m := g.message(); !strings.Contains(m, " for 2h") {
+		if m := g.message(); !strings.Contains(m, " for 120m: ") {
 			t.Error(m)
 		}
 		if s := g.reporter.Status(); s.IdleErr != "" {
@@ -441,24 +441,13 @@ func TestIdleEventFromTheFuture(t *testing.T) {
 	}
 }
 
-func TestDurationText(t *testing.T) {
-	for d, want := range map[time.Duration]string{
-		0: "0s", time.Minute - 1: "59s", time.Minute: "1m", 90 * time.Second: "1m", time.Hour: "1h0m",
-		26*time.Hour + 30*time.Minute + time.Second: "26h30m",
-	} {
-		if got := durationText(d); got != want {
-			t.Errorf("%v: %q, want %q", d, got, want)
-		}
-	}
-}
-
 func TestIdleMessageLength(t *testing.T) {
 	p := IdlePod{Held: 112, Kind: "MIG device"}
 	for range 112 {
 		p.Idle = append(p.Idle, IdleDevice{"MIG 15:13", 26*time.Hour + time.Second})
 	}
 	text, _ := idleMessage(p, IdlePods{After: time.Hour, Evidence: "work"}, 48*time.Hour)
-	if len(text) > maxMessage || !strings.HasPrefix(text, "no work on 112 of 112 MIG devices of the pod for 26h0m: MIG 15:13, ") ||
+	if len(text) > maxMessage || !strings.HasPrefix(text, "no work on 112 of 112 MIG devices of the pod for 26h: MIG 15:13, ") ||
 		!strings.HasSuffix(text, "not reported") {
 		t.Errorf("%d bytes: %s", len(text), text)
 	}

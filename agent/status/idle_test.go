@@ -22,18 +22,18 @@ func TestIdleOfHolder(t *testing.T) {
 		"nothing known": {metrics.IdleTime{NoWork: time.Hour, NoProcess: time.Hour, Observed: 2 * time.Hour}, "null", ""},
 		"no work": {
 			metrics.IdleTime{NoWork: time.Hour, NoProcess: time.Hour, WorkKnown: true, Observed: 2 * time.Hour, Used: true},
-			`{"noWorkSeconds":3600,"observedSeconds":7200}`, ": no work for 1h",
+			`{"noWorkSeconds":3600,"observedSeconds":7200}`, ": no work for 60m",
 		},
 		"has a process": {
 			metrics.IdleTime{NoWork: time.Hour, WorkKnown: true, ProcessesKnown: true, Observed: 2 * time.Hour, Used: true},
-			`{"noWorkSeconds":3600,"noProcessSeconds":0,"observedSeconds":7200}`, ": no work for 1h",
+			`{"noWorkSeconds":3600,"noProcessSeconds":0,"observedSeconds":7200}`, ": no work for 60m",
 		},
 		"no process": {
 			metrics.IdleTime{
 				NoWork: 2 * time.Hour, NoProcess: time.Hour, WorkKnown: true, ProcessesKnown: true, Observed: 2 * time.Hour,
 				Used: true,
 			},
-			`{"noWorkSeconds":7200,"noProcessSeconds":3600,"observedSeconds":7200}`, ": no process for 1h",
+			`{"noWorkSeconds":7200,"noProcessSeconds":3600,"observedSeconds":7200}`, ": no process for 60m",
 		},
 		"works": {
 			metrics.IdleTime{WorkKnown: true, Observed: 2 * time.Hour, Used: true},
@@ -41,11 +41,11 @@ func TestIdleOfHolder(t *testing.T) {
 		},
 		"never used": {
 			metrics.IdleTime{NoProcess: time.Hour, ProcessesKnown: true, Observed: 2 * time.Hour, ObservedFromStart: true},
-			`{"noProcessSeconds":3600,"observedSeconds":7200,"neverUsed":true}`, ": never used in 2h",
+			`{"noProcessSeconds":3600,"observedSeconds":7200,"neverUsed":true}`, ": never used in 120m",
 		},
 		"not used while it was observed": {
 			metrics.IdleTime{NoProcess: 2 * time.Hour, ProcessesKnown: true, Observed: 2 * time.Hour},
-			`{"noProcessSeconds":7200,"observedSeconds":7200}`, ": no process for 2h",
+			`{"noProcessSeconds":7200,"observedSeconds":7200}`, ": no process for 120m",
 		},
 		"idle for a moment": {
 			metrics.IdleTime{NoProcess: minIdleShown - 1, ProcessesKnown: true, Observed: time.Hour},
@@ -71,7 +71,7 @@ func TestIdleTextOfSeveralDevices(t *testing.T) {
 		holders []Holder
 		want    string
 	}{
-		"both":    {[]Holder{idle(2 * time.Hour), idle(time.Hour)}, ": no process for 1h"},
+		"both":    {[]Holder{idle(2 * time.Hour), idle(time.Hour)}, ": no process for 60m"},
 		"one":     {[]Holder{idle(2 * time.Hour), idle(0)}, ""},
 		"unknown": {[]Holder{idle(2 * time.Hour), {}}, ""},
 		"none":    {nil, ""},
@@ -96,10 +96,10 @@ func TestStatusShowsIdleTimes(t *testing.T) {
 		Total: 4, Free: 1, Largest: 1,
 	}}
 	page := pageOf(t, k)
-	agenttest.MustContain(t, section(t, page, 0), "training/llm-0 (torch) ×2: no process for 2h<", "web/chat-1 (vllm)<")
-	agenttest.MustContain(t, section(t, page, 2), "nb/ada (main): no work for 1h")
+	agenttest.MustContain(t, section(t, page, 0), "training/llm-0 (torch) ×2: no process for 120m<", "web/chat-1 (vllm)<")
+	agenttest.MustContain(t, section(t, page, 2), "nb/ada (main): no work for 60m")
 	s := New(k)
-	agenttest.MustContain(t, s.Table(true, terminal.Output{}), "training/llm-0 (torch) ×2: no process for 2h, web/chat-1 (vllm)")
+	agenttest.MustContain(t, s.Table(true, terminal.Output{}), "training/llm-0 (torch) ×2: no process for 120m, web/chat-1 (vllm)")
 
 	held := s.GPUs[0].Holders
 	if len(held) != 3 || *held[0].GPUShare != .25 || *held[1].GPUShare != .25 || *held[2].GPUShare != .25 {

@@ -244,8 +244,8 @@ func TestEventSourcesAreShown(t *testing.T) {
 
 func TestXIDGapIsShown(t *testing.T) {
 	for want, g := range map[string]health.XIDGap{
-		"":                                     {},
-		"not seen for 1m35s; some may be lost": {Since: agenttest.Ago(35 * time.Second), Total: time.Minute},
+		"":                                   {},
+		"not seen for 95s; some may be lost": {Since: agenttest.Ago(35 * time.Second), Total: time.Minute},
 		"not seen for 40s until 5m ago; some may be lost": {
 			Since: agenttest.Ago(time.Hour), Until: agenttest.Ago(5 * time.Minute),
 			Total: 40 * time.Second,

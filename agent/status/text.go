@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/duration"
+
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
@@ -58,34 +60,16 @@ func memoryPercent(v Values) *float64 {
 	return &p
 }
 
-// ageText returns the time since t in the format of kubectl.
+// ageText returns the time since t.
 func ageText(now, t time.Time) string {
 	if t.IsZero() {
 		return ""
 	}
-	return durationText(max(0, now.Sub(t)))
+	return durationText(now.Sub(t))
 }
 
-// durationText returns a duration in the format of kubectl.
-func durationText(d time.Duration) string {
-	day, hours, minutes := int(d.Hours())/24, int(d.Hours())%24, int(d.Minutes())%60
-	switch {
-	case d < time.Minute:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < 10*time.Minute && int(d.Seconds())%60 > 0:
-		return fmt.Sprintf("%dm%ds", minutes, int(d.Seconds())%60)
-	case d < time.Hour:
-		return fmt.Sprintf("%dm", minutes)
-	case day == 0 && hours < 10 && minutes > 0:
-		return fmt.Sprintf("%dh%dm", hours, minutes)
-	case day == 0:
-		return fmt.Sprintf("%dh", hours)
-	case day < 10 && hours > 0:
-		return fmt.Sprintf("%dd%dh", day, hours)
-	default:
-		return fmt.Sprintf("%dd", day)
-	}
-}
+// durationText returns a duration as kubectl shows ages. A negative one is 0: the clocks differ, or a clock was set back.
+func durationText(d time.Duration) string { return duration.HumanDuration(max(0, d)) }
 
 // clockText returns the time of day, with the date if that is not today's.
 func clockText(now, t time.Time) string {
@@ -110,7 +94,7 @@ func HolderNames(holders []Holder, limit int) []string {
 	return limitTexts(holderTexts(holders, func([]Holder) string { return "" }), limit)
 }
 
-// heldByTexts returns HolderNames with how long each has not used the device, such as "team/train-0 (main): no process for 2h10m".
+// heldByTexts returns HolderNames with how long each has not used the device, such as "team/train-0 (main): no process for 130m".
 func heldByTexts(holders []Holder, limit int) []string {
 	return limitTexts(holderTexts(holders, idleText), limit)
 }
@@ -138,7 +122,7 @@ func holderTexts(holders []Holder, suffix func([]Holder) string) []string {
 // minIdleShown is from when on idle times are shown; those that node.idle reports are shown earlier.
 const minIdleShown = 5 * time.Minute
 
-// idleText returns a text like ": no process for 2h10m", ": no work for 2h10m" or ": never used in 2h10m", of several devices of a
+// idleText returns a text like ": no process for 130m", ": no work for 130m" or ": never used in 130m", of several devices of a
 // container that for which it is shortest. It returns "" if the container uses one of them or if that is unknown.
 func idleText(holders []Holder) string {
 	shortest, text := time.Duration(math.MaxInt64), ""

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/duration"
+
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
@@ -30,7 +32,7 @@ func NotReady(s *health.Snapshot, p plugin.Status, maxAge time.Duration) (reason
 		}
 		reasons = append(reasons, "source "+reason)
 	} else if age := time.Since(s.At); age > maxAge { // by the monotonic clock
-		reasons = append(reasons, fmt.Sprintf("GPUs were last measured %v ago, though the source is up", age.Round(time.Second)))
+		reasons = append(reasons, "GPUs were last measured "+duration.HumanDuration(age)+" ago, though the source is up")
 	}
 	if p.Err != "" && !p.WaitsForPods {
 		reasons = append(reasons, "plugin: "+p.Err)

@@ -2,11 +2,11 @@ package podresources
 
 import (
 	"cmp"
-	"fmt"
 	"iter"
 	"slices"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/duration"
 	podsapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -94,7 +94,7 @@ func (h Holders) Stale(now time.Time) string {
 	case h.By == nil:
 		return "the kubelet has not been asked yet"
 	case age > MaxHoldersAge:
-		return fmt.Sprintf("the kubelet's last response is %v old", age.Round(time.Second))
+		return "the kubelet's last response is " + duration.HumanDuration(age) + " old"
 	}
 	return ""
 }

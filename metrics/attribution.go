@@ -2,11 +2,13 @@ package metrics
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/prometheus/common/model"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -106,28 +108,23 @@ func (s *scrape) heldMIG(h podresources.Holder) *health.Device {
 	return nil
 }
 
-// The separators before the number of a share in a device ID of the kubelet: GPU-1::3, or nvidia0/vgpu3 with GKE's plugin.
-const shareSeparator, gkeShareSeparator = "::", "/vgpu"
+// gkeShareSeparator stands before the number of a share in an ID of GKE's plugin, such as nvidia0/vgpu3.
+const gkeShareSeparator = "/vgpu"
 
 // isShare reports whether a container holds a share of a device.
 func isShare(h podresources.Holder) bool {
-	return h.Claim.ShareID != "" || strings.Contains(h.DeviceID, shareSeparator) || strings.Contains(h.DeviceID, gkeShareSeparator)
+	return h.Claim.ShareID != "" || deviceid.Parse(h.DeviceID).Form().Kind != deviceid.Whole || strings.Contains(h.DeviceID, gkeShareSeparator)
 }
 
 // replicaOf returns the number of the replica or MPS share in a device ID of the kubelet, "" for a whole device, for a unit of memory
-// and for a claim. The ID of an MPS share is GPU-1::mps4::3, that of a unit of memory GPU-1::1024Mi::3.
+// and for a claim.
 func replicaOf(h podresources.Holder) string {
-	_, share, ok := strings.Cut(h.DeviceID, shareSeparator)
-	if !ok {
-		_, share, _ = strings.Cut(h.DeviceID, gkeShareSeparator)
+	switch id := deviceid.Parse(h.DeviceID); id.Form().Kind {
+	case deviceid.Replica, deviceid.MPSShare, deviceid.MPSMemory:
+		return strconv.Itoa(id.Number())
+	case deviceid.Whole:
+		_, share, _ := strings.Cut(h.DeviceID, gkeShareSeparator)
 		return share
-	}
-	size, number, hasSize := strings.Cut(share, shareSeparator)
-	switch {
-	case !hasSize:
-		return share
-	case strings.HasPrefix(size, "mps"):
-		return number
 	}
 	return ""
 }

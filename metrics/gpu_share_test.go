@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -60,7 +61,7 @@ func TestGPUShareOfHolders(t *testing.T) {
 			Claim: podresources.ClaimRef{Name: "x", ShareID: share},
 		}
 	}
-	four := []plugin.ShareUnits{{Resource: "r", Device: "GPU-a", IDPrefix: "GPU-a::", Total: 4}}
+	four := []plugin.ShareUnits{{Resource: "r", Device: "GPU-a", Form: deviceid.Form{Kind: deviceid.Replica}, Total: 4}}
 	claims := &dra.Claims{ByUID: map[types.UID]dra.Claim{
 		"1": {Devices: []dra.ClaimDevice{{Device: "GPU-a", ShareID: "s1", Memory: 20 << 30}, {Device: "GPU-b", ShareID: "s1", Memory: 1}}},
 	}}

@@ -13,6 +13,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -128,7 +129,7 @@ func (m *modelNode) reportHolders() {
 	by := make(map[health.DeviceID][]podresources.Holder)
 	for _, p := range m.pods {
 		for _, id := range p.ids {
-			by[deviceOf(id)] = append(by[deviceOf(id)], podresources.Holder{
+			by[deviceid.Parse(id).Device()] = append(by[deviceid.Parse(id).Device()], podresources.Holder{
 				Namespace: "default", Pod: p.name, Container: "main",
 				Resource: p.resource, DeviceID: id,
 			})
@@ -399,7 +400,7 @@ func (m *modelNode) checkLargest() {
 	for _, r := range m.layouts.current().resources {
 		free := make(map[health.DeviceID]int)
 		for _, id := range m.available(r.Name) {
-			free[deviceOf(id)]++
+			free[deviceid.Parse(id).Device()]++
 		}
 		for units := range r.byDevice() {
 			d, s := &units[0].State.Device, units[0].share

@@ -12,6 +12,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -87,7 +88,7 @@ func units(gpu, from, to int) (ids []string) {
 func idsOf(r Resource, ids []string) []string {
 	ids = slices.Clone(ids)
 	for i, id := range ids {
-		device, number, _ := strings.Cut(id, idSep)
+		device, number, _ := strings.Cut(id, "::")
 		if n, err := strconv.Atoi(number); err == nil && n < r.count(health.DeviceID(device)) {
 			ids[i] = r.Devices[r.first[health.DeviceID(device)]+n].ID
 		}
@@ -100,7 +101,7 @@ func holding(resource string, ids []string) map[health.DeviceID][]podresources.H
 	by := map[health.DeviceID][]podresources.Holder{}
 	for i, id := range ids {
 		h := podresources.Holder{Namespace: "default", Pod: fmt.Sprintf("pod-%d", i), Container: "main", Resource: resource, DeviceID: id}
-		by[deviceOf(id)] = append(by[deviceOf(id)], h)
+		by[deviceid.Parse(id).Device()] = append(by[deviceid.Parse(id).Device()], h)
 	}
 	return by
 }

@@ -8,6 +8,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -80,7 +81,7 @@ func (a *recentAllocations) holders(answer *podresources.Holders) (by map[health
 		if by == nil {
 			by = make(map[health.DeviceID][]podresources.Holder)
 		}
-		device := deviceOf(h.DeviceID)
+		device := deviceid.Parse(h.DeviceID).Device()
 		by[device] = append(by[device], h)
 	}
 	return by

@@ -7,6 +7,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -22,7 +23,7 @@ func newResolver(cfg Config, snap *health.Snapshot) podresources.Resolver {
 	}
 	gke := regexp.MustCompile(`^nvidia(\d{1,9})(?:/gi(\d{1,9}))?(?:/vgpu\d+)?$`)
 	return func(resource, id string) (health.DeviceID, bool) {
-		device := deviceOf(id)
+		device := deviceid.Parse(id).Device()
 		if strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-") {
 			return device, true
 		}

@@ -110,7 +110,7 @@ func FuzzResolver(f *testing.F) {
 				t.Fatalf("%q resolves to %q, then to %q", id, device, again)
 			}
 			byUUID := strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-")
-			base, _, _ := strings.Cut(id, idSep)
+			base, _, _ := strings.Cut(id, "::")
 			switch {
 			case !ok && (device != "" || byUUID):
 				t.Errorf("%q does not resolve, but returns %q", id, device)
@@ -130,7 +130,7 @@ func FuzzResolver(f *testing.F) {
 			if strings.HasSuffix(id, ":") {
 				return // no device has such an ID
 			}
-			if replica, same := resolve(resource, id+idSep+"0"); replica != device || same != ok {
+			if replica, same := resolve(resource, id+"::"+"0"); replica != device || same != ok {
 				t.Errorf("%q resolves to %q, and its replica to %q", id, device, replica)
 			}
 			by := podresources.NewHolders(time.Time{},

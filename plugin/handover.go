@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -115,7 +116,7 @@ func (r *release) next() releaseStep {
 func pluginPods(facts *offer.Facts) (pods []Pod, served bool) {
 	for device, h := range facts.HeldByPlugins() {
 		pods = append(pods, Pod{h.Namespace, h.Pod})
-		served = served || deviceOf(h.DeviceID) == device
+		served = served || deviceid.Parse(h.DeviceID).Device() == device
 	}
 	return uniquePods(pods), served
 }

@@ -1,6 +1,9 @@
 package plugin
 
-import "github.com/gpu-node-agent/gpu-node-agent/health"
+import (
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
+)
 
 // KubeletDevices returns the devices that the plugin offers to new pods, and which of them the kubelet counts, each of a shared device once
 // per unit. known is false while the plugin serves nothing, or the kubelet's devices are unknown. It may be called from any goroutine.
@@ -16,7 +19,7 @@ func (p *Plugin) KubeletDevices() (offered, counted []health.DeviceID, known boo
 			}
 		}
 		for _, id := range answer.IDs[r.Name] {
-			counted = append(counted, deviceOf(id))
+			counted = append(counted, deviceid.Parse(id).Device())
 		}
 	}
 	return offered, counted, true

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -12,6 +11,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -29,7 +29,7 @@ type Resource struct {
 
 // Device is a device as the kubelet counts it.
 type Device struct {
-	ID    string              // the kubelet's: the UUID, for a unit of a shared device followed as share.idPrefix describes
+	ID    string              // the kubelet's: see package deviceid
 	State *health.DeviceState // the device behind it, never nil; immutable, because it is part of a snapshot
 
 	share *share   // how the device is shared, the same for all its units; nil if it is not
@@ -198,7 +198,6 @@ func (l *layout) addResource(devices []candidate) {
 		return
 	}
 	r := Resource{Name: name, first: make(map[health.DeviceID]int, len(devices))}
-	var buf []byte
 	for i := range devices {
 		c := &devices[i]
 		r.first[c.device().ID] = len(r.Devices)
@@ -207,7 +206,7 @@ func (l *layout) addResource(devices []candidate) {
 			continue
 		}
 		r.Devices = slices.Grow(r.Devices, c.share.units)
-		for id := range unitIDs(&buf, c.share.idPrefix, c.share.units) {
+		for id := range c.share.form.Units(c.device().ID, c.share.units) {
 			r.Devices = append(r.Devices, Device{ID: id, State: c.state, share: c.share})
 		}
 	}
@@ -250,38 +249,6 @@ func candidates(snap *health.Snapshot) []candidate {
 	return all
 }
 
-// idSep separates a device's UUID from the number of its replica, as in NVIDIA's plugin.
-const idSep = "::"
-
-// deviceOf returns the device behind a kubelet ID: GPU-1 is behind GPU-1::0 and GPU-1::1024Mi::0.
-func deviceOf(id string) health.DeviceID {
-	device, _, _ := strings.Cut(id, idSep)
-	return health.DeviceID(device)
-}
-
-// unitIDs yields the prefix with 0, 1 and so on. They are substrings of one string, which saves thousands of allocations.
-func unitIDs(buf *[]byte, prefix string, n int) func(yield func(string) bool) {
-	b := (*buf)[:0]
-	for i := range n {
-		b = append(b, prefix...)
-		b = strconv.AppendInt(b, int64(i), 10)
-	}
-	*buf = b
-	all := string(b)
-	return func(yield func(string) bool) {
-		for i, digits, next := 0, 1, 10; i < n; i++ {
-			if i == next {
-				digits, next = digits+1, next*10
-			}
-			end := len(prefix) + digits
-			if !yield(all[:end]) {
-				return
-			}
-			all = all[end:]
-		}
-	}
-}
-
 // findResource returns the resource of that name, without devices if there is none.
 func findResource(resources []Resource, name string) Resource {
 	for _, r := range resources {
@@ -295,13 +262,12 @@ func findResource(resources []Resource, name string) Resource {
 // index returns the position of an ID in Devices, -1 if the resource lacks it. Its cost does not depend on the number of
 // units.
 func (r Resource) index(id string) int {
-	uuid, rest, _ := strings.Cut(id, idSep)
-	first, exists := r.first[health.DeviceID(uuid)]
-	n, _ := strconv.Atoi(rest[strings.LastIndexByte(rest, ':')+1:]) // the comparison below detects other IDs
-	if !exists || n < 0 || n >= len(r.Devices)-first || r.Devices[first+n].ID != id {
-		return -1
+	unit := deviceid.Parse(id)
+	first, exists := r.first[unit.Device()]
+	if i := first + unit.Number(); exists && i < len(r.Devices) && r.Devices[i].ID == id {
+		return i
 	}
-	return first + n
+	return -1
 }
 
 // count returns the number of IDs of a device.

@@ -10,6 +10,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 )
 
 // layoutCase is a configuration and a snapshot with their layout.
@@ -147,7 +148,7 @@ func FuzzReplicas(f *testing.F) {
 	f.Add("x", uint16(101))
 	f.Fuzz(func(t *testing.T, uuid string, n uint16) {
 		replicas := int(n)%maxReplicas + 1
-		if uuid == "" || strings.Contains(uuid+":", idSep) {
+		if uuid == "" || strings.Contains(uuid+":", "::") {
 			return // no driver has such a device
 		}
 		snap := snapshot(2)
@@ -158,8 +159,8 @@ func FuzzReplicas(f *testing.F) {
 		}
 		for i, d := range r.Devices {
 			device := snap.Devices[i/replicas].Device.ID
-			if want := fmt.Sprintf("%s::%d", device, i%replicas); d.ID != want || d.State.Device.ID != device || deviceOf(d.ID) != device {
-				t.Errorf("%q of %s resolves to %q, want %q", d.ID, d.State.Device.ID, deviceOf(d.ID), want)
+			if want := fmt.Sprintf("%s::%d", device, i%replicas); d.ID != want || d.State.Device.ID != device || deviceid.Parse(d.ID).Device() != device {
+				t.Errorf("%q of %s resolves to %q, want %q", d.ID, d.State.Device.ID, deviceid.Parse(d.ID).Device(), want)
 			}
 		}
 	})

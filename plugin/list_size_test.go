@@ -10,6 +10,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 )
 
 // largestNode returns 16 GPUs with seven MIG devices each. The UUIDs are as long as the driver's.
@@ -142,8 +143,8 @@ func TestListBytes(t *testing.T) {
 			devices[i].resource = migResource
 		}
 		devices = (&layout{}).share(layoutInput{cfg: &cfg, snap: snap}, devices)
-		atMost := func(most int) func(*candidate) (string, int) {
-			return func(c *candidate) (string, int) { return c.share.idPrefix, min(most, c.share.units) }
+		atMost := func(most int) func(*candidate) (deviceid.Form, int) {
+			return func(c *candidate) (deviceid.Form, int) { return c.share.form, min(most, c.share.units) }
 		}
 		r := findResource(Layout(cfg, snap), migResource)
 		want := proto.Size(&pluginapi.ListAndWatchResponse{Devices: r.message()})

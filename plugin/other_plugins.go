@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -27,7 +28,7 @@ func (c Config) OtherPlugins(allocatable map[string][]string, ours func(resource
 		for _, id := range ids {
 			device, ok := isDevice(resource, id)
 			if !ok && snap == nil && strings.HasPrefix(resource, "nvidia.com/") {
-				device, ok = deviceOf(id), true
+				device, ok = deviceid.Parse(id).Device(), true
 			}
 			if ok {
 				devices[device] = true

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"slices"
 	"sort"
-	"strconv"
 
 	"google.golang.org/protobuf/proto"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 )
 
@@ -19,20 +19,19 @@ func (e *shareEntry) matches(c *candidate) bool {
 	return (e.name == "" || e.name == c.resource) && (len(e.devices) == 0 || selectsAny(e.selectorKey(), e.devices, c))
 }
 
-// idPrefix returns share.idPrefix.
-func (e *shareEntry) idPrefix(d *health.Device) string {
-	id := string(d.ID) + idSep
+// form returns share.form.
+func (e *shareEntry) form() deviceid.Form {
 	switch {
 	case e.kind == SharingMemory && e.byMPS:
-		return id + strconv.FormatUint(e.unit/mebibyte, 10) + "Mi-mps" + idSep
+		return deviceid.Form{Kind: deviceid.MemoryByMPS, Size: e.unit / mebibyte}
 	case e.kind == SharingMemory:
-		return id + strconv.FormatUint(e.unit/mebibyte, 10) + "Mi" + idSep
+		return deviceid.Form{Kind: deviceid.Memory, Size: e.unit / mebibyte}
 	case e.pinned > 0:
-		return id + "mps" + strconv.FormatUint(e.pinned/mebibyte, 10) + "Mi" + idSep
+		return deviceid.Form{Kind: deviceid.MPSMemory, Size: e.pinned / mebibyte}
 	case e.byMPS:
-		return id + "mps" + strconv.Itoa(e.replicas) + idSep
+		return deviceid.Form{Kind: deviceid.MPSShare, Size: uint64(e.replicas)} //nolint:gosec // Validate requires at least 2
 	}
-	return id
+	return deviceid.Form{Kind: deviceid.Replica}
 }
 
 // share sets how each device is shared and its resource after sharing. It removes those that cannot be shared as configured.
@@ -76,7 +75,7 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *
 			"disable MIG mode", e.key)
 		return false
 	}
-	s := &share{kind: e.kind, idPrefix: e.idPrefix(d), units: e.replicas, single: e.single, free: -1, largest: -1}
+	s := &share{kind: e.kind, form: e.form(), units: e.replicas, single: e.single, free: -1, largest: -1}
 	usable := d.Memory - min(d.Reserved, d.Memory)
 	switch e.kind {
 	case SharingMPS:
@@ -199,7 +198,7 @@ const maxListBytes = 4 << 20
 // checkListSize reports whether the list of a resource's devices fits maxListBytes. Otherwise it adds errors that name the
 // entries with too many units, and what fits.
 func (l *layout) checkListSize(devices []candidate) bool {
-	configured := func(c *candidate) (string, int) { return c.share.idPrefix, c.share.units }
+	configured := func(c *candidate) (deviceid.Form, int) { return c.share.form, c.share.units }
 	if listBytes(devices, configured) <= maxListBytes {
 		return true
 	}
@@ -213,16 +212,16 @@ func (l *layout) checkListSize(devices []candidate) bool {
 		smallest := 1 + sort.Search(largest, func(i int) bool {
 			of := *e
 			of.unit = uint64(i+1) * mebibyte //nolint:gosec // not negative
-			return listBytes(devices, func(c *candidate) (string, int) {
-				return of.idPrefix(c.device()), memoryUnits(c.device(), of.reserve, of.unit)
+			return listBytes(devices, func(c *candidate) (deviceid.Form, int) {
+				return of.form(), memoryUnits(c.device(), of.reserve, of.unit)
 			}) <= maxListBytes
 		})
 		l.misfits.add(nil, "plugin.%s.unit: expected at least %dMi, got %dMi: "+must, e.key, smallest, e.unit/mebibyte, name, maxListBytes>>20)
 		return false
 	}
 	// Of n replicas or fewer, as configured. The kubelet must be able to receive the list in any state of health.
-	atMost := func(n int) func(*candidate) (string, int) {
-		return func(c *candidate) (string, int) { return c.share.idPrefix, min(n, c.share.units) }
+	atMost := func(n int) func(*candidate) (deviceid.Form, int) {
+		return func(c *candidate) (deviceid.Form, int) { return c.share.form, min(n, c.share.units) }
 	}
 	largest := sort.Search(maxReplicas, func(n int) bool { return listBytes(devices, atMost(n+1)) > maxListBytes })
 	var entries []*shareEntry
@@ -244,9 +243,9 @@ func (l *layout) checkListSize(devices []candidate) bool {
 	return false
 }
 
-// listBytes returns the size of a ListAndWatch response with all IDs of these devices. units returns the prefix and the number of
-// those of a shared device. All are unhealthy, because that takes more bytes than healthy.
-func listBytes(devices []candidate, units func(*candidate) (idPrefix string, n int)) (size int) {
+// listBytes returns the size of a ListAndWatch response with all IDs of these devices. units returns the form and the number
+// of those of a shared device. All are unhealthy, because that takes more bytes than healthy.
+func listBytes(devices []candidate, units func(*candidate) (deviceid.Form, int)) (size int) {
 	for i := range devices {
 		c := &devices[i]
 		d := &pluginapi.Device{Health: pluginapi.Unhealthy, Topology: numaTopology(c.device().NUMA)}
@@ -256,9 +255,9 @@ func listBytes(devices []candidate, units func(*candidate) (idPrefix string, n i
 			continue
 		}
 		// The IDs of the units from 10 to 99 are equally long, and so on.
-		prefix, n := units(c)
+		form, n := units(c)
 		for from, next := 0, 10; from < n; from, next = next, 10*next {
-			d.ID = prefix + strconv.Itoa(from)
+			d.ID = form.ID(c.device().ID, from).String()
 			size += proto.Size(list) * (min(next, n) - from)
 		}
 	}

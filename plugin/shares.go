@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"iter"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -27,15 +27,12 @@ const (
 
 // share is how a device is shared. All units of a device have the same.
 type share struct {
-	kind Sharing
-	// idPrefix starts the kubelet's IDs of the units: UUID:: for replicas, as in NVIDIA's plugin. Those of MPS shares and of memory also
-	// contain what serves them and their size: UUID::mps4::, UUID::mps8192Mi::, UUID::1024Mi::, UUID::1024Mi-mps::. So a container that holds
-	// units of another kind or size, from before a change, holds IDs outside the layout, and the device is withheld.
-	idPrefix string
-	units    int    // IDs of the device: replicas, MPS shares, or units of memory
-	single   bool   // a container may request one unit only
-	renamed  bool   // the resource is not that of devices that are not shared
-	unit     uint64 // SharingMemory: bytes of a unit
+	kind    Sharing
+	form    deviceid.Form // of the kubelet's IDs of the units
+	units   int           // IDs of the device: replicas, MPS shares, or units of memory
+	single  bool          // a container may request one unit only
+	renamed bool          // the resource is not that of devices that are not shared
+	unit    uint64        // SharingMemory: bytes of a unit
 
 	mps     bool   // MPS serves the device
 	threads int    // MPS: percent of the SMs of one unit; 100 for no limit
@@ -71,8 +68,8 @@ type ShareUnits struct {
 	Resource string // empty with dynamic resource allocation
 	Device   health.DeviceID
 	Sharing  Sharing
-	IDPrefix string // the kubelet's ID of a unit is IDPrefix and its number; empty with dynamic resource allocation
-	Unit     uint64 // bytes of a unit; 0 unless Sharing is SharingMemory
+	Form     deviceid.Form // of the kubelet's IDs of the units; Whole with dynamic resource allocation
+	Unit     uint64        // bytes of a unit; 0 unless Sharing is SharingMemory
 
 	Total   int // offered
 	Free    int // of these, held by no container, nor the whole device; -1 if the holders are unknown
@@ -84,9 +81,8 @@ type ShareUnits struct {
 
 // HasUnit reports whether an ID of the kubelet is that of a unit that is offered.
 func (u ShareUnits) HasUnit(id string) bool {
-	number, ok := strings.CutPrefix(id, u.IDPrefix)
-	n, err := strconv.Atoi(number)
-	return ok && u.IDPrefix != "" && err == nil && n >= 0 && n < u.Total
+	unit := deviceid.Parse(id)
+	return u.Form.Kind != deviceid.Whole && unit.Form() == u.Form && unit.Device() == u.Device && unit.Number() < u.Total
 }
 
 // Shares returns the units of each shared device, by resource, then by index. It may be called from any goroutine.
@@ -98,7 +94,7 @@ func (p *Plugin) Shares() (all []ShareUnits) {
 				continue
 			}
 			all = append(all, ShareUnits{
-				Resource: r.Name, Device: units[0].State.Device.ID, Sharing: s.kind, IDPrefix: s.idPrefix, Unit: s.unit,
+				Resource: r.Name, Device: units[0].State.Device.ID, Sharing: s.kind, Form: s.form, Unit: s.unit,
 				Total: s.units, Free: s.free, Largest: s.largest, Enforcement: s.by, Reason: s.reason,
 			})
 		}

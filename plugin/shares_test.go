@@ -13,6 +13,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -73,7 +74,11 @@ func TestLayoutOfMPSAndMemory(t *testing.T) {
 	sizes.Devices[1].Device.Memory, sizes.Devices[1].Device.Model = 23034<<20, "NVIDIA L4"
 	sizes.Devices[2].Device.Memory, sizes.Devices[3].Device.Memory = 0, 500<<20
 	ids := func(prefix string, n int) string {
-		return strings.Join(slices.Collect(unitIDs(new([]byte), prefix, n)), " ")
+		var all []string
+		for i := range n {
+			all = append(all, prefix+strconv.Itoa(i))
+		}
+		return strings.Join(all, " ")
 	}
 	checkLayouts(t, []layoutCase{
 		{
@@ -470,25 +475,34 @@ func TestShares(t *testing.T) {
 			t.Fatalf("%s: %+v", name, all)
 		}
 		s, sharing := all[0], cfg.Sharing
-		if !s.HasUnit(s.IDPrefix+strconv.Itoa(s.Total-1)) || s.HasUnit(s.IDPrefix+strconv.Itoa(s.Total)) || s.HasUnit("GPU-0") ||
-			s.HasUnit("GPU-1::0") {
-			t.Errorf("%s: has other units than %d of %s", name, s.Total, s.IDPrefix)
-		}
 		want := ShareUnits{
 			Resource: gpu, Device: "GPU-0", Sharing: SharingTimeSlicing, Total: 4, Free: c.free, Largest: c.largest,
-			IDPrefix: s.IDPrefix,
+			Form: deviceid.Form{Kind: deviceid.Replica},
 		}
+		form := ""
 		switch {
 		case len(sharing.MPS.Resources) > 0:
-			want.Sharing = SharingMPS
+			want.Sharing, want.Form, form = SharingMPS, deviceid.Form{Kind: deviceid.MPSShare, Size: 4}, "mps4::"
 		case sharing.Memory.Resource != "":
 			want.Resource, want.Sharing, want.Enforcement = memoryResource, SharingMemory, memlimits.None
 			want.Unit, _ = parseSize(sharing.Memory.Unit)
 			want.Total = int((80496 << 20) / want.Unit) //nolint:gosec // less than 100
+			want.Form, form = deviceid.Form{Kind: deviceid.Memory, Size: want.Unit >> 20}, fmt.Sprintf("%dMi::", want.Unit>>20)
 		}
 		if s != want {
 			t.Errorf("%s: %+v, want %+v", name, s, want)
 		}
+		for id, want := range map[string]bool{
+			fmt.Sprint("GPU-0::", form, s.Total-1): true, fmt.Sprint("GPU-0::", form, s.Total): false, "GPU-0": false, "GPU-0::x": false,
+			"GPU-1::" + form + "0": false, "GPU-0::mps7::0": false,
+		} {
+			if s.HasUnit(id) != want {
+				t.Errorf("%s: %s is a unit: %t, want %t", name, id, !want, want)
+			}
+		}
+	}
+	if claimed := (ShareUnits{Device: "GPU-0", Total: 4}); claimed.HasUnit("GPU-0") {
+		t.Error("of a device that claims share, the whole device is a unit")
 	}
 }
 
@@ -522,7 +536,7 @@ func TestMemoryUnitsFillDevices(t *testing.T) {
 			}
 		}
 		for i, d := range r.Devices {
-			if r.index(d.ID) != i || deviceOf(d.ID) != d.State.Device.ID || len(d.ID) > maxIDLength {
+			if r.index(d.ID) != i || deviceid.Parse(d.ID).Device() != d.State.Device.ID || len(d.ID) > maxIDLength {
 				t.Errorf("%s: found at %d, want %d", d.ID, r.index(d.ID), i)
 			}
 		}

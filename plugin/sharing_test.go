@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 )
 
 func TestLayoutOfSharing(t *testing.T) {
@@ -56,14 +57,14 @@ func TestReplicasFollowDevice(t *testing.T) {
 	}
 	for i, d := range list {
 		parent := i / 11
-		if want := fmt.Sprintf("GPU-%d::%d", parent, i%11); d.ID != want || deviceOf(d.ID) != health.DeviceID(id(parent)) {
-			t.Errorf("%d is %s of %s, want %s", i, d.ID, deviceOf(d.ID), want)
+		if want := fmt.Sprintf("GPU-%d::%d", parent, i%11); d.ID != want || deviceid.Parse(d.ID).Device() != health.DeviceID(id(parent)) {
+			t.Errorf("%d is %s of %s, want %s", i, d.ID, deviceid.Parse(d.ID).Device(), want)
 		}
 		if (d.Health == "Healthy") != (parent == 0) || d.Topology.Nodes[0].ID != int64(parent) {
 			t.Errorf("%s is %s on node %v", d.ID, d.Health, d.Topology)
 		}
 	}
-	longest := "MIG-09ee17f8-f59d-55e2-a8b5-d8d2ee1b0a67" + idSep + fmt.Sprint(maxReplicas-1)
+	longest := "MIG-09ee17f8-f59d-55e2-a8b5-d8d2ee1b0a67" + "::" + fmt.Sprint(maxReplicas-1)
 	if len(longest) > 63 { // the kubelet's limit
 		t.Errorf("%s has %d bytes", longest, len(longest))
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -97,7 +98,7 @@ func TestWithhold(t *testing.T) {
 			}
 		}
 		for _, id := range c.want {
-			if !slices.Contains(devices, string(deviceOf(id))) {
+			if !slices.Contains(devices, string(deviceid.Parse(id).Device())) {
 				t.Errorf("%s: %s is not in %v", c.name, id, devices)
 			}
 		}

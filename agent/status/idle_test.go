@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 )
 
 // What is unknown now has no key, so that no reader takes an old idle time for a current one.
@@ -92,7 +93,7 @@ func TestStatusShowsIdleTimes(t *testing.T) {
 		{Device: "MIG-2-8", Namespace: "nb", Pod: "ada", Container: "main"}: {NoWork: time.Hour, WorkKnown: true, Observed: 3 * time.Hour},
 	}
 	k.Shares = []plugin.ShareUnits{{
-		Resource: "nvidia.com/gpu", Device: "GPU-0", Sharing: plugin.SharingTimeSlicing, IDPrefix: "GPU-0::",
+		Resource: "nvidia.com/gpu", Device: "GPU-0", Sharing: plugin.SharingTimeSlicing, Form: deviceid.Form{Kind: deviceid.Replica},
 		Total: 4, Free: 1, Largest: 1,
 	}}
 	page := pageOf(t, k)

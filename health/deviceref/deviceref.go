@@ -62,12 +62,18 @@ func ParseIndex(s string) (gpu, mig int, ok bool) {
 }
 
 // ParseDigits parses up to nine decimal digits. Unlike strconv.Atoi it accepts no sign and allocates no error.
-func ParseDigits(s string) (int, bool) {
-	if s == "" || len(s) > 9 || strings.Trim(s, "0123456789") != "" {
+func ParseDigits(s string) (n int, ok bool) {
+	if s == "" || len(s) > 9 {
 		return 0, false
 	}
-	n, err := strconv.Atoi(s)
-	return n, err == nil
+	for i := range len(s) {
+		digit := s[i] - '0'
+		if digit > 9 {
+			return 0, false
+		}
+		n = 10*n + int(digit)
+	}
+	return n, true
 }
 
 // PCIAddress is the address of a device on the PCI bus.

@@ -7,15 +7,14 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"regexp"
 	"slices"
-	"strconv"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -117,27 +116,17 @@ func (e *enforcer) Pass(ctx context.Context) (r result) {
 	return r
 }
 
-// unitID matches the kubelet's ID of a unit of memory: the device's UUID, the size of the unit, whether MPS limits the container, and a
-// number. Package plugin writes it.
-var unitID = regexp.MustCompile(`^[^:]+::([0-9]{1,12})Mi(-mps)?::[0-9]+$`)
-
-// unitOf returns the memory of a unit by its ID, which is what the unit had when it was allocated, and whether MPS limits the container;
-// 0 if it is no unit of memory.
-func unitOf(id string) (bytes uint64, byMPS bool) {
-	m := unitID.FindStringSubmatch(id)
-	if m == nil {
-		return 0, false
-	}
-	n, _ := strconv.ParseUint(m[1], 10, 64) // has few digits
-	return n << 20, m[2] != ""
-}
-
 // memoryOf returns the memory that a container holds by a unit or by a claim, and whether MPS limits the container; 0 if it holds none.
+// The size of a unit is in its ID, so it is what the unit had when it was allocated.
 func (e *enforcer) memoryOf(h podresources.Holder) (bytes uint64, byMPS bool) {
 	if h.ByClaim() {
 		return e.Claimed(h)
 	}
-	return unitOf(h.DeviceID)
+	switch f := deviceid.Parse(h.DeviceID).Form(); f.Kind {
+	case deviceid.Memory, deviceid.MemoryByMPS:
+		return f.Size << 20, f.Kind == deviceid.MemoryByMPS
+	}
+	return 0, false
 }
 
 // containers returns the containers that hold memory, by device. Those that MPS limits are judged. It may be called during a pass.

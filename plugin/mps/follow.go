@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -244,7 +245,9 @@ func (r *run) reachable(now time.Time) bool {
 func (d *device) take(f *offer.Facts, claims bool) offer.Answer {
 	return f.Decide(&offer.Request{
 		Purpose: offer.Take, Device: &health.Device{ID: d.spec.Device}, MustKnow: true,
-		Except:      func(h podresources.Holder) bool { return !h.ByClaim() && !strings.Contains(h.DeviceID, "::") },
+		Except: func(h podresources.Holder) bool {
+			return !h.ByClaim() && deviceid.Parse(h.DeviceID).Form().Kind == deviceid.Whole
+		},
 		ExceptClaim: func(_ *offer.Claim, p *offer.Part) bool { return !claims || !p.MPS },
 	})
 }

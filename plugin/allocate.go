@@ -14,6 +14,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
@@ -280,5 +281,5 @@ func abbreviatedIDs(devices []Device) string {
 	for i, d := range devices {
 		ids[i] = d.ID
 	}
-	return cdi.Abbreviate(ids)
+	return grouped.Abbreviate(ids)
 }

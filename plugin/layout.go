@@ -10,6 +10,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
@@ -80,7 +81,7 @@ type layout struct {
 	resources []Resource            // by name
 	// why some or all are missing or not offered: the configuration does not fit the node, or the container runtime
 	err      string
-	misfits  misfits          // the part of err about how devices are shared
+	misfits  grouped.Texts    // the part of err about how devices are shared, with the devices
 	warnings []string         // devices that are not offered, with the reason
 	withheld []withheldDevice // by resource and index
 	uniform  uniformLayout    // input of the next layout
@@ -91,39 +92,6 @@ func (l *layout) warn(format string, args ...any) {
 	if text := fmt.Sprintf(format, args...); !slices.Contains(l.warnings, text) {
 		l.warnings = append(l.warnings, text)
 	}
-}
-
-// misfit is what does not fit some devices of the node.
-type misfit struct {
-	text    string // starts with the key
-	devices []string
-}
-
-// misfits are errors or warnings about devices.
-type misfits []misfit
-
-// add adds a misfit, or a device to one with the same text. The device may be nil.
-func (m *misfits) add(d *health.Device, format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	i := slices.IndexFunc(*m, func(m misfit) bool { return m.text == text })
-	if i < 0 {
-		i = len(*m)
-		*m = append(*m, misfit{text: text})
-	}
-	if d != nil {
-		(*m)[i].devices = append((*m)[i].devices, d.Name())
-	}
-}
-
-// texts returns the misfits with the devices that they concern.
-func (m misfits) texts() (texts []string) {
-	for _, m := range m {
-		if len(m.devices) > 0 {
-			m.text += ": " + cdi.Abbreviate(m.devices)
-		}
-		texts = append(texts, m.text)
-	}
-	return texts
 }
 
 // candidate is a device that may be offered.
@@ -161,7 +129,7 @@ func newLayout(in layoutInput) layout {
 		l.addResource(offered[:n])
 		offered = offered[n:]
 	}
-	for _, text := range l.misfits.texts() {
+	for _, text := range l.misfits.Strings() {
 		l.err = strings.TrimPrefix(l.err+"; "+text, "; ")
 	}
 	if warning := in.runtime.Warning(); warning != "" {

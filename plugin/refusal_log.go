@@ -8,7 +8,7 @@ import (
 	"golang.org/x/time/rate"
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 )
 
 // The limits of the lines about refused allocations of one resource: a controller replaces a refused pod at once, for hours.
@@ -67,5 +67,5 @@ func requestedIDs(req *pluginapi.AllocateRequest) string {
 			ids = append(ids, abbreviated(id))
 		}
 	}
-	return cdi.Abbreviate(ids)
+	return grouped.Abbreviate(ids)
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 )
 
@@ -40,7 +41,7 @@ func (c *Config) SelectDevices(snap *health.Snapshot, caps *memlimits.Capabiliti
 	if entries := c.Sharing.entries(); c.Sharing.Memory.Resource != "" {
 		memory = &entries[slices.IndexFunc(entries, func(e shareEntry) bool { return e.kind == SharingMemory })]
 	}
-	var left misfits
+	var left grouped.Texts
 	selected = make([]SelectedDevice, 0, len(devices))
 	for i := range devices {
 		candidate := &devices[i]
@@ -70,5 +71,5 @@ func (c *Config) SelectDevices(snap *health.Snapshot, caps *memlimits.Capabiliti
 		}
 		selected = append(selected, s)
 	}
-	return selected, append(warnings, left.texts()...)
+	return selected, append(warnings, left.Strings()...)
 }

@@ -10,6 +10,7 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 )
@@ -41,7 +42,7 @@ func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 		return offered
 	}
 	var names nameCache
-	var empty misfits
+	var empty grouped.Texts
 	shared := offered[:0]
 	for _, c := range offered {
 		ok := true
@@ -52,7 +53,7 @@ func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 			case c.entry == nil:
 				c.entry = e
 			case c.entry.kind != e.kind:
-				l.misfits.add(c.device(), "plugin.%s and plugin.%s: a device is shared in one way only, and both select these", c.entry.key, e.key)
+				l.misfits.Addf(c.device().Name(), "plugin.%s and plugin.%s: a device is shared in one way only, and both select these", c.entry.key, e.key)
 				ok = false
 			}
 		}
@@ -61,17 +62,17 @@ func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 		}
 		shared = append(shared, c)
 	}
-	for _, text := range empty.texts() {
+	for _, text := range empty.Strings() {
 		l.warn("%s", text)
 	}
 	return shared
 }
 
 // shareBy sets the share of a device by its entry. It returns false, with a misfit or with the device in empty, if that is impossible.
-func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *misfits) bool {
+func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *grouped.Texts) bool {
 	e, d := c.entry, c.device()
 	if e.kind != SharingTimeSlicing && d.Kind == health.KindGPU && d.MIGMode {
-		l.misfits.add(d, "plugin.%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or "+
+		l.misfits.Addf(d.Name(), "plugin.%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or "+
 			"disable MIG mode", e.key)
 		return false
 	}
@@ -111,7 +112,7 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *
 func (l *layout) shareByMPS(c *candidate, s *share, usable uint64) bool {
 	e, d := c.entry, c.device()
 	if cc := d.ComputeCapability; cc.Major > 0 && cc.Major < firstVoltaMajorVersion && e.replicas > maxMPSClientsPreVolta {
-		l.misfits.add(d, "plugin.%s.replicas: expected at most %d with compute capability %d.%d, got %d", e.key, maxMPSClientsPreVolta, cc.Major,
+		l.misfits.Addf(d.Name(), "plugin.%s.replicas: expected at most %d with compute capability %d.%d, got %d", e.key, maxMPSClientsPreVolta, cc.Major,
 			cc.Minor, e.replicas)
 		return false
 	}
@@ -123,7 +124,7 @@ func (l *layout) shareByMPS(c *candidate, s *share, usable uint64) bool {
 	case s.pinned == 0:
 		s.pinned = equal
 	case s.pinned > equal:
-		l.misfits.add(d, "plugin.%s.pinnedMemory: expected at most %dMi for each of %d shares, got %dMi", e.key, equal/mebibyte, e.replicas,
+		l.misfits.Addf(d.Name(), "plugin.%s.pinnedMemory: expected at most %dMi for each of %d shares, got %dMi", e.key, equal/mebibyte, e.replicas,
 			s.pinned/mebibyte)
 		return false
 	}
@@ -157,15 +158,15 @@ func MPSUnready(daemon *health.MPSDaemon) string {
 	return ""
 }
 
-// units returns how many units of a device's memory are offered. If there is none, it adds the device to misfits.
-func (e *shareEntry) units(d *health.Device, left *misfits) int {
+// units returns how many units of a device's memory are offered. If there is none, it adds the device to left.
+func (e *shareEntry) units(d *health.Device, left *grouped.Texts) int {
 	units := memoryUnits(d, e.reserve, e.unit)
 	switch {
 	case units > 0:
 	case d.Memory == 0:
-		left.add(d, "plugin.%s: devices whose memory size is unknown are not offered", e.key)
+		left.Addf(d.Name(), "plugin.%s: devices whose memory size is unknown are not offered", e.key)
 	default:
-		left.add(d, "plugin.%s.unit: devices that have less memory than one unit of %dMi are not offered", e.key, e.unit/mebibyte)
+		left.Addf(d.Name(), "plugin.%s.unit: devices that have less memory than one unit of %dMi are not offered", e.key, e.unit/mebibyte)
 	}
 	return units
 }
@@ -185,7 +186,7 @@ func memoryUnits(d *health.Device, reserve, unit uint64) int {
 func (c Config) CheckDevices(snap *health.Snapshot) error {
 	l := newLayout(layoutInput{cfg: &c, snap: snap})
 	var errs []error
-	for _, text := range l.misfits.texts() {
+	for _, text := range l.misfits.Strings() {
 		errs = append(errs, errors.New(text))
 	}
 	return errors.Join(errs...)
@@ -216,7 +217,7 @@ func (l *layout) checkListSize(devices []candidate) bool {
 				return of.form(), memoryUnits(c.device(), of.reserve, of.unit)
 			}) <= maxListBytes
 		})
-		l.misfits.add(nil, "plugin.%s.unit: expected at least %dMi, got %dMi: "+must, e.key, smallest, e.unit/mebibyte, name, maxListBytes>>20)
+		l.misfits.Addf("", "plugin.%s.unit: expected at least %dMi, got %dMi: "+must, e.key, smallest, e.unit/mebibyte, name, maxListBytes>>20)
 		return false
 	}
 	// Of n replicas or fewer, as configured. The kubelet must be able to receive the list in any state of health.
@@ -236,7 +237,7 @@ func (l *layout) checkListSize(devices []candidate) bool {
 	slices.SortFunc(entries, func(a, b *shareEntry) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.index, b.index)) })
 	for _, e := range entries {
 		if e.replicas > largest {
-			l.misfits.add(nil, "plugin.%s.replicas: expected at most %d, found %d for each of %d devices: "+must,
+			l.misfits.Addf("", "plugin.%s.replicas: expected at most %d, found %d for each of %d devices: "+must,
 				e.key, largest, e.replicas, counts[e], name, maxListBytes>>20)
 		}
 	}

@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -22,9 +22,6 @@ type Unschedulable struct {
 // Pod names a pod.
 type Pod struct{ Namespace, Name string }
 
-// maxNamedPods limits the pods that a text names.
-const maxNamedPods = 5
-
 // uniquePods sorts pods and removes duplicates.
 func uniquePods(pods []Pod) []Pod {
 	slices.SortFunc(pods, func(a, b Pod) int { return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name)) })
@@ -36,18 +33,11 @@ func PodNames(pods []Pod) string { return podNames(uniquePods(pods)) }
 
 // podNames lists pods that uniquePods has returned.
 func podNames(pods []Pod) string {
-	names := make([]string, 0, maxNamedPods+1)
-	for _, p := range pods[:min(len(pods), maxNamedPods)] {
-		names = append(names, p.Namespace+"/"+p.Name)
+	names := make([]string, len(pods))
+	for i, p := range pods {
+		names[i] = p.Namespace + "/" + p.Name
 	}
-	if more := len(pods) - maxNamedPods; more > 0 {
-		names = append(names, fmt.Sprintf("%d more", more))
-	}
-	last := len(names) - 1
-	if last < 1 {
-		return "pod " + strings.Join(names, "")
-	}
-	return "pods " + strings.Join(names[:last], ", ") + " and " + names[last]
+	return grouped.Named("pod", names)
 }
 
 // String describes a loss and names the pods to end.

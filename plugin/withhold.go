@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -22,13 +23,16 @@ type withheldDevice struct {
 	ids      int // withheld; pods may hold others
 }
 
-// byGPU groups sorted withheld devices by resource and GPU.
-func byGPU(all []withheldDevice) (groups [][]withheldDevice) {
-	for first, next := 0, 0; first < len(all); first = next {
-		for next = first + 1; next < len(all) && all[next].resource == all[first].resource && all[next].device.GPU() == all[first].device.GPU(); {
-			next++
-		}
-		groups = append(groups, all[first:next])
+// gpuOf is a GPU in a resource.
+type gpuOf struct {
+	resource string
+	gpu      health.DeviceID
+}
+
+// byGPU groups withheld devices by resource and GPU.
+func byGPU(all []withheldDevice) (groups grouped.By[gpuOf, withheldDevice]) {
+	for _, w := range all {
+		groups.Add(gpuOf{w.resource, w.device.GPU()}, w)
 	}
 	return groups
 }
@@ -55,7 +59,7 @@ func withheldReason(group []withheldDevice) string {
 
 // withheldTexts describes withheld devices, those of one GPU and resource in one text.
 func withheldTexts(all []withheldDevice) (texts []string) {
-	for _, group := range byGPU(all) {
+	for _, group := range byGPU(all).All() {
 		w := group[0]
 		which := fmt.Sprintf("%s (%s) is", w.device.ID, w.device.GPUName())
 		if n := len(group); n > 1 {
@@ -147,7 +151,7 @@ func (p *Plugin) logWithheld(before, after *layout) {
 	}
 	withheld, offered := make(idsByReason), make(idsByReason)
 	added := slices.DeleteFunc(slices.Clone(after.withheld), func(w withheldDevice) bool { return has(before.withheld, w.device.ID) })
-	for _, group := range byGPU(added) {
+	for _, group := range byGPU(added).All() {
 		reason := withheldReason(group)
 		for _, w := range group {
 			withheld.add(w.resource, w.device, w.ids, reason)

@@ -5,9 +5,10 @@ import (
 	"maps"
 	"path"
 	"slices"
-	"strings"
 
 	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 )
 
 // specVersion is the oldest CDI version with all features used here: version 0.5.0 added device names that begin with a
@@ -40,11 +41,11 @@ func newSpec(in Input) (spec *specs.Spec, warnings []string, err error) {
 	}
 	in.linkLibraries(&common, files)
 	spec = &specs.Spec{Version: specVersion, Kind: in.Config.EffectiveKind(), ContainerEdits: common}
-	skipped := reasons{}
+	var texts grouped.Texts
 	for _, d := range in.Devices {
 		nodes, err := h.DeviceNodes(&d.State.Device)
 		if err != nil {
-			skipped.add(d, err)
+			addError(&texts, d, leftOut, err)
 			continue
 		}
 		edits := specs.ContainerEdits{DeviceNodes: h.specNodes(nodes)}
@@ -53,25 +54,17 @@ func newSpec(in Input) (spec *specs.Spec, warnings []string, err error) {
 		}
 		spec.Devices = append(spec.Devices, specs.Device{Name: d.Name, ContainerEdits: edits})
 	}
-	return spec, skipped.list("left out of the CDI spec"), nil
+	return spec, texts.NamesFirst(" "), nil
 }
 
-// reasons are device IDs by reason.
-type reasons map[string][]string
+// leftOut is what an error does to a device that has no device nodes.
+const leftOut = "left out of the CDI spec"
 
-// add does nothing if err is nil.
-func (r reasons) add(d Device, err error) {
+// addError adds a device to the text of what an error does to it.
+func addError(to *grouped.Texts, d Device, effect string, err error) {
 	if err != nil {
-		r[err.Error()] = append(r[err.Error()], string(d.State.Device.ID))
+		to.Add(effect+": "+err.Error(), string(d.State.Device.ID))
 	}
-}
-
-// list returns a message for each reason.
-func (r reasons) list(effect string) (messages []string) {
-	for _, reason := range slices.Sorted(maps.Keys(r)) {
-		messages = append(messages, fmt.Sprintf("%s %s: %s", Abbreviate(r[reason]), effect, reason))
-	}
-	return messages
 }
 
 // linkLibraries makes libcuda.so.1 and other links lead to the libraries. The hooks of the container toolkit do this in
@@ -124,15 +117,4 @@ func (h Host) specNodes(nodes []string) (out []*specs.DeviceNode) {
 // mount mounts a file below the driver's root.
 func (h Host) mount(file, to string) *specs.Mount {
 	return &specs.Mount{HostPath: path.Join(h.DriverRoot, file), ContainerPath: to, Options: []string{"ro", "nosuid", "nodev", "bind"}}
-}
-
-// maxListed limits the IDs in a message, which may become a Kubernetes event of at most 1 KiB.
-const maxListed = 8
-
-// Abbreviate joins the first of many IDs for a message.
-func Abbreviate(ids []string) string {
-	if len(ids) <= maxListed {
-		return strings.Join(ids, ", ")
-	}
-	return fmt.Sprintf("%s and %d more", strings.Join(ids[:maxListed], ", "), len(ids)-maxListed)
 }

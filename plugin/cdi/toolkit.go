@@ -15,6 +15,7 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 )
 
 // Toolkit generates the parts of a spec with nvcdi, the library of NVIDIA's container toolkit. nvcdi asks the driver by NVML,
@@ -207,21 +208,21 @@ func (r *run) call(ctx context.Context, req *request, id health.DeviceID) (*spec
 // nvcdi only warns.
 func (s *partSet) spec(in Input) (spec *specs.Spec, warnings []string, err error) {
 	spec = &specs.Spec{Version: specVersion, Kind: in.Config.EffectiveKind(), ContainerEdits: *s.byDevice[""].edits}
-	left, bare, old := reasons{}, reasons{}, reasons{}
+	var texts grouped.Texts
 	for _, d := range in.Devices {
 		p := s.byDevice[d.State.Device.ID]
 		nodes, err := in.Host.DeviceNodes(&d.State.Device)
 		switch {
 		case p.edits != nil:
 			err = in.Host.checkNodes(p.edits, nodes)
-			old.add(d, p.err)
+			addError(&texts, d, "as before in the CDI spec", p.err)
 		case err == nil:
 			p.edits = &specs.ContainerEdits{DeviceNodes: in.Host.specNodes(nodes)}
 			err = in.Host.checkNodes(p.edits, nodes)
-			bare.add(d, p.err)
+			addError(&texts, d, "with its device nodes only in the CDI spec", p.err)
 		}
 		if err != nil {
-			left.add(d, err)
+			addError(&texts, d, leftOut, err)
 			continue
 		}
 		spec.Devices = append(spec.Devices, specs.Device{Name: d.Name, ContainerEdits: *p.edits})
@@ -229,8 +230,7 @@ func (s *partSet) spec(in Input) (spec *specs.Spec, warnings []string, err error
 	if spec.Version, err = minimumVersion(spec); err != nil {
 		return nil, nil, err
 	}
-	return spec, slices.Concat(left.list("left out of the CDI spec"), bare.list("with its device nodes only in the CDI spec"),
-		old.list("as before in the CDI spec")), nil
+	return spec, texts.NamesFirst(" "), nil
 }
 
 // minimumVersion returns the oldest CDI version that a spec is valid in.

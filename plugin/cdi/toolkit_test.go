@@ -210,7 +210,8 @@ func TestToolkitWithOneBadGPU(t *testing.T) {
 		stop, done := h.run()
 		h.wantSpec(deviceLimit, 1, 1, 2)
 		warnings := fmt.Sprint(h.logs.FilterMessage("CDI spec is incomplete").All()[0].ContextMap())
-		if !strings.Contains(warnings, "GPU-0") || !strings.Contains(warnings, "GPU-1") || !strings.Contains(warnings, errNVML.Error()) {
+		const bare = " with its device nodes only in the CDI spec: "
+		if !strings.Contains(warnings, "GPU-0"+bare) || !strings.Contains(warnings, "GPU-1"+bare) || !strings.Contains(warnings, errNVML.Error()) {
 			t.Error(warnings)
 		}
 		h.set("GPU-1", nil, nil)
@@ -234,6 +235,10 @@ func TestToolkitWithOneBadGPU(t *testing.T) {
 		h.written()
 		stop, done = h.run()
 		h.wantSpec(2*deviceLimit, 2, 2, 2)
+		all := h.logs.FilterMessage("CDI spec is incomplete").All()
+		if warnings := fmt.Sprint(all[len(all)-1].ContextMap()); !strings.Contains(warnings, "GPU-2 as before in the CDI spec: ") {
+			t.Error(warnings)
+		}
 		h.wantWritten()
 		h.wantEndAfter(stop, done, hang)
 		hang = make(chan struct{})
@@ -360,7 +365,7 @@ func TestToolkitNodes(t *testing.T) {
 		h.run()
 		h.wantSpec(0, 2, 0, 0)
 		warnings := h.logs.FilterMessage("CDI spec is incomplete").All()[0].ContextMap()["reasons"].([]any)
-		for i, want := range [][]string{{"GPU-1", "/dev/nvidia1"}, {"GPU-2", "/dev/nvidia0", "/dev/nvidia2"}} {
+		for i, want := range [][]string{{"GPU-1 left out of the CDI spec: ", "/dev/nvidia1"}, {"GPU-2 left out of the CDI spec: ", "/dev/nvidia0", "/dev/nvidia2"}} {
 			if !slices.ContainsFunc(warnings, func(w any) bool {
 				return !slices.ContainsFunc(want, func(s string) bool { return !strings.Contains(w.(string), s) })
 			}) {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 )
 
@@ -262,7 +263,7 @@ func (e *MissingError) Error() string {
 		return fmt.Sprintf("no CDI spec for %s in %s; run nvidia-ctk cdi generate, or set plugin.cdi.generate to true", e.Kind, dirs)
 	}
 	return fmt.Sprintf("the CDI spec for %s in %s lacks %s and has %s; run nvidia-ctk cdi generate again, or change plugin.deviceID",
-		e.Kind, dirs, Abbreviate(e.Devices), Abbreviate(e.Names))
+		e.Kind, dirs, grouped.Abbreviate(e.Devices), grouped.Abbreviate(e.Names))
 }
 
 // check returns an error unless the specs of others have all offered devices.

@@ -55,7 +55,7 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 			return
 		}
 		if len(value) > resourceapi.DeviceAttributeMaxValueLength || !utf8.ValidString(value) {
-			b.warnings.add(d, "attribute %s is left out: expected at most %d bytes of text, got %.80q", name,
+			b.warnings.Addf(d.Name(), "attribute %s is left out: expected at most %d bytes of text, got %.80q", name,
 				resourceapi.DeviceAttributeMaxValueLength, value)
 			return
 		}
@@ -67,7 +67,7 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 		}
 		v, ok := semanticVersion(value)
 		if !ok {
-			b.warnings.add(d, "attribute %s is left out: expected a version such as 580.95.05, got %.80q", name, value)
+			b.warnings.Addf(d.Name(), "attribute %s is left out: expected a version such as 580.95.05, got %.80q", name, value)
 			return
 		}
 		all[name] = resourceapi.DeviceAttribute{VersionValue: b.text(v)}
@@ -138,7 +138,7 @@ func (b *builder) capacity(s *plugin.SelectedDevice) (all capacities, shared *bo
 		all[capacityMemory], shared = c, &yes
 	} else {
 		if m != nil && b.NoShares {
-			b.warnings.add(d, "plugin.sharing.memory: the API server has no shares of devices, so these are allocated as a whole")
+			b.warnings.Addf(d.Name(), "plugin.sharing.memory: the API server has no shares of devices, so these are allocated as a whole")
 		}
 		if d.Memory > 0 && d.Memory <= math.MaxInt64 {
 			all[capacityMemory] = b.quantity(d.Memory)
@@ -165,7 +165,7 @@ func (b *builder) limit(d *health.Device, device *resourceapi.Device) {
 	if len(device.Attributes)+len(device.Capacity) <= resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		return
 	}
-	b.warnings.add(d, "capacities %s are left out: a device has at most %d attributes and capacities", capacitySlice,
+	b.warnings.Addf(d.Name(), "capacities %s are left out: a device has at most %d attributes and capacities", capacitySlice,
 		resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice)
 	for name := range device.Capacity {
 		if strings.HasPrefix(string(name), capacitySlice) {

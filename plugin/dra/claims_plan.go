@@ -15,6 +15,7 @@ import (
 	kubeletapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
@@ -227,7 +228,7 @@ func (p *preparer) find(in *claimInput, r *resourceapi.DeviceRequestAllocationRe
 	i := slices.IndexFunc(in.snap.Devices, func(s health.DeviceState) bool { return s.Device.ID == id })
 	if id == "" || i < 0 || !published && in.snap.Devices[i].Verdict.State != health.Unhealthy {
 		names := slices.Sorted(maps.Keys(in.pool.ByName))
-		return nil, refuse(reasonUnknownDevice, "device %q is unknown; node %s has %s", r.Device, p.options.Node, orNone(cdi.Abbreviate(names)))
+		return nil, refuse(reasonUnknownDevice, "device %q is unknown; node %s has %s", r.Device, p.options.Node, orNone(grouped.Abbreviate(names)))
 	}
 	return &in.snap.Devices[i], nil
 }
@@ -418,7 +419,7 @@ func (b *baseSpec) text() string {
 	if missing, ok := errors.AsType[*cdi.MissingError](b.err); ok && missing.Devices != nil {
 		return fmt.Sprintf("the CDI spec for %s in %s lacks %s and has %s; run nvidia-ctk cdi generate --device-name-strategy=uuid, or set "+
 			"plugin.cdi.generate to true",
-			missing.Kind, strings.Join(missing.Dirs, " or "), cdi.Abbreviate(missing.Devices), orNone(cdi.Abbreviate(missing.Names)))
+			missing.Kind, strings.Join(missing.Dirs, " or "), grouped.Abbreviate(missing.Devices), orNone(grouped.Abbreviate(missing.Names)))
 	}
 	return b.err.Error()
 }

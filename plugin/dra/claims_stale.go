@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
@@ -119,7 +120,7 @@ func (p *preparer) users(c *Claim, claim *resourceapi.ResourceClaim) string {
 		return "no pod"
 	}
 	slices.Sort(pods)
-	return "pod " + cdi.Abbreviate(pods)
+	return grouped.Named("pod", pods)
 }
 
 // holdersTimeout limits the wait for the kubelet's answer: it waits for the call.

@@ -1560,7 +1560,7 @@ func TestPrepareNamesUsers(t *testing.T) {
 		"held by another": {
 			nil,
 			[]podresources.Holder{{Namespace: "default", Pod: "job", Claim: podresources.ClaimRef{Name: "a"}}},
-			"of pod default/job, default/pod-a",
+			"of pods default/job and default/pod-a",
 		},
 		"by another claim": {
 			nil,

@@ -1,14 +1,13 @@
 package dra
 
 import (
-	"fmt"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
@@ -80,7 +79,7 @@ func BuildPool(in PoolInput) Pool {
 		selected = selected[n:]
 	}
 	pool.add(slice)
-	pool.Warnings = slices.Concat(warnings, b.warnings.texts(), b.withheld)
+	pool.Warnings = slices.Concat(warnings, b.warnings.Strings(), b.withheld)
 	return pool
 }
 
@@ -98,8 +97,8 @@ type builder struct {
 	devices  map[health.DeviceID]*health.DeviceState // of the snapshot
 	islands  map[health.DeviceID]health.DeviceID     // of GPUs with NVLinks
 	names    map[health.DeviceID]string
-	placed   int // devices of the slice in work, published or not
-	warnings warnings
+	placed   int           // devices of the slice in work, published or not
+	warnings grouped.Texts // what is left out, with the devices
 	withheld []string
 
 	strings    map[string]*string // values that devices share
@@ -134,7 +133,7 @@ func (b *builder) build(s *plugin.SelectedDevice) (device resourceapi.Device, ok
 	case !b.NoTaints:
 	case slices.ContainsFunc(taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }):
 		if key := worstTaint(taints); key != TaintMIGMode { // no claim could get that GPU anyway
-			b.warnings.add(d, "the API server has no taints of devices, so devices with %s are not published", key)
+			b.warnings.Addf(d.Name(), "the API server has no taints of devices, so devices with %s are not published", key)
 		}
 		return device, false
 	default:
@@ -144,29 +143,4 @@ func (b *builder) build(s *plugin.SelectedDevice) (device resourceapi.Device, ok
 	device.Capacity, device.AllowMultipleAllocations = b.capacity(s)
 	b.limit(d, &device)
 	return device, true
-}
-
-// warnings are what is left out, with the devices that it concerns.
-type warnings []warning
-
-type warning struct {
-	text    string
-	devices []string
-}
-
-func (w *warnings) add(d *health.Device, format string, args ...any) {
-	text := fmt.Sprintf(format, args...)
-	i := slices.IndexFunc(*w, func(w warning) bool { return w.text == text })
-	if i < 0 {
-		i = len(*w)
-		*w = append(*w, warning{text: text})
-	}
-	(*w)[i].devices = append((*w)[i].devices, d.Name())
-}
-
-func (w warnings) texts() (texts []string) {
-	for _, w := range w {
-		texts = append(texts, w.text+": "+cdi.Abbreviate(w.devices))
-	}
-	return texts
 }

@@ -3,7 +3,6 @@ package dra
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"maps"
 	"net/http"
 	"regexp"
@@ -16,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 )
 
 // requiredRights names what the publisher requires of the API server, for the log.
@@ -141,11 +142,11 @@ type refusedDevice struct {
 
 // refusalText names the refused devices; empty if there is none.
 func refusalText(refusals map[string]refusedDevice) string {
-	var texts []string
+	var reasons grouped.Texts
 	for _, name := range slices.Sorted(maps.Keys(refusals)) {
-		texts = append(texts, fmt.Sprintf("%s: not published, because the API server refuses it: %s", name, refusals[name].reason))
+		reasons.Addf(name, "not published, because the API server refuses it: %s", refusals[name].reason)
 	}
-	return strings.Join(texts, "; ")
+	return strings.Join(reasons.NamesFirst(": "), "; ")
 }
 
 // pruneRefusals deletes the refusals of devices that are not, or not the same, in a pool.

@@ -592,7 +592,7 @@ func TestPublisherTooManyDevices(t *testing.T) {
 		g.update(Pool{Slices: []Slice{{Devices: list}}})
 		g.advance(2 * time.Second)
 		g.wantDevices()
-		g.wantError(reasonInvalid, "Too many")
+		g.wantError(reasonInvalid, "gpu-15 and 57 more: not published, because the API server refuses it: spec.devices: Too many")
 	})
 }
 

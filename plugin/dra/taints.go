@@ -80,7 +80,7 @@ func (b *builder) taints(s *plugin.SelectedDevice) []resourceapi.DeviceTaint {
 	if s.Memory != nil && s.Memory.Blocked != "" && !b.NoShares {
 		addFixed(TaintMemoryLimits)
 		if !b.Examined || b.Capabilities != nil { // else only until the node is examined
-			b.warnings.add(&s.State.Device, "no claim gets a share: %s", s.Memory.Blocked)
+			b.warnings.Addf(s.State.Device.Name(), "no claim gets a share: %s", s.Memory.Blocked)
 		}
 	}
 	switch answer := b.Offers[s.State.Device.ID]; answer.Code() {

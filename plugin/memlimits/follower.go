@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -179,14 +180,14 @@ func (l *changeLog) write(log *zap.Logger, r result) {
 	default:
 		log.Info("reading memory limits again")
 	}
-	changed := make(map[string][]string) // devices by reason
-	for id, reason := range r.capabilities.Driver {
+	var changed grouped.Texts // reasons with devices
+	for _, id := range slices.Sorted(maps.Keys(r.capabilities.Driver)) {
+		reason := r.capabilities.Driver[id]
 		if before, logged := l.reasons[id]; !logged || before != reason {
-			changed[reason] = append(changed[reason], string(id))
+			changed.Add(reason, string(id))
 		}
 	}
-	for reason, ids := range changed {
-		slices.Sort(ids)
+	for reason, ids := range changed.All() {
 		if reason == "" {
 			log.Info("the driver limits the memory of containers", zap.Strings("devices", ids), zap.Bool("hook", r.capabilities.Hook))
 		} else {

@@ -1085,9 +1085,10 @@ func TestDriverWithoutTaints(t *testing.T) {
 	if _, ok := g.Device(g.driver, testNode, "gpu-7"); ok {
 		t.Error("gpu-7 resolves")
 	}
-	if devices, known := g.PublishedDevices(); !known || len(devices) != 2 {
-		t.Errorf("published %q, %v", devices, known)
-	}
+	g.await("publishing two devices", func() bool { // the driver learns it after the API server
+		devices, known := g.PublishedDevices()
+		return known && len(devices) == 2
+	})
 	g.configure(func(c *plugin.Config) { c.Exclude = []string{"*"} })
 	g.awaitDevices()
 	g.refused(claim("e", result("gpu-2")), "node node1 has none")

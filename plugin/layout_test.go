@@ -159,7 +159,8 @@ func FuzzReplicas(f *testing.F) {
 		}
 		for i, d := range r.Devices {
 			device := snap.Devices[i/replicas].Device.ID
-			if want := fmt.Sprintf("%s::%d", device, i%replicas); d.ID != want || d.State.Device.ID != device || deviceid.Parse(d.ID).Device() != device {
+			if want := fmt.Sprintf("%s::%d", device, i%replicas); d.ID != want || d.State.Device.ID != device ||
+				deviceid.Parse(d.ID).Device() != device {
 				t.Errorf("%q of %s resolves to %q, want %q", d.ID, d.State.Device.ID, deviceid.Parse(d.ID).Device(), want)
 			}
 		}

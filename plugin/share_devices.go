@@ -53,7 +53,8 @@ func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 			case c.entry == nil:
 				c.entry = e
 			case c.entry.kind != e.kind:
-				l.misfits.Addf(c.device().Name(), "plugin.%s and plugin.%s: a device is shared in one way only, and both select these", c.entry.key, e.key)
+				l.misfits.Addf(c.device().Name(), "plugin.%s and plugin.%s: a device is shared in one way only, and both select these", c.entry.key,
+					e.key)
 				ok = false
 			}
 		}
@@ -72,7 +73,8 @@ func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *grouped.Texts) bool {
 	e, d := c.entry, c.device()
 	if e.kind != SharingTimeSlicing && d.Kind == health.KindGPU && d.MIGMode {
-		l.misfits.Addf(d.Name(), "plugin.%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, or "+
+		l.misfits.Addf(d.Name(), "plugin.%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, "+
+			"or "+
 			"disable MIG mode", e.key)
 		return false
 	}
@@ -112,7 +114,8 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *
 func (l *layout) shareByMPS(c *candidate, s *share, usable uint64) bool {
 	e, d := c.entry, c.device()
 	if cc := d.ComputeCapability; cc.Major > 0 && cc.Major < firstVoltaMajorVersion && e.replicas > maxMPSClientsPreVolta {
-		l.misfits.Addf(d.Name(), "plugin.%s.replicas: expected at most %d with compute capability %d.%d, got %d", e.key, maxMPSClientsPreVolta, cc.Major,
+		l.misfits.Addf(d.Name(), "plugin.%s.replicas: expected at most %d with compute capability %d.%d, got %d", e.key, maxMPSClientsPreVolta,
+			cc.Major,
 			cc.Minor, e.replicas)
 		return false
 	}
@@ -124,7 +127,8 @@ func (l *layout) shareByMPS(c *candidate, s *share, usable uint64) bool {
 	case s.pinned == 0:
 		s.pinned = equal
 	case s.pinned > equal:
-		l.misfits.Addf(d.Name(), "plugin.%s.pinnedMemory: expected at most %dMi for each of %d shares, got %dMi", e.key, equal/mebibyte, e.replicas,
+		l.misfits.Addf(d.Name(), "plugin.%s.pinnedMemory: expected at most %dMi for each of %d shares, got %dMi", e.key, equal/mebibyte,
+			e.replicas,
 			s.pinned/mebibyte)
 		return false
 	}

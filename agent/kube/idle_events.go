@@ -202,7 +202,8 @@ func idleMessage(p IdlePod, idle IdlePods, ready time.Duration) (message string,
 	if idle.ModelUnknown {
 		suffix = "; whether a model is loaded is unknown" + suffix
 	}
-	message = fmt.Sprintf("no %s on %s of the pod for %s: %s", idle.Evidence, what, duration.HumanDuration(shortest), strings.Join(names, ", "))
+	message = fmt.Sprintf("no %s on %s of the pod for %s: %s", idle.Evidence, what, duration.HumanDuration(shortest),
+		strings.Join(names, ", "))
 	return truncate(message, maxMessage-len(suffix)) + suffix, 0
 }
 

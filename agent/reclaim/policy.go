@@ -203,7 +203,8 @@ func explainYAML(err error) error {
 	}
 	if m := unknownField.FindStringSubmatch(err.Error()); m != nil {
 		if m[1] == "hours" {
-			return errors.New("unknown key \"hours\"; set schedule and timeZone of the CronJob instead, such as \"*/15 20-23,0-6 * * *\" and Europe/Berlin")
+			return errors.New("unknown key \"hours\"; set schedule and timeZone of the CronJob instead, such as \"*/15 20-23,0-6 * * *\" and " +
+				"Europe/Berlin")
 		}
 		if nearest := config.Nearest(m[1], policyKeys); nearest != "" {
 			return fmt.Errorf("unknown key %q; did you mean %s?", m[1], nearest)

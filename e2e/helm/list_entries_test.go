@@ -250,7 +250,10 @@ func TestEntries(t *testing.T) {
 		}},
 		"metrics.podLabels": {{
 			[]string{"team", "app.kubernetes.io/name", "/.*/", "/^team-/", "7"},
-			[]string{`""`, "a b", "-a", "/a", "//", "^a", "a*", `"*"`, "-1", "~", "[team]", "{a: b}", "team, team", "a, b, c, d, e, f, g, h, i, j, k"},
+			[]string{
+				`""`, "a b", "-a", "/a", "//", "^a", "a*", `"*"`, "-1", "~", "[team]", "{a: b}", "team, team",
+				"a, b, c, d, e, f, g, h, i, j, k",
+			},
 		}},
 		"node.taints": {
 			{

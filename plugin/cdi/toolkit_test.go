@@ -211,7 +211,8 @@ func TestToolkitWithOneBadGPU(t *testing.T) {
 		h.wantSpec(deviceLimit, 1, 1, 2)
 		warnings := fmt.Sprint(h.logs.FilterMessage("CDI spec is incomplete").All()[0].ContextMap())
 		const bare = " with its device nodes only in the CDI spec: "
-		if !strings.Contains(warnings, "GPU-0"+bare) || !strings.Contains(warnings, "GPU-1"+bare) || !strings.Contains(warnings, errNVML.Error()) {
+		if !strings.Contains(warnings, "GPU-0"+bare) || !strings.Contains(warnings, "GPU-1"+bare) ||
+			!strings.Contains(warnings, errNVML.Error()) {
 			t.Error(warnings)
 		}
 		h.set("GPU-1", nil, nil)
@@ -365,7 +366,10 @@ func TestToolkitNodes(t *testing.T) {
 		h.run()
 		h.wantSpec(0, 2, 0, 0)
 		warnings := h.logs.FilterMessage("CDI spec is incomplete").All()[0].ContextMap()["reasons"].([]any)
-		for i, want := range [][]string{{"GPU-1 left out of the CDI spec: ", "/dev/nvidia1"}, {"GPU-2 left out of the CDI spec: ", "/dev/nvidia0", "/dev/nvidia2"}} {
+		for i, want := range [][]string{
+			{"GPU-1 left out of the CDI spec: ", "/dev/nvidia1"},
+			{"GPU-2 left out of the CDI spec: ", "/dev/nvidia0", "/dev/nvidia2"},
+		} {
 			if !slices.ContainsFunc(warnings, func(w any) bool {
 				return !slices.ContainsFunc(want, func(s string) bool { return !strings.Contains(w.(string), s) })
 			}) {

@@ -228,7 +228,8 @@ func (p *preparer) find(in *claimInput, r *resourceapi.DeviceRequestAllocationRe
 	i := slices.IndexFunc(in.snap.Devices, func(s health.DeviceState) bool { return s.Device.ID == id })
 	if id == "" || i < 0 || !published && in.snap.Devices[i].Verdict.State != health.Unhealthy {
 		names := slices.Sorted(maps.Keys(in.pool.ByName))
-		return nil, refuse(reasonUnknownDevice, "device %q is unknown; node %s has %s", r.Device, p.options.Node, orNone(grouped.Abbreviate(names)))
+		return nil, refuse(reasonUnknownDevice, "device %q is unknown; node %s has %s", r.Device, p.options.Node,
+			orNone(grouped.Abbreviate(names)))
 	}
 	return &in.snap.Devices[i], nil
 }

@@ -20,7 +20,8 @@ import (
 var (
 	seed      = flag.Uint64("seed", 0, "seed of the sequence; 0: from the clock")
 	length    = flag.Duration("time", 20*time.Second, "duration")
-	agentPath = flag.String("agent", "", "the agent's binary; \"\": $AGENT_BIN, or built from the repository, with the race detector if -raced is set")
+	agentPath = flag.String("agent", "",
+		"the agent's binary; \"\": $AGENT_BIN, or built from the repository, with the race detector if -raced is set")
 	raced     = flag.Bool("raced", false, "build the agent with the race detector")
 	replay    = flag.String("replay", "", "play these steps instead, in the format that a failure prints")
 	kindsFlag = flag.String("only", "", "play only these kinds of steps, separated by commas; runs without any of them are skipped")

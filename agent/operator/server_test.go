@@ -65,7 +65,7 @@ func TestCheckNotHeld(t *testing.T) {
 			errHoldersUnknown,
 			[]string{"all its pods", "--force"},
 		},
-		"old response": {node, podresources.Holders{At: agenttest.Ago(time.Minute), By: free.By}, errHoldersUnknown, []string{"1m0s", "--force"}},
+		"old response": {node, podresources.Holders{At: agenttest.Ago(time.Minute), By: free.By}, errHoldersUnknown, []string{"60s", "--force"}},
 		"GPU and MIG device": {node, held, errHeld, []string{
 			"GPU 0 (GPU-0): it is held by training/llm-0 (torch) ×2, web/chat-1 (vllm); ",
 			"MIG device 2:1 1g.10gb (MIG-2-8): it is held by nb/ada (main); ", "--force",

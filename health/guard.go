@@ -13,13 +13,13 @@ import (
 //	user                       caller    late result  at the end
 //	health/monitor             waits     counts       abandoned after 1 s
 //	plugin/containers, passes  waits     dropped      waited for
-//	plugin/containers, names   goes on   counts       abandoned at once
+//	plugin/containers, names   goes on   dropped      abandoned at once
 //	plugin/cdi                 goes on   counts       waited for
 //	health/nvml                goes on   dropped      abandoned at once
 //
 // The monitor has nothing to do without its source, no reading of which may be lost; the kubelet must not wait for it at the end. A pass
 // over the containers is made again soon; it has the driver open until it returns, and a detach needs it closed. Without the names of new
-// containers, a pass still has those of before, and a slow disk is read from one pass to the next. The toolkit of CDI specs has other GPUs
+// containers, a pass still has those of before; late names may be old when the next pass asks. The toolkit of CDI specs has other GPUs
 // to ask, and its results do not age; it has the driver open, too. NVML's reader of properties has other GPUs to read, and its callers ask
 // again.
 //
@@ -30,7 +30,7 @@ import (
 // A Guard must not be copied after its first call.
 type Guard[K comparable, T any] struct {
 	Limit    time.Duration // a call that takes longer is late; 0: none is
-	KeepLate bool          // a late result counts: Call returns it, or the next one for the key if the caller went on
+	KeepLate bool          // a late result counts: if the caller went on, the next Call for the key returns it instead of making its call
 	Grace    time.Duration // how long Call waits for a call after the end, and its result counts
 
 	calls sync.WaitGroup

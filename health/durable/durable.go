@@ -121,8 +121,12 @@ func newDisk() disk {
 }
 
 func (d disk) replace(path string, text []byte, o Options) (w Written, err error) {
-	if size := int64(len(text)); size > o.limit() || o.Spare && size == o.limit() {
-		return w, fmt.Errorf("%s: expected a text of less than %d bytes, got %d", path, o.limit(), size)
+	limit := o.limit()
+	if o.Spare {
+		limit--
+	}
+	if size := int64(len(text)); size > limit {
+		return w, fmt.Errorf("%s: expected at most %d bytes, got %d", path, limit, size)
 	}
 	if o.DirMode != 0 {
 		if err := os.MkdirAll(filepath.Dir(path), o.DirMode); err != nil {

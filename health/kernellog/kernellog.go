@@ -22,9 +22,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
-// The bounds of the pause before the log is opened again; see backoff.Backoff.
+// The bounds of the pause before the log is opened again; see backoff.Backoff. It is never less than a second.
 const (
-	minPause = time.Second
+	minPause = 2 * time.Second
 	maxPause = time.Minute
 )
 

@@ -1,4 +1,5 @@
-// Package logonce logs a state when it changes, not at each attempt. It imports nothing of this project, so every package can use it.
+// Package logonce tells when a state differs from what was logged last, so that not each attempt is logged. It imports nothing of this
+// project, so every package can use it.
 package logonce
 
 // State is what was logged last of a state. The zero value has logged nothing.
@@ -20,5 +21,5 @@ func (s *State) ErrorChanged(err error) bool {
 	return s.Changed(err.Error())
 }
 
-// Clear has the next text count as changed.
+// Clear forgets the last text, so that the same one is logged again.
 func (s *State) Clear() { s.last = "" }

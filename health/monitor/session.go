@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -82,8 +83,7 @@ func (m *Monitor) runSession(ctx context.Context, w watchdog, open health.Opener
 			return err
 		}
 		if ctx.Err() != nil {
-			m.pollFinally(ctx, w, s, apply)
-			return ctx.Err()
+			return cmp.Or(m.pollFinally(ctx, w, s, apply), ctx.Err())
 		}
 	}
 }
@@ -180,13 +180,16 @@ func (p *eventPolls) event(now, due time.Time) time.Time {
 }
 
 // pollFinally polls a session before another replaces it: DCGM drops unread XIDs when the last watch on them ends. The end
-// of the process does not wait for this poll.
-func (m *Monitor) pollFinally(ctx context.Context, w watchdog, s health.Session, apply func(*health.Reading)) {
+// of the process does not wait for this poll: its only error is health.ErrAbandoned.
+func (m *Monitor) pollFinally(ctx context.Context, w watchdog, s health.Session, apply func(*health.Reading)) error {
 	if w.processEnds() {
-		return
+		return nil
 	}
-	r, err := call(context.WithoutCancel(ctx), w, "reading the GPUs", s.Poll)
-	if err == nil && m.checkBack(r) == nil {
+	switch r, err := call(context.WithoutCancel(ctx), w, "reading the GPUs", s.Poll); {
+	case errors.Is(err, health.ErrAbandoned):
+		return err
+	case err == nil && m.checkBack(r) == nil:
 		apply(r)
 	}
+	return nil
 }

@@ -56,14 +56,14 @@ func follow[R any](ctx context.Context, limit time.Duration, e Examiner[R]) {
 	}
 }
 
-// namesLimit limits one reading of names.
-const namesLimit = time.Second
+// namesLimit limits one reading of names. It leaves time for the rest of a pass.
+const namesLimit = 3 * time.Second
 
 // NamesReader reads the names of the node's pods and containers again and again. A directory that hangs delays its user by namesLimit. Its
 // calls must not overlap.
 type NamesReader struct {
 	calls   health.Guard[string, readResult]
-	last    Names
+	last    Names  // of the last reading without an error
 	podLogs string // of last
 }
 
@@ -74,11 +74,11 @@ type readResult struct {
 
 // NewNamesReader returns a NamesReader.
 func NewNamesReader() *NamesReader {
-	return &NamesReader{calls: health.Guard[string, readResult]{Limit: namesLimit, KeepLate: true}}
+	return &NamesReader{calls: health.Guard[string, readResult]{Limit: namesLimit}}
 }
 
-// Read returns the names in podLogs. While the directory hangs, it returns those of the last time with an error that is health.ErrLate, and
-// then the late ones once.
+// Read returns the names in podLogs. While the directory hangs, it returns the names of the last good reading with an error that is
+// health.ErrLate.
 func (r *NamesReader) Read(ctx context.Context, podLogs string) (Names, error) {
 	got, err := r.calls.Call(ctx.Done(), podLogs, func() readResult {
 		names, err := readNames(podLogs)
@@ -86,7 +86,9 @@ func (r *NamesReader) Read(ctx context.Context, podLogs string) (Names, error) {
 	}, nil)
 	switch {
 	case err == nil:
-		r.last, r.podLogs = got.names, podLogs
+		if got.err == nil {
+			r.last, r.podLogs = got.names, podLogs
+		}
 		return got.names, got.err
 	case errors.Is(err, health.ErrLate):
 		err = fmt.Errorf("%s: %w", podLogs, err)

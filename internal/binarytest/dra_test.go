@@ -481,7 +481,7 @@ func TestDRAOtherDriver(t *testing.T) {
 	}
 	n.write(n.config("dra"))
 	n.run()
-	n.awaitPage("/readyz", 503, at, "gpu-node-agent")
+	n.awaitPage("/readyz", 503, at, fmt.Sprintf("PID %d", other.Pid()))
 	if slices := n.api.Slices(); len(slices) > 0 {
 		t.Error("published beside another driver of the same name")
 	}

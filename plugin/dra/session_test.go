@@ -383,10 +383,20 @@ func TestSessionAsksForProperties(t *testing.T) {
 			snapshots.Store(&health.Snapshot{At: time.Now(), Devices: devices})
 			synctest.Wait()
 		}
-		var asked []int // devices, by question
+		var mu sync.Mutex // guards asked
+		var asked []int   // devices, by question
+		questions := func() []int {
+			mu.Lock()
+			defer mu.Unlock()
+			taken := asked
+			asked = nil
+			return taken
+		}
 		d := &Driver{timing: defaultTiming(), Options: Options{
 			Snapshots: &snapshots,
 			Properties: func(_ context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
+				mu.Lock()
+				defer mu.Unlock()
 				asked = append(asked, len(devices))
 				return nil
 			},
@@ -400,21 +410,21 @@ func TestSessionAsksForProperties(t *testing.T) {
 			healthtest.Advance(time.Second)
 			show(devices[:1]) // a poll that shows the same
 		}
-		if n := len(asked); n < 5 || n > 6 {
+		if n := len(questions()); n < 5 || n > 6 {
 			t.Errorf("asked %d times in 30 s, want pauses of up to 1, 2, 4, 8 and 16 s", n)
 		}
 		show(devices)
-		if n := asked[len(asked)-1]; n != 2 {
-			t.Errorf("last asked for %d devices; want both, without a pause", n)
+		if got := questions(); !slices.Equal(got, []int{2}) {
+			t.Errorf("asked for %v devices; want both, without a pause", got)
 		}
 		healthtest.Advance(10 * time.Minute)
 		show(nil) // nothing is missing
-		asked = nil
+		_ = questions()
 		show(devices[:1])
 		healthtest.Advance(time.Second)
 		show(devices[:1])
-		if len(asked) != 2 {
-			t.Errorf("asked %d times for a new device, want again after a second at most", len(asked))
+		if got := questions(); len(got) != 2 {
+			t.Errorf("asked for %v devices, want a new one twice within a second", got)
 		}
 		stop()
 	})

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -172,10 +173,13 @@ func TestMPSRegisteredWithLimits(t *testing.T) {
 		if resource != sharedResource {
 			return
 		}
-		first := !registered.Swap(true)
+		// The first daemon with limits is enough to register the resource.
+		if !registered.Swap(true) && !slices.ContainsFunc(devices, func(d kubelettest.Device) bool { return d.Healthy }) {
+			early.Store(true)
+		}
 		for _, d := range devices {
 			id, _, _ := strings.Cut(d.ID, "::")
-			if (d.Healthy || first) && !n.limited(id) {
+			if d.Healthy && !n.limited(id) {
 				early.Store(true)
 			}
 		}

@@ -69,7 +69,10 @@ var actions = []struct {
 	{ActionDrainP2P, "end all jobs that use this GPU together with other GPUs"},
 	{ActionRestartAppReset, "restart the affected applications; reset the GPU at the next drain"},
 	{ActionEndForeignMPS, "find out who started the process that the finding names, and end it with the command there; its clients end too"},
-	{ActionEndMPSClients, "end the pods that hold shares of the device: the MPS daemon recovers, or is restarted, when its clients have exited"},
+	{
+		ActionEndMPSClients,
+		"end the pods that hold shares of the device: the MPS daemon recovers, or is restarted, when its clients have exited",
+	},
 	{ActionRestartApp, "restart the application; if the error recurs, debug the application"},
 	{ActionPlanReplacement, "plan to replace the GPU"},
 	{ActionCheckRecoveryAction, "look up the number in NVIDIA's description of nvmlDeviceGpuRecoveryAction_t; drain the node meanwhile"},

@@ -258,7 +258,9 @@ func (b *Binding) warning(n listing, index int, holder, gpu *Device) BindingWarn
 			b.GPU, gpu.Index, index)}
 	case b.Replaced != "":
 		return BindingWarning{BindingReplaced, fmt.Sprintf(
-			"it means %s, the card that replaced %s at %s; remove the entry to use the new card, or run gpu-node-agent clear --binding %s to keep it", b.GPU, b.Replaced, b.PCI, b.Entry)}
+			"it means %s, the card that replaced %s at %s; remove the entry to use the new card, or run gpu-node-agent clear --binding %s to "+
+				"keep it",
+			b.GPU, b.Replaced, b.PCI, b.Entry)}
 	case !b.Confirmed && n.hidden > 0:
 		return BindingWarning{BindingIncomplete, fmt.Sprintf(
 			"it means %s, bound while the driver lists %d of the %d GPUs on the PCI bus; with all of them, index %d may be another GPU: %s to "+

@@ -30,9 +30,15 @@ func (f Finding) rank() int {
 	return 0
 }
 
-// Decide adds the decisions to judged devices and sets since when each state lasts. If held is nil, every device counts as
-// held. The Detachment is zero while the driver is attached. mps adds the state of MPS daemons and their findings.
-func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment, mps MPSState, now time.Time) []DeviceState {
+// DecisionContext is what decides about devices beside their verdicts.
+type DecisionContext struct {
+	Held   Held       // if nil, every device counts as held
+	Detach Detachment // zero while the driver is attached
+	MPS    MPSState
+}
+
+// Decide adds the decisions, and the state and findings of MPS daemons, to judged devices. It sets since when each state lasts.
+func Decide(c Config, before, judged []DeviceState, dc DecisionContext, now time.Time) []DeviceState {
 	old := make(map[DeviceID]Verdict, len(before))
 	for _, d := range before {
 		old[d.Device.ID] = d.Verdict
@@ -41,7 +47,7 @@ func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment
 	decided := slices.Clone(judged)
 	for i := range decided { // GPUs come before their MIG devices
 		d := &decided[i]
-		d.MPS = mps.Daemons[d.Device.ID]
+		d.MPS = dc.MPS.Daemons[d.Device.ID]
 		old := old[d.Device.ID]
 		findings := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), Finding.addedByDecide)
 		dated := func(f Finding) Finding {
@@ -63,13 +69,13 @@ func Decide(c Config, before, judged []DeviceState, held Held, detach Detachment
 			add(Finding{Cause: CauseCordoned, Reason: fmt.Sprintf("cordoned by %q in health.cordon", ref), Action: ActionUncordon})
 		}
 		if pending := pendingReset(findings); c.IsolatePending && d.Device.Kind == KindGPU && pending != nil {
-			free := !gpuHeld(held, judged, d.Device.ID)
+			free := !gpuHeld(dc.Held, judged, d.Device.ID)
 			if free || old.Has(CauseIsolated) {
 				add(isolation(*pending, free))
 			}
 		}
-		if detach.withholds(*d, old) {
-			add(detach.finding())
+		if dc.Detach.withholds(*d, old) {
+			add(dc.Detach.finding())
 		}
 		ofGPU[d.Device.ID] = decisions
 		v := d.Verdict

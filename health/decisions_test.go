@@ -219,13 +219,13 @@ func TestOrderOfFaultsAndDecisions(t *testing.T) {
 	devices := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(xids(110))}, gpu0)
 	for _, action := range []Action{ActionReplaceGPU, ActionWatch} { // stronger and weaker than those of the others
 		state := MPSState{Daemons: map[DeviceID]*MPSDaemon{gpu0.ID: {Cause: CauseMPSDown, Reason: "it exited", Action: action}}}
-		after := Decide(c, devices, devices, nil, Detachment{Since: at(0), Until: at(60)}, state, at(1))
+		after := Decide(c, devices, devices, DecisionContext{Detach: Detachment{Since: at(0), Until: at(60)}, MPS: state}, at(1))
 		want := []string{"xid-110", CauseMPSDown, CauseReleased, CauseCordoned}
 		if got := after[0].Verdict.Causes(); !slices.Equal(got, want) || after[0].Verdict.Decided() {
 			t.Errorf("%s: %v, want %v", action, got, want)
 		}
 	}
-	decided := Decide(cordoning("1"), nil, judge(nil, 0, nil, gpu1), nil, Detachment{}, MPSState{}, at(1))
+	decided := Decide(cordoning("1"), nil, judge(nil, 0, nil, gpu1), DecisionContext{}, at(1))
 	if !decided[0].Verdict.Decided() {
 		t.Errorf("%+v", decided[0].Verdict)
 	}
@@ -237,8 +237,8 @@ func TestDetachmentEndsWithMeasurement(t *testing.T) {
 	unread := func() []DeviceState {
 		return judge(nil, 0, samples{gpu0.ID: blank(PresenceUnknown), gpu1.ID: blank(PresenceUnknown)}, gpu0, gpu1)
 	}
-	before := Decide(c, unread(), unread(), nil, Detachment{Since: at(0), Until: at(60)}, MPSState{}, at(1))
-	over := Decide(c, before, before, nil, Detachment{Over: true}, MPSState{}, at(2))
+	before := Decide(c, unread(), unread(), DecisionContext{Detach: Detachment{Since: at(0), Until: at(60)}}, at(1))
+	over := Decide(c, before, before, DecisionContext{Detach: Detachment{Over: true}}, at(2))
 	for _, d := range over {
 		if f := d.Verdict.Findings; len(f) != 1 || f[0].Cause != CauseReleased || !f[0].Since.Equal(at(1)) ||
 			f[0].Action == before[0].Verdict.Findings[0].Action {
@@ -246,21 +246,21 @@ func TestDetachmentEndsWithMeasurement(t *testing.T) {
 		}
 	}
 	r, now := reading(3, samples{gpu1.ID: blank(PresenceUnknown)}, gpu0, gpu1)
-	over = Decide(c, over, Judge(c, over, r, ReadingContext{}, now), nil, Detachment{Over: true}, MPSState{}, now)
+	over = Decide(c, over, Judge(c, over, r, ReadingContext{}, now), DecisionContext{Detach: Detachment{Over: true}}, now)
 	wantStates(t, over, map[DeviceID]State{gpu0.ID: Healthy, gpu1.ID: Unhealthy})
-	free := Decide(c, unread(), unread(), nil, Detachment{Over: true}, MPSState{}, at(4))
+	free := Decide(c, unread(), unread(), DecisionContext{Detach: Detachment{Over: true}}, at(4))
 	wantStates(t, free, map[DeviceID]State{gpu0.ID: Unknown, gpu1.ID: Unknown})
 }
 
 // MIG devices inherit the detachment from their GPU.
 func TestDecideDetachment(t *testing.T) {
 	devices := judgeAll(DefaultConfig(), nil, 0, nil, samples{gpu0.ID: present(), mig0.ID: present()}, gpu0, mig0)
-	devices = Decide(DefaultConfig(), devices, devices, nil, Detachment{Until: at(60)}, MPSState{}, at(1))
+	devices = Decide(DefaultConfig(), devices, devices, DecisionContext{Detach: Detachment{Until: at(60)}}, at(1))
 	if f := devices[1].Verdict.Findings; len(f) != 1 || f[0].From != gpu0.ID || f[0].Cause != CauseReleased ||
 		devices[1].Verdict.State != Unhealthy {
 		t.Errorf("%+v", f)
 	}
-	devices = Decide(DefaultConfig(), devices, devices, nil, Detachment{Over: true}, MPSState{}, at(2))
+	devices = Decide(DefaultConfig(), devices, devices, DecisionContext{Detach: Detachment{Over: true}}, at(2))
 	wantStates(t, devices, map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy})
 }
 

@@ -54,10 +54,11 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 		outage = new(newNodeOutage(before, r, samples, now, now))
 	}
 
+	judge := readingJudge{c, rc, *outage}
 	after := make([]DeviceState, 0, len(r.Devices))
 	gpus := make(map[DeviceID]parent)
 	add := func(d Device, s Sample) {
-		next, reset := judgeDevice(c, previous[d.ID], d, s, gpus[d.Parent], rc, *outage, reports[d.ID])
+		next, reset := judge.device(previous[d.ID], d, s, gpus[d.Parent], reports[d.ID])
 		if d.Kind == KindGPU {
 			gpus[d.ID] = parent{next.Verdict, reset, s.Presence}
 		}
@@ -122,10 +123,18 @@ type parent struct {
 	presence Presence
 }
 
-// judgeDevice judges one device. s has the XIDs that count.
-func judgeDevice(
-	c Config, old DeviceState, d Device, s Sample, p parent, rc ReadingContext, outage nodeOutage, w reports,
-) (next DeviceState, r reset) {
+// readingJudge judges the devices of one reading.
+type readingJudge struct {
+	c      Config
+	rc     ReadingContext
+	outage nodeOutage
+}
+
+// device judges one device. s has the XIDs that count.
+//
+//nolint:gocognit // one ledger of XIDs per device, and a verb for measurements beside one for events, replace most of it
+func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, w reports) (next DeviceState, r reset) {
+	c, rc := judge.c, judge.rc
 	v := old.Verdict
 	firstSeen := old.Device.ID == "" && !rc.XIDHistory
 	v.awaitsCheck = v.awaitsCheck || firstSeen
@@ -139,7 +148,7 @@ func judgeDevice(
 		case p.verdict.Has(f.Cause): // a MIG device that is lost with its GPU inherits the GPU's finding
 			continue
 		case f.ofPresence():
-			f.InOutage, f.othersBackSince = outage.includes(old, f.Cause)
+			f.InOutage, f.othersBackSince = judge.outage.includes(old, f.Cause)
 		case f.Cause == CauseRecoveryAction && v.unexplainedReset:
 			f.State, f.Reason = Unhealthy, f.Reason+", for an XID from before the agent's start"
 		}

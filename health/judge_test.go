@@ -82,7 +82,7 @@ func reading(seconds int, samples samples, devices ...Device) (*Reading, time.Ti
 
 // judgeAndDecide judges a reading with the XIDs of this boot known, and adds the decisions.
 func judgeAndDecide(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
-	return Decide(c, before, Judge(c, before, r, ReadingContext{XIDHistory: true}, now), held, Detachment{}, MPSState{}, now)
+	return Decide(c, before, Judge(c, before, r, ReadingContext{XIDHistory: true}, now), DecisionContext{Held: held}, now)
 }
 
 func judgeAll(c Config, before []DeviceState, seconds int, held Held, samples samples, devices ...Device) []DeviceState {

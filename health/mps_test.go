@@ -30,7 +30,7 @@ func TestDecideMPS(t *testing.T) {
 			c.Recovery = recovery
 			judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(), mig0.ID: present(), gpu1.ID: present()}, gpu0, mig0, gpu1)
 			state := daemons(test.device, test.cause)
-			devices := Decide(c, judged, judged, nil, Detachment{}, state, at(1))
+			devices := Decide(c, judged, judged, DecisionContext{MPS: state}, at(1))
 			wantStates(t, devices, test.want)
 			for _, d := range devices {
 				if d.MPS != state.Daemons[d.Device.ID] {
@@ -45,9 +45,9 @@ func TestDecideMPS(t *testing.T) {
 				}
 			}
 			// Without a new reading, and with one, the finding stays since then and is not a trip.
-			devices = Decide(c, devices, devices, nil, Detachment{}, state, at(2))
+			devices = Decide(c, devices, devices, DecisionContext{MPS: state}, at(2))
 			r, now := reading(3, samples{gpu0.ID: present(), mig0.ID: present(), gpu1.ID: present()}, gpu0, mig0, gpu1)
-			devices = Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), nil, Detachment{}, state, now)
+			devices = Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), DecisionContext{MPS: state}, now)
 			wantStates(t, devices, test.want)
 			for _, d := range devices {
 				if f := d.Verdict.ownFinding(Finding.OfMPS); f != nil &&
@@ -56,9 +56,9 @@ func TestDecideMPS(t *testing.T) {
 				}
 			}
 			healthy := map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy, gpu1.ID: Healthy}
-			wantStates(t, Decide(c, devices, devices, nil, Detachment{}, daemons(test.device, ""), at(4)), healthy)
+			wantStates(t, Decide(c, devices, devices, DecisionContext{MPS: daemons(test.device, "")}, at(4)), healthy)
 			r, now = reading(5, samples{gpu0.ID: present(), mig0.ID: present(), gpu1.ID: present()}, gpu0, mig0, gpu1)
-			wantStates(t, Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), nil, Detachment{}, MPSState{}, now),
+			wantStates(t, Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), DecisionContext{}, now),
 				healthy)
 		}
 	}
@@ -68,13 +68,13 @@ func TestDecideMPS(t *testing.T) {
 func TestMPSFindingHidesNoTrip(t *testing.T) {
 	c, state := DefaultConfig(), daemons(gpu0.ID, CauseMPSDown)
 	judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present()}, gpu0)
-	devices := Decide(c, judged, judged, nil, Detachment{}, state, at(1))
+	devices := Decide(c, judged, judged, DecisionContext{MPS: state}, at(1))
 	r, now := reading(2, samples{gpu0.ID: present(xids(79))}, gpu0)
-	devices = Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), nil, Detachment{}, state, now)
+	devices = Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), DecisionContext{MPS: state}, now)
 	if v := devices[0].Verdict; len(v.Trips) != 1 || !v.Has(CauseMPSDown) || v.Cause() != "xid-79" {
 		t.Errorf("%+v", v)
 	}
-	devices = Decide(c, devices, devices, nil, Detachment{}, MPSState{}, at(3))
+	devices = Decide(c, devices, devices, DecisionContext{}, at(3))
 	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-79"}) {
 		t.Errorf("%v", got)
 	}
@@ -83,7 +83,7 @@ func TestMPSFindingHidesNoTrip(t *testing.T) {
 func TestClearKeepsMPS(t *testing.T) {
 	c := DefaultConfig()
 	judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(xids(48))}, gpu0)
-	devices := Decide(c, judged, judged, nil, Detachment{}, daemons(gpu0.ID, CauseMPSHung), at(1))
+	devices := Decide(c, judged, judged, DecisionContext{MPS: daemons(gpu0.ID, CauseMPSHung)}, at(1))
 	if _, _, err := Clear(c, devices, false, gpu0.ID, CauseMPSHung, at(2)); !errors.Is(err, ErrMPSDaemon) {
 		t.Errorf("got %v, want %v", err, ErrMPSDaemon)
 	}

@@ -42,25 +42,33 @@ func (v Verdict) Restored(now time.Time) Verdict {
 	return v
 }
 
-// RestoreLate returns the devices with those that another process saved, as if they had been restored before the first reading: the saved
-// state was read only now. A saved finding does not count if the device was reset after it, or if what this process has measured shows its
-// end; reloaded means that the driver was loaded since, which resets all. history means that the saved devices have every XID that the
-// source delivered before the start in DeviceState.XIDHistory: an XID of past that they lack is returned as not judged. past are the XIDs
-// by device that the source delivered as of the time before the start. A saved device that is not in devices is added.
-func RestoreLate(
-	c Config, devices, saved []DeviceState, reloaded, history bool, past map[DeviceID][]XID, now time.Time,
-) (after []DeviceState, unjudged []Sample) {
+// LateState is the state that another process saved, read after this one has measured.
+type LateState struct {
+	Devices        []DeviceState
+	DriverReloaded bool // the driver was loaded after the state was saved, which reset all devices
+	XIDHistory     bool // Devices hold every XID that the source delivered before this process started: see DeviceState.XIDHistory
+
+	// Past are the XIDs from before the start that the source delivered to this process, by device.
+	Past map[DeviceID][]XID
+}
+
+// RestoreLate returns the devices as if the saved ones had been restored before the first reading. A saved device that is not in devices is
+// added. A saved finding does not count if the device was reset after it, or if what this process has measured shows its end. With
+// LateState.XIDHistory, the XIDs of LateState.Past that were not saved are returned as not judged.
+func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time) (after []DeviceState, unjudged []Sample) {
 	after = slices.Clone(devices)
 	resets := make(map[DeviceID]reset) // of GPUs
 	for i := range after {
 		d := &after[i]
-		j := slices.IndexFunc(saved, func(s DeviceState) bool { return s.Device.ID == d.Device.ID })
+		j := slices.IndexFunc(late.Devices, func(s DeviceState) bool { return s.Device.ID == d.Device.ID })
 		var from DeviceState
 		if j >= 0 {
-			from = saved[j]
+			from = late.Devices[j]
 		}
-		if history {
-			xids := slices.DeleteFunc(slices.Clone(past[d.Device.ID]), func(x XID) bool { return slices.ContainsFunc(from.XIDHistory, x.SameEvent) })
+		if late.XIDHistory {
+			xids := slices.DeleteFunc(slices.Clone(late.Past[d.Device.ID]), func(x XID) bool {
+				return slices.ContainsFunc(from.XIDHistory, x.SameEvent)
+			})
 			if len(xids) > 0 {
 				unjudged = append(unjudged, Sample{Device: d.Device.ID, At: now, XIDs: xids})
 			}
@@ -72,18 +80,18 @@ func RestoreLate(
 		}
 		if j >= 0 {
 			r := resets[d.Device.Parent]
-			if *d, r = d.restoreLate(c, from, r, reloaded, now); d.Device.Kind == KindGPU {
+			if *d, r = d.restoreLate(c, from, r, late.DriverReloaded, now); d.Device.Kind == KindGPU {
 				resets[d.Device.ID] = r
 			}
 		}
 	}
-	for _, s := range saved {
+	for _, s := range late.Devices {
 		if !slices.ContainsFunc(devices, func(d DeviceState) bool { return d.Device.ID == s.Device.ID }) {
 			d := DeviceState{
 				Device: s.Device, Sample: s.Sample, Verdict: Verdict{State: s.Verdict.State, Since: s.Verdict.Since},
 				EventAction: s.EventAction,
 			}
-			d, _ = d.restoreLate(c, s, reset{}, reloaded, now)
+			d, _ = d.restoreLate(c, s, reset{}, late.DriverReloaded, now)
 			after = append(after, d)
 		}
 	}

@@ -86,7 +86,7 @@ func TestRestoreLate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := slices.Clone(c.live)
-			after, unjudged := RestoreLate(DefaultConfig(), c.live, restored(c.saved), c.reloaded, false, nil, at(200))
+			after, unjudged := RestoreLate(DefaultConfig(), c.live, LateState{Devices: restored(c.saved), DriverReloaded: c.reloaded}, at(200))
 			if len(after) != 1 || len(unjudged) != 0 {
 				t.Fatalf("%+v, %+v", after, unjudged)
 			}
@@ -109,7 +109,7 @@ func TestRestoreLateMerges(t *testing.T) {
 	saved, live := lost(0), lost(100)
 	saved[0].Awaited = []AwaitedXIDs{{Code: 31, Count: 2}}
 	live[0].Awaited = []AwaitedXIDs{{Code: 43, Count: 1}}
-	after, _ := RestoreLate(DefaultConfig(), live, saved, false, false, nil, at(200))
+	after, _ := RestoreLate(DefaultConfig(), live, LateState{Devices: saved}, at(200))
 	d := after[0]
 	if want := []time.Time{at(0), at(100)}; !slices.EqualFunc(d.Verdict.Trips, want, time.Time.Equal) {
 		t.Errorf("trips %v", d.Verdict.Trips)
@@ -129,7 +129,7 @@ func TestRestoreLateMerges(t *testing.T) {
 	}
 	// The pending XID of before the start, unless the GPU was reset since.
 	for reloaded, want := range map[bool]int{false: 1, true: 0} {
-		after, _ := RestoreLate(DefaultConfig(), judge(nil, 100, nil, gpu0), saved, reloaded, false, nil, at(200))
+		after, _ := RestoreLate(DefaultConfig(), judge(nil, 100, nil, gpu0), LateState{Devices: saved, DriverReloaded: reloaded}, at(200))
 		if p := after[0].Verdict.PendingXIDs; len(p) != want {
 			t.Errorf("reloaded %v: pending %+v", reloaded, p)
 		}
@@ -138,14 +138,14 @@ func TestRestoreLateMerges(t *testing.T) {
 	r, now := reading(0, samples{gpu0.ID: blank(Lost), mig0.ID: migXIDs(13, 48)}, gpu0, mig0)
 	partitioned := judgeAndDecide(DefaultConfig(), nil, r, nil, now)
 	partitioned = judge(partitioned, 10, samples{gpu0.ID: blank(Lost), mig0.ID: blank(Lost)}, gpu0, mig0)
-	after, _ = RestoreLate(DefaultConfig(), judge(nil, 100, nil, gpu0, mig0), partitioned, false, false, nil, at(200))
+	after, _ = RestoreLate(DefaultConfig(), judge(nil, 100, nil, gpu0, mig0), LateState{Devices: partitioned}, at(200))
 	if v := after[1].Verdict; v.Has("xid-48") {
 		t.Errorf("MIG device: %s", summaryOf(v))
 	}
 	// A saved device that is not listed comes last, with what was saved of it.
 	gone := judge(nil, 0, samples{gpu1.ID: present(xids(48))}, gpu1)
 	gone[0].EventAction = EventAction{Action: RecoveryReset, Left: time.Second}
-	after, _ = RestoreLate(DefaultConfig(), live, gone, false, false, nil, at(200))
+	after, _ = RestoreLate(DefaultConfig(), live, LateState{Devices: gone}, at(200))
 	if len(after) != 2 || after[1].Device.ID != gpu1.ID || after[1].EventAction != gone[0].EventAction || len(after[1].XIDHistory) != 1 ||
 		after[1].Sample.Device != gpu1.ID {
 		t.Errorf("%+v", after)
@@ -167,7 +167,7 @@ func TestRestoreLateHistory(t *testing.T) {
 	saved := judge(nil, 10, samples{gpu0.ID: present(xids(48))}, gpu0)
 	past := map[DeviceID][]XID{gpu0.ID: {known, missed}, gpu1.ID: {known}}
 	for history, want := range map[bool]string{true: "GPU-0 95, GPU-1 48", false: ""} {
-		after, unjudged := RestoreLate(DefaultConfig(), live, saved, false, history, past, at(200))
+		after, unjudged := RestoreLate(DefaultConfig(), live, LateState{Devices: saved, XIDHistory: history, Past: past}, at(200))
 		var got []string
 		for _, s := range unjudged {
 			for _, x := range s.XIDs {
@@ -186,7 +186,7 @@ func TestRestoreLateHistory(t *testing.T) {
 	fresh, now := reading(100, nil, gpu0)
 	first := Judge(DefaultConfig(), nil, fresh, ReadingContext{FirstReading: true}, now)
 	for history, want := range map[bool]bool{true: false, false: true} {
-		after, _ := RestoreLate(DefaultConfig(), first, nil, false, history, nil, at(200))
+		after, _ := RestoreLate(DefaultConfig(), first, LateState{XIDHistory: history}, at(200))
 		r, now := reading(210, samples{gpu0.ID: sticky}, gpu0)
 		if v := Judge(DefaultConfig(), after, r, ReadingContext{}, now)[0].Verdict; v.Has("dcgm-uncontained-error") != want {
 			t.Errorf("history %v: %s", history, summaryOf(v))
@@ -262,8 +262,8 @@ func TestRestoredVerdict(t *testing.T) {
 		"late": func() []DeviceState {
 			first := judge(nil, 20, nil, gpu0)
 			first[0].Verdict.awaitsAction = false
-			after, _ := RestoreLate(DefaultConfig(), first,
-				[]DeviceState{{Device: gpu0, Verdict: unexplained[0].Verdict.Restored(at(30)), Sample: blank(Present)}}, false, false, nil, at(30))
+			saved := DeviceState{Device: gpu0, Verdict: unexplained[0].Verdict.Restored(at(30)), Sample: blank(Present)}
+			after, _ := RestoreLate(DefaultConfig(), first, LateState{Devices: []DeviceState{saved}}, at(30))
 			return after
 		}(),
 	} {

@@ -47,7 +47,7 @@ func (b *fixture) addHardware() {
 	b.lib.Int(script.CPU, 0, fieldCPUTemp, 50, 0, at)
 	b.lib.Float(script.CPU, 0, fieldCoreUtil, 0.25, 0, at)
 	for id, util := range map[uint]float64{0: 0.5, 71: 0} {
-		b.lib.Instance(script.Core, id, script.CPU, 0, "", 0, 0)
+		b.lib.Instance(script.Core, id, script.CPU, 0, script.InstanceInfo{})
 		b.lib.Float(script.Core, id, fieldCoreUtil, util, 0, at)
 	}
 }

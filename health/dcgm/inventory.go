@@ -129,6 +129,8 @@ func (v *entityValues) texts(fields []dcgm.Short) map[health.Field]string {
 //
 // A MIG device is a compute instance: it has a UUID of the driver, and containers run on it. GPU instances are not
 // devices: for one, DCGM returns the UUID of its first compute instance (DCGM, DcgmGpuInstance::GetMigDeviceHandle).
+//
+//nolint:gocognit // one memory of the devices' properties, beside a pure function from values to devices, replaces it
 func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[uint]dcgm.EntityStatus) (devices []dcgmDevice, err error) {
 	values := map[entity]*entityValues{}
 	add := func(v *dcgm.FieldValue_v2) {

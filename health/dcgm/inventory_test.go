@@ -104,11 +104,11 @@ func TestInventoryConfirmsChange(t *testing.T) {
 	b.sampleGPUs(2)
 	before := b.lib.Calls("dcgmGroupCreate")
 	// For one poll the hierarchy lacks the instances, which can be read meanwhile.
-	b.lib.Instance(script.CI, 0, script.GI, 99, gpuUUID(1), 1, 0)
+	b.lib.Instance(script.CI, 0, script.GI, 99, script.InstanceInfo{GPU: gpuUUID(1), GI: 1})
 	if samples, _ := b.poll(); len(samples) != 3 {
 		t.Errorf("%d devices, want 3", len(samples))
 	}
-	b.lib.Instance(script.CI, 0, script.GI, 0, gpuUUID(1), 1, 0)
+	b.lib.Instance(script.CI, 0, script.GI, 0, script.InstanceInfo{GPU: gpuUUID(1), GI: 1})
 	for range 5 {
 		if samples := b.pollAfter(time.Second, 2); len(samples) != 3 {
 			t.Errorf("%d devices, want 3", len(samples))

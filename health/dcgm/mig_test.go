@@ -17,10 +17,10 @@ import (
 func (b *fixture) addInstances(gpu uint, instances map[uint][]uint) {
 	b.lib.Int(script.GPU, gpu, 67, 1, 0, b.clock.now())
 	for gi, computes := range instances {
-		b.lib.Instance(script.GI, gi, script.GPU, gpu, gpuUUID(gpu), gi+1, 4294967295)
+		b.lib.Instance(script.GI, gi, script.GPU, gpu, script.InstanceInfo{GPU: gpuUUID(gpu), GI: gi + 1, CI: 4294967295})
 		b.lib.Text(script.GI, gi, 54, migUUID(computes[0]), 0, b.clock.now()) // that of its first compute instance
 		for i, ci := range computes {
-			b.lib.Instance(script.CI, ci, script.GI, gi, gpuUUID(gpu), gi+1, uint(i))
+			b.lib.Instance(script.CI, ci, script.GI, gi, script.InstanceInfo{GPU: gpuUUID(gpu), GI: gi + 1, CI: uint(i)})
 			b.lib.Text(script.CI, ci, 54, migUUID(ci), 0, b.clock.now())
 			b.lib.Text(script.CI, ci, 50, fmt.Sprintf("1c.%dg.10gb", len(computes)), 0, b.clock.now())
 			b.lib.Int(script.CI, ci, 250, 9984, 0, b.clock.now())
@@ -32,8 +32,8 @@ func (b *fixture) addInstances(gpu uint, instances map[uint][]uint) {
 
 // replaceInstance replaces the only instance of GPU 0 by another with the driver's ID gi and the same numbers in DCGM.
 func (b *fixture) replaceInstance(gi uint, uuid string) {
-	b.lib.Instance(script.GI, 0, script.GPU, 0, gpuUUID(0), gi, 4294967295)
-	b.lib.Instance(script.CI, 0, script.GI, 0, gpuUUID(0), gi, 0)
+	b.lib.Instance(script.GI, 0, script.GPU, 0, script.InstanceInfo{GPU: gpuUUID(0), GI: gi, CI: 4294967295})
+	b.lib.Instance(script.CI, 0, script.GI, 0, script.InstanceInfo{GPU: gpuUUID(0), GI: gi})
 	b.lib.Text(script.CI, 0, 54, uuid, 0, b.clock.now())
 }
 
@@ -176,10 +176,10 @@ func TestInstancesWithEqualNumbers(t *testing.T) {
 	b.addInstances(0, map[uint][]uint{7: {7}})
 	b.addInstances(3, map[uint][]uint{0: {3}})
 	for _, gi := range []uint{7, 0} { // the driver's IDs are GI 1 and CI 0 on both GPUs
-		b.lib.Instance(script.GI, gi, script.GPU, map[uint]uint{7: 0, 0: 3}[gi], gpuUUID(gi), 1, 4294967295)
+		b.lib.Instance(script.GI, gi, script.GPU, map[uint]uint{7: 0, 0: 3}[gi], script.InstanceInfo{GPU: gpuUUID(gi), GI: 1, CI: 4294967295})
 	}
-	b.lib.Instance(script.CI, 7, script.GI, 7, gpuUUID(0), 1, 0)
-	b.lib.Instance(script.CI, 3, script.GI, 0, gpuUUID(3), 1, 0)
+	b.lib.Instance(script.CI, 7, script.GI, 7, script.InstanceInfo{GPU: gpuUUID(0), GI: 1})
+	b.lib.Instance(script.CI, 3, script.GI, 0, script.InstanceInfo{GPU: gpuUUID(3), GI: 1})
 	b.lib.Incident(script.GPU, 7, 0xffffffff, 20, 120, "XID 79 on GPU 7")
 	b.lib.Incident(script.GI, 7, 0xffffffff, 20, 120, "XID 79 on GPU instance 7")
 	b.lib.Incident(script.CI, 7, 0xffffffff, 20, 120, "XID 79 on compute instance 7")
@@ -285,8 +285,8 @@ func TestInstanceWithoutUUID(t *testing.T) {
 		"on another GPU": func(b *fixture) {
 			b.lib.Int(script.GPU, 0, 67, 0, 0, b.clock.now())
 			b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
-			b.lib.Instance(script.GI, 0, script.GPU, 1, gpuUUID(1), 1, 4294967295)
-			b.lib.Instance(script.CI, 0, script.GI, 0, gpuUUID(1), 1, 0)
+			b.lib.Instance(script.GI, 0, script.GPU, 1, script.InstanceInfo{GPU: gpuUUID(1), GI: 1, CI: 4294967295})
+			b.lib.Instance(script.CI, 0, script.GI, 0, script.InstanceInfo{GPU: gpuUUID(1), GI: 1})
 			b.lib.Text(script.CI, 0, 54, "<<<NULL>>>", 0, b.clock.now())
 		},
 	} {

@@ -231,7 +231,7 @@ func TestMonitorBlindEngine(t *testing.T) {
 func TestMonitorBlindEngineWithLostGPU(t *testing.T) {
 	testMonitor(t, 3, hostConfig(), func(c *monitorFixture) {
 		for gpu := range uint(3) {
-			c.lib.Instance(script.GPU, gpu, 0, 0, gpuUUID(gpu), 0, 0) // DCGM's attributes
+			c.lib.Instance(script.GPU, gpu, 0, 0, script.InstanceInfo{GPU: gpuUUID(gpu)}) // DCGM's attributes
 		}
 		c.pass(3, nil)
 		c.lib.Entity(script.GPU, 1, statusLost)

@@ -52,7 +52,7 @@ func TestLostGPUDuringRebuild(t *testing.T) {
 // DCGM adds no lost GPU to a group; it is watched when it returns (OBSERVED.md#lost-gpu).
 func TestLostGPUAtOpen(t *testing.T) {
 	b := newFixture(t, 2)
-	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
+	b.lib.Instance(script.GPU, 1, script.GPU, 1, script.InstanceInfo{GPU: gpuUUID(1)}) // the UUID in DCGM's attributes
 	b.lib.Entity(script.GPU, 1, statusLost)
 	samples, r := b.open(testConfig()).poll()
 	if len(r.Devices) != 2 || samples[gpuID(1)].Presence != health.Lost || len(samples[gpuID(1)].Values) != 0 {

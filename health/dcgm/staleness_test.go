@@ -133,7 +133,7 @@ func TestNoGPUIsStaleIfAllAre(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, the other lost %v", name, lost), func(t *testing.T) {
 				b := newFixture(t, 2)
 				if lost {
-					b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0)
+					b.lib.Instance(script.GPU, 1, script.GPU, 1, script.InstanceInfo{GPU: gpuUUID(1)})
 					b.lib.Entity(script.GPU, 1, statusLost)
 				}
 				b.open(testConfig()).poll()

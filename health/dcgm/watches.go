@@ -66,8 +66,8 @@ type watchedFields struct {
 	handle  dcgm.FieldHandle
 	group   dcgm.GroupHandle
 	every   time.Duration
-	keep    time.Duration
-	samples int32
+	keep    time.Duration // how long DCGM keeps a sample; 0 is unlimited
+	samples int32         // how many DCGM keeps of a field; 0 is unlimited
 }
 
 func (f watchedFields) watch(every time.Duration) error {
@@ -162,7 +162,8 @@ func (s *session) addWatches(w *watches, h hierarchy) (err error) {
 	w.gpuFields = slices.Concat(w.lightFields, metrics)
 	w.computeFields = slices.Concat([]dcgm.Short{fieldXID}, instanceFields(metrics))
 
-	if w.inventory, err = s.watchFieldGroup(w, "inventory", w.allGroup, inventoryFields(), inventoryInterval, 0, keepLatest); err != nil {
+	inventory := watchedFields{fields: inventoryFields(), group: w.allGroup, every: inventoryInterval, samples: keepLatest}
+	if w.inventory, err = s.watchFieldGroup(w, "inventory", inventory); err != nil {
 		return err
 	}
 	w.texts, w.inventoryFields = selected.texts, union(inventoryFields(), selected.texts)
@@ -170,7 +171,8 @@ func (s *session) addWatches(w *watches, h hierarchy) (err error) {
 	if err = s.watchLatest(w, "texts", w.gpuGroup, texts, inventoryInterval); err != nil {
 		return err
 	}
-	if w.xidFields, err = s.watchFieldGroup(w, "xids", w.allGroup, []dcgm.Short{fieldXID}, healthInterval, keepXIDs, 0); err != nil {
+	xids := watchedFields{fields: []dcgm.Short{fieldXID}, group: w.allGroup, every: healthInterval, keep: keepXIDs}
+	if w.xidFields, err = s.watchFieldGroup(w, "xids", xids); err != nil {
 		return err
 	}
 	if err = s.watchLatest(w, "health", w.gpuGroup, selected.health, healthInterval); err != nil {
@@ -232,34 +234,30 @@ func (s *session) newGroupOf(w *watches, purpose string, entities []entity) (dcg
 // watchLatest makes DCGM sample any number of fields of a group and keep the newest samples.
 func (s *session) watchLatest(w *watches, purpose string, g dcgm.GroupHandle, fields []dcgm.Short, every time.Duration) error {
 	for chunk := range slices.Chunk(fields, maxFields) {
-		if _, err := s.watchFieldGroup(w, purpose, g, chunk, every, 0, keepLatest); err != nil {
+		if _, err := s.watchFieldGroup(w, purpose, watchedFields{fields: chunk, group: g, every: every, samples: keepLatest}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// watchFieldGroup makes DCGM sample 1 to maxFields fields of a group, and keep the samples for a time or a number of
-// samples; 0 means unlimited. It returns when each field has been sampled once.
-func (s *session) watchFieldGroup(
-	w *watches, purpose string, g dcgm.GroupHandle, fields []dcgm.Short, every, keep time.Duration, samples int32,
-) (dcgm.FieldHandle, error) {
-	handle, err := dcgm.FieldGroupCreate(s.groupName(purpose), fields)
-	if err != nil {
-		return handle, fmt.Errorf("fields of %s: %w", purpose, err)
+// watchFieldGroup makes DCGM sample 1 to maxFields fields, of which it creates a field group. It returns when each field has been sampled
+// once.
+func (s *session) watchFieldGroup(w *watches, purpose string, f watchedFields) (handle dcgm.FieldHandle, err error) {
+	if f.handle, err = dcgm.FieldGroupCreate(s.groupName(purpose), f.fields); err != nil {
+		return f.handle, fmt.Errorf("fields of %s: %w", purpose, err)
 	}
-	f := watchedFields{fields, handle, g, every, keep, samples}
-	if err := f.watch(every); err != nil {
+	if err := f.watch(f.every); err != nil {
 		// Best effort: if only its first update failed, the watch exists.
-		_ = dcgm.UnwatchFields(handle, g)
-		_ = dcgm.FieldGroupDestroy(handle)
-		return handle, fmt.Errorf("watch fields of %s: %w", purpose, err)
+		_ = dcgm.UnwatchFields(f.handle, f.group)
+		_ = dcgm.FieldGroupDestroy(f.handle)
+		return f.handle, fmt.Errorf("watch fields of %s: %w", purpose, err)
 	}
 	w.cleanup = append(w.cleanup,
-		func() error { return dcgm.FieldGroupDestroy(handle) },
-		func() error { return dcgm.UnwatchFields(handle, g) })
+		func() error { return dcgm.FieldGroupDestroy(f.handle) },
+		func() error { return dcgm.UnwatchFields(f.handle, f.group) })
 	w.watched = append(w.watched, f)
-	return handle, nil
+	return f.handle, nil
 }
 
 // close removes everything, which would otherwise exist until the connection ends. It ignores that a field is not watched:

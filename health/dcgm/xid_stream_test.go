@@ -207,7 +207,7 @@ func TestXIDBeforeOpenIsPast(t *testing.T) {
 func TestPastXIDsPerDevice(t *testing.T) {
 	b := newFixture(t, 3)
 	b.addInstances(2, map[uint][]uint{0: {0}})
-	b.lib.Instance(script.GPU, 1, script.GPU, 1, gpuUUID(1), 0, 0) // the UUID in DCGM's attributes
+	b.lib.Instance(script.GPU, 1, script.GPU, 1, script.InstanceInfo{GPU: gpuUUID(1)}) // the UUID in DCGM's attributes
 	b.lib.Entity(script.GPU, 1, statusLost)
 	b.xid(script.GPU, 0, 95, b.clock.now().Add(time.Hour))
 	b.xid(script.CI, 0, 31, b.clock.now().Add(-time.Hour))

@@ -18,7 +18,7 @@ func (m *Monitor) Clear(id health.DeviceID, cause string) ([]string, error) {
 		return nil, err
 	}
 	// Decisions that depend on a cleared finding end now, because the next poll may be far away.
-	m.now.Devices = health.Decide(c, before, devices, m.held, m.detach.withholds(), m.mpsState(), now)
+	m.now.Devices = health.Decide(c, before, devices, m.decisionContext(), now)
 	m.logLater(func() {
 		m.log.Warn("cleared by an operator", zap.String("device", string(id)), zap.Strings("causes", causes))
 	})

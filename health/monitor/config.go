@@ -49,7 +49,7 @@ func (m *Monitor) decide(before []health.DeviceState, now time.Time) {
 	if !m.now.Polled() {
 		return // no device was published
 	}
-	devices := health.Decide(m.currentConfig(), before, m.now.Devices, m.held, m.detach.withholds(), m.mpsState(), now)
+	devices := health.Decide(m.currentConfig(), before, m.now.Devices, m.decisionContext(), now)
 	m.logChangesLater(m.now.Devices, devices)
 	m.now.Devices = devices
 }

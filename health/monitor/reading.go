@@ -90,7 +90,12 @@ func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health
 	}
 	judged := health.Judge(c, before, r, b, now)
 	m.bind(judged)
-	return health.Decide(m.currentConfig(), before, judged, m.held, m.detach.withholds(), m.mpsState(), now)
+	return health.Decide(m.currentConfig(), before, judged, m.decisionContext(), now)
+}
+
+// decisionContext returns what decides about devices beside their verdicts. m.mu is held.
+func (m *Monitor) decisionContext() health.DecisionContext {
+	return health.DecisionContext{Held: m.held, Detach: m.detach.withholds(), MPS: m.mpsState()}
 }
 
 // driverReloaded reports whether the driver was loaded again, or another version of it, since the latest reading. Unknown

@@ -72,7 +72,8 @@ func (m *Monitor) RestoreLate(r statefile.Restored) {
 		source.DriverLoad = r.DriverLoad
 	}
 	before := m.now.Devices
-	devices, unjudged := health.RestoreLate(m.currentConfig(), before, saved, reloaded, r.History, past, now)
+	late := health.LateState{Devices: saved, DriverReloaded: reloaded, XIDHistory: r.History, Past: past}
+	devices, unjudged := health.RestoreLate(m.currentConfig(), before, late, now)
 	m.now.Devices = m.judge(devices, &health.Reading{Samples: unjudged}, health.ReadingContext{XIDHistory: r.History, Events: true}, now)
 	m.logChangesLater(before, m.now.Devices)
 	m.store()

@@ -240,6 +240,8 @@ func (s *session) run(ctx context.Context, system *systemEvents) error {
 
 // watch reports the events of a new set. It returns how many GPUs were registered with it, and errLost or errSpoiled if another
 // set must replace it.
+//
+//nolint:gocognit // an event set for each GPU replaces it, or named steps do
 func (s *session) watch(ctx context.Context, system *systemEvents) (registered int, err error) {
 	created, ret := s.library.EventSetCreate()
 	if err := failure("nvmlEventSetCreate", ret); err != nil {

@@ -416,7 +416,7 @@ func TestLacksSection(t *testing.T) {
 func TestSavedWithoutMPS(t *testing.T) {
 	devices := judge(nil, 0, gpu0(), healthtest.GPU0)
 	down := health.MPSState{Daemons: map[health.DeviceID]*health.MPSDaemon{"GPU-0": {Cause: health.CauseMPSDown}}}
-	devices = health.Decide(health.DefaultConfig(), devices, devices, nil, health.Detachment{}, down, healthtest.At(1))
+	devices = health.Decide(health.DefaultConfig(), devices, devices, health.DecisionContext{MPS: down}, healthtest.At(1))
 	if !devices[0].Verdict.Has(health.CauseMPSDown) {
 		t.Fatalf("%+v", devices)
 	}

@@ -90,8 +90,8 @@ func Judge(
 	devices ...health.Device,
 ) []health.DeviceState {
 	r, now := Reading(seconds, samples, devices...)
-	return health.Decide(c, before, health.Judge(c, before, r, health.ReadingContext{XIDHistory: true}, now), held, health.Detachment{},
-		health.MPSState{}, now)
+	judged := health.Judge(c, before, r, health.ReadingContext{XIDHistory: true}, now)
+	return health.Decide(c, before, judged, health.DecisionContext{Held: held}, now)
 }
 
 // WantStates checks the states of all devices.

@@ -22,7 +22,9 @@ static void instance(script_table_t *t, int kind, unsigned id, int pkind, unsign
 static void profile(script_table_t *t, int kind, unsigned id, unsigned profile, unsigned slices) {
 	t->profile(kind, id, profile, slices);
 }
-static void value(script_table_t *t, int kind, unsigned id, unsigned field, int type, int status, long long at, long long i, double d, char *s) {
+static void value(
+	script_table_t *t, int kind, unsigned id, unsigned field, int type, int status, long long at, long long i, double d, char *s
+) {
 	t->value(kind, id, field, type, status, at, i, d, s);
 }
 static void row(script_table_t *t, int kind, unsigned id, int status, long long at, long long xid) { t->row(kind, id, status, at, xid); }
@@ -96,10 +98,17 @@ func (l *Library) Entity(kind Kind, id uint, status int) {
 // Drop removes an entity.
 func (l *Library) Drop(kind Kind, id uint) { C.drop(l.table, C.int(kind), C.uint(id)) }
 
+// InstanceInfo is what DCGM says of an entity of the MIG hierarchy (dcgm_structs.h: dcgmMigEntityInfo_t): the UUID of its GPU, and the
+// driver's IDs of its GPU instance and compute instance.
+type InstanceInfo struct {
+	GPU    string
+	GI, CI uint
+}
+
 // Instance adds a GPU instance or a compute instance to the MIG hierarchy.
-func (l *Library) Instance(kind Kind, id uint, parentKind Kind, parent uint, gpu string, gi, ci uint) {
-	with(gpu, func(gpu *C.char) {
-		C.instance(l.table, C.int(kind), C.uint(id), C.int(parentKind), C.uint(parent), gpu, C.uint(gi), C.uint(ci))
+func (l *Library) Instance(kind Kind, id uint, parentKind Kind, parent uint, info InstanceInfo) {
+	with(info.GPU, func(gpu *C.char) {
+		C.instance(l.table, C.int(kind), C.uint(id), C.int(parentKind), C.uint(parent), gpu, C.uint(info.GI), C.uint(info.CI))
 	})
 }
 
@@ -110,23 +119,32 @@ func (l *Library) Profile(kind Kind, id, profile, slices uint) {
 
 // Int sets a field's latest value.
 func (l *Library) Int(kind Kind, id, field uint, v int64, status int, at time.Time) {
-	l.value(kind, id, field, 'i', status, at, v, 0, "")
+	l.value(kind, id, field, value{typ: 'i', status: status, at: at, i: v})
 }
 
 // Float sets a field's latest value.
 func (l *Library) Float(kind Kind, id, field uint, v float64, status int, at time.Time) {
-	l.value(kind, id, field, 'd', status, at, 0, v, "")
+	l.value(kind, id, field, value{typ: 'd', status: status, at: at, d: v})
 }
 
 // Text sets a field's latest value.
 func (l *Library) Text(kind Kind, id, field uint, v string, status int, at time.Time) {
-	l.value(kind, id, field, 's', status, at, 0, 0, v)
+	l.value(kind, id, field, value{typ: 's', status: status, at: at, s: v})
 }
 
-func (l *Library) value(kind Kind, id, field uint, typ, status int, at time.Time, i int64, d float64, s string) {
-	with(s, func(s *C.char) {
-		C.value(l.table, C.int(kind), C.uint(id), C.uint(field), C.int(typ), C.int(status),
-			C.longlong(at.UnixMicro()), C.longlong(i), C.double(d), s)
+// value is a field's value of DCGM's type typ: 'i', 'd' or 's'.
+type value struct {
+	typ, status int
+	at          time.Time
+	i           int64
+	d           float64
+	s           string
+}
+
+func (l *Library) value(kind Kind, id, field uint, v value) {
+	with(v.s, func(s *C.char) {
+		C.value(l.table, C.int(kind), C.uint(id), C.uint(field), C.int(v.typ), C.int(v.status),
+			C.longlong(v.at.UnixMicro()), C.longlong(v.i), C.double(v.d), s)
 	})
 }
 

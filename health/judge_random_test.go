@@ -100,31 +100,13 @@ func TestJudgeRandomSequences(t *testing.T) {
 			seconds += []int{1, 1, 10, 70}[r.IntN(4)]
 			where := fmt.Sprintf("seed %d step %d", seed, i)
 			c := r.config()
-			var reading Reading
-			samples := make(map[DeviceID]Sample)
-			for _, gpu := range []Device{gpu0, gpu1} {
-				if r.IntN(8) == 0 {
-					continue
-				}
-				reading.Devices = append(reading.Devices, gpu)
-				gpus[gpu.ID] = true
-				for _, mig := range []Device{mig0, mig1} {
-					if mig.Parent == gpu.ID && r.IntN(4) > 0 {
-						reading.Devices = append(reading.Devices, mig)
-					}
-				}
-			}
+			reading, samples := r.reading(seconds)
 			for _, d := range reading.Devices {
-				if r.IntN(10) > 0 {
-					samples[d.ID] = r.sample(d, seconds)
-					reading.Samples = append(reading.Samples, samples[d.ID])
+				if d.Kind == KindGPU {
+					gpus[d.ID] = true
 				}
 			}
-			holds := map[DeviceID]bool{"GPU-0": r.IntN(2) == 0, "MIG-1": r.IntN(2) == 0, "GPU-1": r.IntN(2) == 0}
-			held := Held(func(id DeviceID) bool { return holds[id] })
-			if r.IntN(3) == 0 {
-				held = nil
-			}
+			held := r.held()
 
 			before, kept := devices, deepCopy(devices)
 			devices = judgeAndDecide(c, before, &reading, held, at(seconds))
@@ -138,14 +120,58 @@ func TestJudgeRandomSequences(t *testing.T) {
 			if again := judgeAndDecide(c, before, &shuffled, held, at(seconds)); !reflect.DeepEqual(again, devices) {
 				t.Fatalf("%s: another order gives\n%+v\nnot\n%+v", where, again, devices)
 			}
-			checkVerdicts(t, where, c, &reading, gpus, samples, before, devices, at(seconds))
+			checkNoneDisappears(t, where, &reading, gpus, before, devices)
+			was, verdicts := verdictsOf(before), verdictsOf(devices)
+			for _, d := range devices {
+				where, id, parent := fmt.Sprintf("%s: %s", where, d.Device.ID), d.Device.ID, d.Device.Parent
+				checkState(t, where, c, d, samples[id], verdicts[parent])
+				checkChange(t, where, c, d, was[id], at(seconds))
+			}
 		}
 	}
 }
 
-func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus map[DeviceID]bool, samples map[DeviceID]Sample, before,
-	devices []DeviceState, now time.Time,
-) {
+// reading returns a reading of some of the devices, and its samples by device.
+func (r random) reading(seconds int) (reading Reading, samples map[DeviceID]Sample) {
+	for _, gpu := range []Device{gpu0, gpu1} {
+		if r.IntN(8) == 0 {
+			continue
+		}
+		reading.Devices = append(reading.Devices, gpu)
+		for _, mig := range []Device{mig0, mig1} {
+			if mig.Parent == gpu.ID && r.IntN(4) > 0 {
+				reading.Devices = append(reading.Devices, mig)
+			}
+		}
+	}
+	samples = make(map[DeviceID]Sample)
+	for _, d := range reading.Devices {
+		if r.IntN(10) > 0 {
+			samples[d.ID] = r.sample(d, seconds)
+			reading.Samples = append(reading.Samples, samples[d.ID])
+		}
+	}
+	return reading, samples
+}
+
+func (r random) held() Held {
+	holds := map[DeviceID]bool{"GPU-0": r.IntN(2) == 0, "MIG-1": r.IntN(2) == 0, "GPU-1": r.IntN(2) == 0}
+	if r.IntN(3) == 0 {
+		return nil
+	}
+	return func(id DeviceID) bool { return holds[id] }
+}
+
+func verdictsOf(devices []DeviceState) map[DeviceID]Verdict {
+	verdicts := make(map[DeviceID]Verdict)
+	for _, d := range devices {
+		verdicts[d.Device.ID] = d.Verdict
+	}
+	return verdicts
+}
+
+// checkNoneDisappears checks that no GPU disappears, no device of the reading, and no MIG device with its missing GPU.
+func checkNoneDisappears(t *testing.T, where string, reading *Reading, gpus map[DeviceID]bool, before, devices []DeviceState) {
 	t.Helper()
 	verdicts := make(map[DeviceID]Verdict)
 	for _, d := range devices {
@@ -164,52 +190,59 @@ func checkVerdicts(t *testing.T, where string, c Config, reading *Reading, gpus 
 			t.Fatalf("%s: %s is missing from the result", where, d.ID)
 		}
 	}
-	was := make(map[DeviceID]Verdict)
 	for _, d := range before {
-		was[d.Device.ID] = d.Verdict
 		if _, there := verdicts[d.Device.ID]; d.Device.Kind == KindMIG && verdicts[d.Device.Parent].Has(CauseMissing) && !there {
 			t.Fatalf("%s: %s disappeared with its missing GPU", where, d.Device.ID)
 		}
 	}
-	for _, d := range devices {
-		v := d.Verdict
-		worst := Unknown
-		for _, f := range v.Findings {
-			worst = max(worst, f.State)
-			if f.Reason == "" && !f.ofIncident() || !f.Action.Valid() || f.Action == ActionNone || f.Since.IsZero() || f.Since.After(now) {
-				t.Fatalf("%s: %s: %+v", where, d.Device.ID, f)
-			}
+}
+
+// checkState checks that the state is the worst of the findings, and no less than the sample or the GPU requires.
+func checkState(t *testing.T, where string, c Config, d DeviceState, s Sample, gpu Verdict) {
+	t.Helper()
+	v, worst, isGPU := d.Verdict, Unknown, d.Device.Kind == KindGPU
+	for _, f := range v.Findings {
+		worst = max(worst, f.State)
+	}
+	if worst != Unknown && v.State != worst || worst == Unknown && v.State > Healthy {
+		t.Fatalf("%s is %v, its worst finding %v", where, v.State, worst)
+	}
+	if s.Device != "" && v.State < leastState(c, s, isGPU) {
+		t.Fatalf("%s is %v, its sample requires %v: %+v", where, v.State, leastState(c, s, isGPU), s)
+	}
+	if !isGPU && gpu.State > Healthy && v.State < gpu.State {
+		t.Fatalf("%s is %v, its GPU %v", where, v.State, gpu.State)
+	}
+	_, cordoned := c.cordonOf(&d.Device)
+	if slices.Contains(v.Causes(), CauseCordoned) != cordoned {
+		t.Fatalf("%s is cordoned: %v, wanted %v", where, !cordoned, cordoned)
+	}
+	if isolated := slices.Contains(v.Causes(), CauseIsolated); isolated && !c.IsolatePending {
+		t.Fatalf("%s is isolated although isolatePending is off", where)
+	}
+}
+
+// checkChange checks what became of a device's earlier findings, and the times of all.
+func checkChange(t *testing.T, where string, c Config, d DeviceState, old Verdict, now time.Time) {
+	t.Helper()
+	v := d.Verdict
+	for _, f := range v.Findings {
+		if f.Reason == "" && !f.ofIncident() || !f.Action.Valid() || f.Action == ActionNone || f.Since.IsZero() || f.Since.After(now) {
+			t.Fatalf("%s: %+v", where, f)
 		}
-		if worst != Unknown && v.State != worst || worst == Unknown && v.State > Healthy {
-			t.Fatalf("%s: %s is %v, its worst finding %v", where, d.Device.ID, v.State, worst)
+	}
+	for _, f := range old.Findings {
+		stays := f.From == "" && f.State == Unhealthy && !f.decision() && (c.Recovery == RecoverNever || f.Clears == ClearsReboot)
+		if stays && !v.unhealthyBy(f.Cause) {
+			t.Fatalf("%s: %s cleared without evidence: %+v", where, f.Cause, v.Findings)
 		}
-		if s, ok := samples[d.Device.ID]; ok && v.State < leastState(c, s, d.Device.Kind == KindGPU) {
-			t.Fatalf("%s: %s is %v, its sample requires %v: %+v", where, d.Device.ID, v.State, leastState(c, s, d.Device.Kind == KindGPU), s)
-		}
-		if gpu := verdicts[d.Device.Parent]; d.Device.Kind == KindMIG && gpu.State > Healthy && v.State < gpu.State {
-			t.Fatalf("%s: %s is %v, its GPU %v", where, d.Device.ID, v.State, gpu.State)
-		}
-		for _, f := range was[d.Device.ID].Findings {
-			stays := f.From == "" && f.State == Unhealthy && !f.decision() && (c.Recovery == RecoverNever || f.Clears == ClearsReboot)
-			if stays && !v.unhealthyBy(f.Cause) {
-				t.Fatalf("%s: %s of %s cleared without evidence: %+v", where, f.Cause, d.Device.ID, v.Findings)
-			}
-		}
-		_, cordoned := c.cordonOf(&d.Device)
-		if slices.Contains(v.Causes(), CauseCordoned) != cordoned {
-			t.Fatalf("%s: %s is cordoned: %v, wanted %v", where, d.Device.ID, !cordoned, cordoned)
-		}
-		if isolated := slices.Contains(v.Causes(), CauseIsolated); isolated && !c.IsolatePending {
-			t.Fatalf("%s: %s is isolated although isolatePending is off", where, d.Device.ID)
-		}
-		old := was[d.Device.ID]
-		since := now
-		if v.State == old.State && !old.Since.IsZero() {
-			since = old.Since
-		}
-		if !v.Since.Equal(since) {
-			t.Fatalf("%s: %s is %v since %v, was %v since %v", where, d.Device.ID, v.State, v.Since, old.State, old.Since)
-		}
+	}
+	since := now
+	if v.State == old.State && !old.Since.IsZero() {
+		since = old.Since
+	}
+	if !v.Since.Equal(since) {
+		t.Fatalf("%s is %v since %v, was %v since %v", where, v.State, v.Since, old.State, old.Since)
 	}
 }
 
@@ -239,64 +272,84 @@ func TestEventsRandomSequences(t *testing.T) {
 			where := fmt.Sprintf("seed %d step %d", seed, i)
 			c, seconds := r.config(), 2*i
 			rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML, WitnessKernelLog}[:r.IntN(2)+1]}
-			reading := Reading{Devices: []Device{gpu0, mig0, mig1, gpu1}}
-			for _, d := range reading.Devices {
-				s := r.sample(d, seconds)
-				s.XIDs, s.Past = nil, nil
-				if d.ID == gpu0.ID {
-					s.XIDs, unreported = unreported, nil
-				}
-				reading.Samples = append(reading.Samples, s)
-			}
+			reading := r.fullReading(seconds, unreported)
 			devices = Judge(c, devices, &reading, rc, at(seconds))
 
-			events, samples := Reading{}, map[DeviceID]Sample{}
-			for _, d := range reading.Devices {
-				s := r.sample(d, seconds+1) // with everything that events readings do not have
-				s.Past = nil
-				for j := range s.XIDs {
-					s.XIDs[j].Witness, s.XIDs[j].At = WitnessNVML, s.At.Add(time.Duration(j))
-				}
-				if d.ID == gpu0.ID {
-					for _, x := range s.XIDs {
-						unreported = append(unreported, XID{Code: x.Code, At: x.At})
-					}
-					counted += uint64(len(s.XIDs))
-				}
-				events.Samples, samples[d.ID] = append(events.Samples, s), s
+			events, samples := r.events(reading.Devices, seconds+1)
+			unreported = nil
+			for _, x := range samples[gpu0.ID].XIDs {
+				unreported = append(unreported, XID{Code: x.Code, At: x.At})
 			}
+			counted += uint64(len(unreported))
 			before, kept := devices, deepCopy(devices)
 			rc.Events = true
 			devices = Judge(c, before, &events, rc, at(seconds+1))
 			if !reflect.DeepEqual(before, kept) {
 				t.Fatalf("%s: an older snapshot was modified", where)
 			}
+			if len(devices) != len(before) {
+				t.Fatalf("%s: other devices", where)
+			}
 			for k, d := range devices {
-				old, s := before[k], samples[d.Device.ID]
-				if len(devices) != len(before) || d.Device.ID != old.Device.ID {
-					t.Fatalf("%s: other devices", where)
-				}
-				got, want := d.Sample, old.Sample
-				got.XIDs, want.XIDs = nil, nil
-				if action, ok := s.Values[FieldRecoveryAction]; ok {
-					want = want.withAction(RecoveryAction(action))
-				}
-				if !reflect.DeepEqual(got, want) || !slices.Equal(d.Sample.XIDs, s.XIDs) {
-					t.Fatalf("%s: sample %+v became %+v by %+v", where, old.Sample, d.Sample, s)
-				}
-				if code := leastState(c, Sample{At: s.At, XIDs: s.XIDs}, d.Device.Kind == KindGPU); d.Verdict.State < code {
-					t.Fatalf("%s: %s is %v, its XIDs require %v", where, d.Device.ID, d.Verdict.State, code)
-				}
-				action, changed := samples[d.Device.GPU()].Values[FieldRecoveryAction]
-				for _, f := range old.Verdict.Findings {
-					if !slices.Contains(d.Verdict.Causes(), f.Cause) && (!changed || RecoveryAction(action) != RecoveryNone) {
-						t.Fatalf("%s: %s of %s ended", where, f.Cause, d.Device.ID)
-					}
-				}
+				checkEvents(t, where, c, before[k], d, samples)
 			}
 			if got := total(devices[0]); uint64(got) != counted {
 				t.Fatalf("%s: %d XIDs count, want %d", where, got, counted)
 			}
+		}
+	}
+}
+
+// fullReading returns a reading of all devices whose only XIDs are those of GPU-0.
+func (r random) fullReading(seconds int, xids []XID) Reading {
+	reading := Reading{Devices: []Device{gpu0, mig0, mig1, gpu1}}
+	for _, d := range reading.Devices {
+		s := r.sample(d, seconds)
+		s.XIDs, s.Past = nil, nil
+		if d.ID == gpu0.ID {
+			s.XIDs = xids
+		}
+		reading.Samples = append(reading.Samples, s)
+	}
+	return reading
+}
+
+// events returns a reading for Events, with everything that events readings do not have, and its samples by device.
+func (r random) events(devices []Device, seconds int) (events Reading, samples map[DeviceID]Sample) {
+	samples = make(map[DeviceID]Sample)
+	for _, d := range devices {
+		s := r.sample(d, seconds)
+		s.Past = nil
+		for j := range s.XIDs {
+			s.XIDs[j].Witness, s.XIDs[j].At = WitnessNVML, s.XIDs[j].At.Add(time.Duration(j))
+		}
+		events.Samples, samples[d.ID] = append(events.Samples, s), s
+	}
+	return events, samples
+}
+
+// checkEvents checks what an events reading did to a device.
+func checkEvents(t *testing.T, where string, c Config, old, d DeviceState, samples map[DeviceID]Sample) {
+	t.Helper()
+	s := samples[d.Device.ID]
+	if d.Device.ID != old.Device.ID {
+		t.Fatalf("%s: other devices", where)
+	}
+	got, want := d.Sample, old.Sample
+	got.XIDs, want.XIDs = nil, nil
+	if action, ok := s.Values[FieldRecoveryAction]; ok {
+		want = want.withAction(RecoveryAction(action))
+	}
+	if !reflect.DeepEqual(got, want) || !slices.Equal(d.Sample.XIDs, s.XIDs) {
+		t.Fatalf("%s: sample %+v became %+v by %+v", where, old.Sample, d.Sample, s)
+	}
+	if code := leastState(c, Sample{At: s.At, XIDs: s.XIDs}, d.Device.Kind == KindGPU); d.Verdict.State < code {
+		t.Fatalf("%s: %s is %v, its XIDs require %v", where, d.Device.ID, d.Verdict.State, code)
+	}
+	action, changed := samples[d.Device.GPU()].Values[FieldRecoveryAction]
+	for _, f := range old.Verdict.Findings {
+		if !slices.Contains(d.Verdict.Causes(), f.Cause) && (!changed || RecoveryAction(action) != RecoveryNone) {
+			t.Fatalf("%s: %s of %s ended", where, f.Cause, d.Device.ID)
 		}
 	}
 }

@@ -97,8 +97,8 @@ func TestNVLinkCatalogue(t *testing.T) {
 		"": "", "INVESTIGATE_LINK_SI": "signal integrity", "INVESTIGATE_SW_USER": "user", "INVESTIGATE_SW_USER_LINK_SI": "signal integrity",
 		"INVESTIGATE_PEER_DEVICE": "peer", "INVESTIGATE_HOST": "host",
 	}
-	bits := func(text string) uint32 {
-		n, err := strconv.ParseUint(text, 2, 32)
+	number := func(text string, base int) uint32 {
+		n, err := strconv.ParseUint(text, base, 32)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -117,14 +117,11 @@ func TestNVLinkCatalogue(t *testing.T) {
 		if err != nil || !known || !hinted {
 			t.Fatalf("%q: %v", row, err)
 		}
-		info := bits(row[2])<<20 | bits(row[3])
+		info := number(row[2], 2)<<20 | number(row[3], 2)
 		for text := range strings.FieldsSeq(row[4]) {
-			status, err := strconv.ParseUint(text, 0, 32)
-			if err != nil {
-				t.Fatal(err)
-			}
-			want[key{xid, info, uint32(status)}] = resolution
-			if _, got := (nvlinkError{xid: xid, info: info, status: uint32(status)}).resolution(); (hint == "") != (got == "") ||
+			status := number(text, 0)
+			want[key{xid, info, status}] = resolution
+			if _, got := (nvlinkError{xid: xid, info: info, status: status}).resolution(); (hint == "") != (got == "") ||
 				!strings.Contains(got, hint) {
 				t.Errorf("%q: hint %q", row, got)
 			}
@@ -140,23 +137,23 @@ func TestNVLinkCatalogue(t *testing.T) {
 	for bit := range 32 {
 		statuses = append(statuses, 1<<bit)
 	}
+	check := func(xid int, info uint32) {
+		for _, status := range statuses {
+			w, listed := want[key{xid, info, status}]
+			if !listed {
+				w = anyStatus[key{xid: xid, info: info}]
+			}
+			if got, _ := (nvlinkError{xid: xid, info: info, status: status}).resolution(); got != w {
+				t.Fatalf("XID %d, %#x, status %#x: %v, want %v", xid, info, status, got, w)
+			}
+		}
+	}
 	for xid := 144; xid <= 150; xid++ {
 		for unit := range uint32(1 << 10) {
-			for subcode := range uint32(1 << 6) {
-				info := subcode<<20 | unit
-				if subcode > 0 && unit != netirLinkEvent {
-					continue // part of the resolution for that unit only
-				}
-				for _, status := range statuses {
-					w, listed := want[key{xid, info, status}]
-					if !listed {
-						w = anyStatus[key{xid: xid, info: info}]
-					}
-					if got, _ := (nvlinkError{xid: xid, info: info, status: status}).resolution(); got != w {
-						t.Fatalf("XID %d, %#x, status %#x: %v, want %v", xid, info, status, got, w)
-					}
-				}
-			}
+			check(xid, unit)
+		}
+		for subcode := range uint32(1 << 6) { // part of the resolution for that unit only
+			check(xid, subcode<<20|netirLinkEvent)
 		}
 	}
 }

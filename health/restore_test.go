@@ -196,32 +196,32 @@ func TestRestoreLateHistory(t *testing.T) {
 
 // A restart continues conditions: nobody has measured since.
 func TestRestoredVerdict(t *testing.T) {
-	c := DefaultConfig()
 	devices := judge(nil, 0, samples{gpu0.ID: present(xids(48, 109), value(FieldGPUTemp, 99), value(FieldRecoveryAction, 1))}, gpu0)
 	devices = judge(devices, 10, samples{gpu0.ID: present(value(FieldGPUTemp, 99), value(FieldRecoveryAction, 1))}, gpu0)
 	v := devices[0].Verdict
 	original := fmt.Sprintf("%+v", v)
 	for _, now := range []time.Time{at(100), at(-100)} { // the clock may have been set back
 		r := v.Restored(now)
+		wantTime := func(what string, got, saved time.Time) {
+			t.Helper()
+			if want := earlier(saved, now); !got.Equal(want) {
+				t.Errorf("restored at %v: %s %v, saved %v", now, what, got, saved)
+			}
+		}
 		for i, f := range r.Findings {
 			was := v.Findings[i]
-			last := was.Last
-			if f.condition() || last.After(now) {
-				last = now
+			if f.condition() {
+				was.Last = now
 			}
-			since := was.Since
-			if since.After(now) {
-				since = now
-			}
-			if !f.Last.Equal(last) || !f.Since.Equal(since) || !f.Reset.IsZero() {
+			wantTime(f.Cause+" last", f.Last, was.Last)
+			wantTime(f.Cause+" since", f.Since, was.Since)
+			if !f.Reset.IsZero() {
 				t.Errorf("restored at %v: %+v", now, f)
 			}
 		}
-		for _, restored := range [][2]time.Time{{r.Since, v.Since}, {r.Trips[0], v.Trips[0]}, {r.PendingXIDs[0].At, v.PendingXIDs[0].At}} {
-			if want := now; restored[1].Before(now) && !restored[0].Equal(restored[1]) || !restored[1].Before(now) && !restored[0].Equal(want) {
-				t.Errorf("restored at %v: %v, saved %v", now, restored[0], restored[1])
-			}
-		}
+		wantTime("since", r.Since, v.Since)
+		wantTime("trip", r.Trips[0], v.Trips[0])
+		wantTime("pending XID", r.PendingXIDs[0].At, v.PendingXIDs[0].At)
 		if len(r.Trips) != 1 || len(r.PendingXIDs) != 1 || len(r.Findings) != 4 {
 			t.Errorf("restored at %v: %+v", now, r)
 		}
@@ -232,8 +232,18 @@ func TestRestoredVerdict(t *testing.T) {
 	if got := Rebase(time.Time{}, at(5)); !got.IsZero() {
 		t.Errorf("the zero time became %v", got)
 	}
+}
 
-	// A reset that counted already does not count again: a condition that lasts longer than its reset with recovery "never".
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// A reset that counted already does not count again: a condition that lasts longer than its reset with recovery "never".
+func TestRestoredResetCountsOnce(t *testing.T) {
+	c := DefaultConfig()
 	c.Recovery = RecoverNever
 	lost := judgeAll(c, nil, 0, nil, samples{gpu0.ID: blank(Lost)}, gpu0)
 	lost = judgeAll(c, lost, 10, nil, samples{gpu0.ID: blank(Lost)}, gpu0)
@@ -250,8 +260,10 @@ func TestRestoredVerdict(t *testing.T) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
+}
 
-	// The GPU whose reset request no XID explains does not count as working after the restart either.
+// The GPU whose reset request no XID explains does not count as working after the restart either.
+func TestRestoredUnexplainedReset(t *testing.T) {
 	r, now := reading(0, samples{gpu0.ID: present(value(FieldRecoveryAction, 1))}, gpu0)
 	unexplained := Judge(DefaultConfig(), nil, r, ReadingContext{FirstReading: true}, now)
 	if got := unexplained[0].Verdict.State; got != Unhealthy {

@@ -174,19 +174,7 @@ func FuzzNVIDIAEnv(f *testing.F) {
 	f.Add("48,ALL", "")
 	f.Add("4 8,-79,0,0x20,99999999999999999999,1e2,62", "all!,+13")
 	f.Fuzz(func(t *testing.T, disable, enable string) {
-		listed := func(list string) (codes map[int]bool, all bool) {
-			codes = make(map[int]bool)
-			for item := range strings.SplitSeq(list, ",") {
-				item = strings.TrimSpace(item)
-				all = all || strings.EqualFold(item, "all") || strings.EqualFold(item, "xids")
-				if n, err := strconv.Atoi(item); err == nil && n > 0 && item[0] != '+' {
-					codes[n] = true
-				}
-			}
-			return codes, all
-		}
-		off, allOff := listed(disable)
-		on, allOn := listed(enable)
+		off, on := listedXIDs(disable), listedXIDs(enable)
 		for _, before := range []XIDConfig{
 			DefaultXIDConfig(),
 			preset(XIDPresetNVIDIA),
@@ -203,19 +191,19 @@ func FuzzNVIDIAEnv(f *testing.F) {
 			for code := 1; code < 200; code++ {
 				want := before.Effect(code)
 				switch {
-				case allOn || on[code]:
+				case on(code):
 					want = EffectUnhealthy
-				case allOff || off[code]:
+				case off(code):
 					want = EffectIgnore
 				}
 				if e := got.Effect(code); e != want {
 					t.Fatalf("%q %q: XID %d is %v, want %v", disable, enable, code, e, want)
 				}
 			}
-			for _, n := range notes {
-				if !strings.HasPrefix(n, EnvDisableHealthChecks+": ") && !strings.HasPrefix(n, EnvEnableHealthChecks+": ") {
-					t.Fatalf("note %q", n)
-				}
+			if slices.ContainsFunc(notes, func(n string) bool {
+				return !strings.HasPrefix(n, EnvDisableHealthChecks+": ") && !strings.HasPrefix(n, EnvEnableHealthChecks+": ")
+			}) {
+				t.Fatalf("notes %q", notes)
 			}
 			if again, _ := got.WithNVIDIAEnv(disable, enable); !reflect.DeepEqual(again, got) {
 				t.Fatalf("%q %q: not idempotent: %+v, %+v", disable, enable, again, got)
@@ -225,6 +213,19 @@ func FuzzNVIDIAEnv(f *testing.F) {
 			}
 		}
 	})
+}
+
+// listedXIDs returns a function that reports whether an item of the list names an XID.
+func listedXIDs(list string) func(code int) bool {
+	codes, all := make(map[int]bool), false
+	for item := range strings.SplitSeq(list, ",") {
+		item = strings.TrimSpace(item)
+		all = all || strings.EqualFold(item, "all") || strings.EqualFold(item, "xids")
+		if n, err := strconv.Atoi(item); err == nil && n > 0 && item[0] != '+' {
+			codes[n] = true
+		}
+	}
+	return func(code int) bool { return all || codes[code] }
 }
 
 func TestXIDOverrides(t *testing.T) {

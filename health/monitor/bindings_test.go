@@ -410,38 +410,7 @@ func playBindings(t *testing.T, seed uint64) {
 	meanings := make(map[string]*meaning)
 	newCards := 0
 	present := func(slot int) bool { return b.cards[slot] != "" }
-	measured := func() { // by the model
-		maps.DeleteFunc(meanings, func(entry string, _ *meaning) bool { return !slices.Contains(entries, entry) })
-		complete := len(b.order) == len(b.onBus())
-		for _, entry := range entries {
-			m := meanings[entry]
-			index, _ := strconv.Atoi(entry)
-			if m == nil {
-				if index < len(b.order) {
-					m = &meaning{card: b.cards[b.order[index]]}
-				} else if d := b.missing(index); d != nil {
-					m = &meaning{card: d.ID, slot: b.slotOf(d.PCI), seen: make(map[health.DeviceID]bool)}
-				} else {
-					continue
-				}
-				meanings[entry] = m
-			}
-			at := slices.IndexFunc(b.order, func(slot int) bool { return b.cards[slot] == m.card })
-			if at < 0 && complete && slices.Contains(b.order, m.slot) && !m.seen[b.cards[m.slot]] {
-				m.card = b.cards[m.slot]
-				at = slices.Index(b.order, m.slot)
-			}
-			if at >= 0 {
-				m.slot, m.seen = b.order[at], make(map[health.DeviceID]bool)
-			}
-			for _, slot := range b.order {
-				if slot != m.slot {
-					m.seen[b.cards[slot]] = true
-				}
-			}
-		}
-	}
-	measured()
+	b.updateMeanings(entries, meanings)
 	for step := range 30 {
 		what := ""
 		switch r.IntN(8) {
@@ -500,9 +469,42 @@ func playBindings(t *testing.T, seed uint64) {
 				t.Fatalf("seed %d step %d: %v", seed, step, err)
 			}
 		}
-		measured()
+		b.updateMeanings(entries, meanings)
 		where := fmt.Sprintf("seed %d step %d: %s", seed, step, what)
 		b.check(t, where, entries, meanings)
+	}
+}
+
+// updateMeanings updates the model after a measurement.
+func (b *bindingNode) updateMeanings(entries []string, meanings map[string]*meaning) {
+	maps.DeleteFunc(meanings, func(entry string, _ *meaning) bool { return !slices.Contains(entries, entry) })
+	complete := len(b.order) == len(b.onBus())
+	for _, entry := range entries {
+		m := meanings[entry]
+		index, _ := strconv.Atoi(entry)
+		if m == nil {
+			if index < len(b.order) {
+				m = &meaning{card: b.cards[b.order[index]]}
+			} else if d := b.missing(index); d != nil {
+				m = &meaning{card: d.ID, slot: b.slotOf(d.PCI), seen: make(map[health.DeviceID]bool)}
+			} else {
+				continue
+			}
+			meanings[entry] = m
+		}
+		at := slices.IndexFunc(b.order, func(slot int) bool { return b.cards[slot] == m.card })
+		if at < 0 && complete && slices.Contains(b.order, m.slot) && !m.seen[b.cards[m.slot]] {
+			m.card = b.cards[m.slot]
+			at = slices.Index(b.order, m.slot)
+		}
+		if at >= 0 {
+			m.slot, m.seen = b.order[at], make(map[health.DeviceID]bool)
+		}
+		for _, slot := range b.order {
+			if slot != m.slot {
+				m.seen[b.cards[slot]] = true
+			}
+		}
 	}
 }
 

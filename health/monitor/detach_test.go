@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
-func TestDetachAndAttach(t *testing.T) {
+func TestDetach(t *testing.T) {
 	runTest(t, func(t *testing.T, h *harness) {
 		advance(5 * time.Second)
 		var atClose health.Snapshot
@@ -50,7 +50,14 @@ func TestDetachAndAttach(t *testing.T) {
 		if h.status().Status != health.SourceDetached {
 			t.Fatal("the second detach did not extend the time limit")
 		}
+	})
+}
 
+func TestAttach(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		advance(5 * time.Second)
+		h.detach(t, time.Hour)
+		h.detach(t, 2*time.Hour)
 		if r := h.attach(t); r.Already || r.Status != health.SourceUp {
 			t.Errorf("%+v", r)
 		}
@@ -336,44 +343,48 @@ func TestRunEndsDuringDetach(t *testing.T) {
 		"detached": {}, "host engine hangs": {hangsDetach: true}, "poll hangs": {hangsPoll: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			runTest(t, func(t *testing.T, h *harness) {
-				h.useHostEngine()
-				hang := make(chan struct{})
-				h.set(func(s *fakeSource) {
-					if c.hangsDetach {
-						s.detachHang = hang
-					}
-					if c.hangsPoll {
-						s.hang = hang
-					}
-				})
-				advance(time.Second)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				if _, err := h.m.Detach(ctx, time.Hour); (err != nil) != (c.hangsDetach || c.hangsPoll) {
-					t.Errorf("%v", err)
-				}
-				if c.hangsPoll {
-					time.AfterFunc(abandonAfter/2, func() { close(hang) })
-				}
-				closes, begin := h.count(&h.closes), time.Now()
-				h.stop()
-				if took := time.Since(begin); took > 3*time.Second {
-					t.Errorf("Run took %v to end", took)
-				}
-				if c.hangsPoll {
-					if h.detaches != 0 || h.openSessions != 0 {
-						t.Errorf("%d detaches, %d open sessions", h.detaches, h.openSessions)
-					}
-					return
-				}
-				if n := h.closes - closes; n != 0 || h.detaches != 1 || h.attaches != 0 {
-					t.Errorf("%d closes, %d detaches, %d attaches", n, h.detaches, h.attaches)
-				}
-				close(hang)
-			})
+			runTest(t, func(t *testing.T, h *harness) { h.endDuringDetach(t, c.hangsDetach, c.hangsPoll) })
 		})
 	}
+}
+
+// endDuringDetach ends the monitor when it has detached the driver, or while its call of the host engine or its poll hangs.
+func (h *harness) endDuringDetach(t *testing.T, hangsDetach, hangsPoll bool) {
+	t.Helper()
+	h.useHostEngine()
+	hang := make(chan struct{})
+	h.set(func(s *fakeSource) {
+		if hangsDetach {
+			s.detachHang = hang
+		}
+		if hangsPoll {
+			s.hang = hang
+		}
+	})
+	advance(time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := h.m.Detach(ctx, time.Hour); (err != nil) != (hangsDetach || hangsPoll) {
+		t.Errorf("%v", err)
+	}
+	if hangsPoll {
+		time.AfterFunc(abandonAfter/2, func() { close(hang) })
+	}
+	closes, begin := h.count(&h.closes), time.Now()
+	h.stop()
+	if took := time.Since(begin); took > 3*time.Second {
+		t.Errorf("Run took %v to end", took)
+	}
+	if hangsPoll {
+		if h.detaches != 0 || h.openSessions != 0 {
+			t.Errorf("%d detaches, %d open sessions", h.detaches, h.openSessions)
+		}
+		return
+	}
+	if n := h.closes - closes; n != 0 || h.detaches != 1 || h.attaches != 0 {
+		t.Errorf("%d closes, %d detaches, %d attaches", n, h.detaches, h.attaches)
+	}
+	close(hang)
 }
 
 // Findings from before a detach stay until a reading after attach. A reset that no reading saw is recognized by what it

@@ -8,8 +8,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
+var errRefused = errors.New("refused")
+
 func TestDetachmentTransitions(t *testing.T) {
-	now, w, refused := healthtest.Epoch, new(Withholding), errors.New("refused")
+	now, w := healthtest.Epoch, new(Withholding)
 	type events map[string]func(detachment) detachment
 	all := events{
 		"withhold":            func(d detachment) detachment { return d.withhold(w, now, time.Hour, true) },
@@ -17,7 +19,7 @@ func TestDetachmentTransitions(t *testing.T) {
 		"end another":         func(d detachment) detachment { return d.endWithholding(&Withholding{m: new(Monitor)}) },
 		"detach":              func(d detachment) detachment { return d.detach(now, time.Hour, true) },
 		"sessionClosed":       detachment.sessionClosed,
-		"refuse":              func(d detachment) detachment { return d.refuse(refused) },
+		"refuse":              func(d detachment) detachment { return d.refuse(errRefused) },
 		"attach, session":     func(d detachment) detachment { return d.attach(true, false) },
 		"attach, no session":  func(d detachment) detachment { return d.attach(false, false) },
 		"attach, host engine": func(d detachment) detachment { return d.attach(true, true) },
@@ -59,28 +61,40 @@ func TestDetachmentTransitions(t *testing.T) {
 				if got.state != want {
 					t.Errorf("state %d, want %d", got.state, want)
 				}
-				// Run follows a request when the driver is to be used, or not to be used, and after each attach of the host engine.
-				requested := got.detachRequested() != c.from.detachRequested() || event == "attach, host engine"
-				if (got.requests != c.from.requests) != requested {
-					t.Errorf("%d requests, before %d", got.requests, c.from.requests)
-				}
-				asked := requested && (event == "refuse" || want == attaching || event == "attach, host engine" && !c.from.detachRequested())
-				if got.engineAttach != asked {
-					t.Errorf("the host engine is asked to attach: %t, want %t", got.engineAttach, asked)
-				}
-				if errors.Is(got.refusal, refused) != (event == "refuse" && c.from.state == detaching) {
-					t.Errorf("refusal %v", got.refusal)
-				}
-				if saved := got.saved(); saved.InForce() != (got.state == withheld || got.detachRequested()) ||
-					saved.Undecided != (got.state == withheld) ||
-					saved.Over != (got.state == attaching || got.state == attached && got.engineAttach) {
-					t.Errorf("saved as %+v", saved)
-				}
-				if (got.withholding != nil) != (got.state == withheld) {
-					t.Errorf("withholding %v", got.withholding)
-				}
+				checkRequests(t, event, c.from, got)
+				checkSaved(t, got)
 			})
 		}
+	}
+}
+
+// checkRequests checks what an event asks of Run, and of the host engine.
+func checkRequests(t *testing.T, event string, from, got detachment) {
+	t.Helper()
+	// Run follows a request when the driver is to be used, or not to be used, and after each attach of the host engine.
+	requested := got.detachRequested() != from.detachRequested() || event == "attach, host engine"
+	if (got.requests != from.requests) != requested {
+		t.Errorf("%d requests, before %d", got.requests, from.requests)
+	}
+	asked := requested && (event == "refuse" || got.state == attaching || event == "attach, host engine" && !from.detachRequested())
+	if got.engineAttach != asked {
+		t.Errorf("the host engine is asked to attach: %t, want %t", got.engineAttach, asked)
+	}
+	if errors.Is(got.refusal, errRefused) != (event == "refuse" && from.state == detaching) {
+		t.Errorf("refusal %v", got.refusal)
+	}
+}
+
+// checkSaved checks what a restart finds of the detachment.
+func checkSaved(t *testing.T, got detachment) {
+	t.Helper()
+	if saved := got.saved(); saved.InForce() != (got.state == withheld || got.detachRequested()) ||
+		saved.Undecided != (got.state == withheld) ||
+		saved.Over != (got.state == attaching || got.state == attached && got.engineAttach) {
+		t.Errorf("saved as %+v", saved)
+	}
+	if (got.withholding != nil) != (got.state == withheld) {
+		t.Errorf("withholding %v", got.withholding)
 	}
 }
 

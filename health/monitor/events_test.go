@@ -463,19 +463,7 @@ func TestEventsOfInstances(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
-				list := func(devices []health.Device) {
-					h.set(func(s *fakeSource) {
-						s.reading.Devices, s.reading.Samples = nil, nil
-						for _, d := range devices {
-							if d.ID == "GPU-0" {
-								d.PCI = "00000000:1B:00.0"
-							}
-							s.reading.Devices = append(s.reading.Devices, d)
-							s.reading.Samples = append(s.reading.Samples, health.Sample{Device: d.ID, Presence: health.Present})
-						}
-					})
-				}
-				list(listed)
+				h.listDevices(listed)
 				advance(2 * time.Second)
 				if c.stalled {
 					defer h.hangPolls()()
@@ -485,7 +473,7 @@ func TestEventsOfInstances(t *testing.T) {
 				e.GI, e.CI = c.gi, c.ci
 				f.receive(e)
 				if c.later != nil {
-					list(slices.Concat(listed, c.later))
+					h.listDevices(slices.Concat(listed, c.later))
 				}
 				if c.at > 0 {
 					synctest.Wait()
@@ -494,20 +482,39 @@ func TestEventsOfInstances(t *testing.T) {
 					}
 				}
 				advance(c.at)
-				var got []string
-				at := make(map[time.Time]bool)
-				for _, d := range h.out.Load().Devices {
-					if d.XIDCounts[31] == 1 {
-						got = append(got, string(d.Device.ID))
-						at[d.LastXID.At] = true
-					}
-				}
-				if text := strings.Join(got, " "); text != c.want || len(at) != 1 {
-					t.Errorf("counted by %q at %d times, want %q", text, len(at), c.want)
+				if devices, times := h.countedBy(31); devices != c.want || times != 1 {
+					t.Errorf("counted by %q at %d times, want %q", devices, times, c.want)
 				}
 			})
 		})
 	}
+}
+
+// listDevices makes the source list present devices; GPU-0 is at a PCI address.
+func (h *harness) listDevices(devices []health.Device) {
+	h.set(func(s *fakeSource) {
+		s.reading.Devices, s.reading.Samples = nil, nil
+		for _, d := range devices {
+			if d.ID == "GPU-0" {
+				d.PCI = "00000000:1B:00.0"
+			}
+			s.reading.Devices = append(s.reading.Devices, d)
+			s.reading.Samples = append(s.reading.Samples, health.Sample{Device: d.ID, Presence: health.Present})
+		}
+	})
+}
+
+// countedBy returns the devices that count an XID once, and at how many different times it was reported.
+func (h *harness) countedBy(code int) (devices string, times int) {
+	var ids []string
+	at := make(map[time.Time]bool)
+	for _, d := range h.out.Load().Devices {
+		if d.XIDCounts[code] == 1 {
+			ids = append(ids, string(d.Device.ID))
+			at[d.LastXID.At] = true
+		}
+	}
+	return strings.Join(ids, " "), len(at)
 }
 
 // An XID of a MIG instance that the source does not list is its GPU's as soon as a poll that began after the event lacks the instance. A

@@ -220,13 +220,16 @@ func runTestWithEngine(t *testing.T, seed uint64, interval time.Duration, test f
 // learning is how long the monitor takes to learn a phase.
 const learning = 15 * time.Second
 
+// pollRate is what polls at an interval may cost, and how old the values are that they return.
+type pollRate struct {
+	interval    time.Duration
+	reads, most int           // per 1000 s at most; in any second
+	middle, all time.Duration // ages of the values that half of the polls and all of them do not exceed
+}
+
 // Polls follow the engine's measurements, whatever their phase, and no interval changes the rate.
 func TestPollsFollowMeasurements(t *testing.T) {
-	for _, tt := range []struct {
-		interval    time.Duration
-		reads, most int           // per 1000 s at most; in any second
-		middle, all time.Duration // ages of the values that half of the polls and all of them do not exceed
-	}{
+	for _, tt := range []pollRate{
 		{time.Second, 2150, 3, 150 * time.Millisecond, 250 * time.Millisecond},
 		{2 * time.Second, 2150, 3, 150 * time.Millisecond, 250 * time.Millisecond},
 		{5 * time.Second, 2150, 3, 150 * time.Millisecond, 250 * time.Millisecond},
@@ -240,37 +243,43 @@ func TestPollsFollowMeasurements(t *testing.T) {
 		for seed := range uint64(3) {
 			t.Run(fmt.Sprintf("%v/%d", tt.interval, seed), func(t *testing.T) {
 				runTestWithEngine(t, seed, tt.interval, func(t *testing.T, _ *harness, e *engine) {
-					advance(learning + tt.interval)
-					if gap := e.widest(); gap > maxXIDGap+minReadGap && tt.interval >= time.Second {
-						t.Errorf("at first: no read for %v", gap)
-					}
-					if n := e.most(); n > tt.most {
-						t.Errorf("at first: %d reads in a second, want at most %d", n, tt.most)
-					}
-					e.forget()
-					advance(1000 * time.Second)
-					polls, want := e.count(&e.polls), int(1000*time.Second/tt.interval)
-					if polls < want*98/100-1 || polls > want*101/100+1 {
-						t.Errorf("%d polls, want about %d", polls, want)
-					}
-					if gap := e.widest(); gap > maxXIDGap+minReadGap && tt.interval >= time.Second {
-						t.Errorf("no read for %v", gap)
-					}
-					if gap := e.closest(); gap < tt.interval/2 {
-						t.Errorf("polls %v apart", gap)
-					}
-					if n := e.count(&e.reads); n > tt.reads {
-						t.Errorf("%d reads, want at most %d", n, tt.reads)
-					}
-					if n := e.most(); n > tt.most {
-						t.Errorf("%d reads in a second, want at most %d", n, tt.most)
-					}
-					if middle, all := e.oldest(50), e.oldest(100); middle > tt.middle || all > tt.all {
-						t.Errorf("polls returned values %v old, and at most %v", middle, all)
-					}
+					e.checkRate(t, tt)
 				})
 			})
 		}
+	}
+}
+
+// checkRate checks reads and polls while the phase is learned, and for 1000 s after.
+func (e *engine) checkRate(t *testing.T, tt pollRate) {
+	t.Helper()
+	advance(learning + tt.interval)
+	if gap := e.widest(); gap > maxXIDGap+minReadGap && tt.interval >= time.Second {
+		t.Errorf("at first: no read for %v", gap)
+	}
+	if n := e.most(); n > tt.most {
+		t.Errorf("at first: %d reads in a second, want at most %d", n, tt.most)
+	}
+	e.forget()
+	advance(1000 * time.Second)
+	polls, want := e.count(&e.polls), int(1000*time.Second/tt.interval)
+	if polls < want*98/100-1 || polls > want*101/100+1 {
+		t.Errorf("%d polls, want about %d", polls, want)
+	}
+	if gap := e.widest(); gap > maxXIDGap+minReadGap && tt.interval >= time.Second {
+		t.Errorf("no read for %v", gap)
+	}
+	if gap := e.closest(); gap < tt.interval/2 {
+		t.Errorf("polls %v apart", gap)
+	}
+	if n := e.count(&e.reads); n > tt.reads {
+		t.Errorf("%d reads, want at most %d", n, tt.reads)
+	}
+	if n := e.most(); n > tt.most {
+		t.Errorf("%d reads in a second, want at most %d", n, tt.most)
+	}
+	if middle, all := e.oldest(50), e.oldest(100); middle > tt.middle || all > tt.all {
+		t.Errorf("polls returned values %v old, and at most %v", middle, all)
 	}
 }
 

@@ -64,17 +64,9 @@ func TestMonitorExchangesDevices(t *testing.T) {
 				next.set(func(s *fakeSource) { s.openErr = errors.New("no libdcgm.so.4") })
 				h.source.Store(next.source(c.to))
 				synctest.Wait()
-				for _, wait := range []time.Duration{0, time.Hour} {
-					advance(wait)
-					s := h.out.Load()
-					if (len(s.Devices) == 0) != c.removed || s.Polled() == c.removed || s.Source.Status != health.SourceDown ||
-						s.Source.Kind != c.to.Kind {
-						t.Errorf("after %v: %+v", wait, s)
-					}
-					if c.removed && s.Source.Versions != (health.Versions{}) {
-						t.Errorf("after %v: versions %+v", wait, s.Source.Versions)
-					}
-				}
+				h.checkSourceDown(t, c.to.Kind, c.removed)
+				advance(time.Hour)
+				h.checkSourceDown(t, c.to.Kind, c.removed)
 				next.set(func(s *fakeSource) { s.openErr = nil })
 				advance(time.Minute)
 				h.wantCauses(t, "up", health.SourceUp, "")
@@ -86,6 +78,18 @@ func TestMonitorExchangesDevices(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// checkSourceDown checks what is known while a new source is down: the devices of the one before, or nothing if they were removed.
+func (h *harness) checkSourceDown(t *testing.T, kind string, removed bool) {
+	t.Helper()
+	s := h.out.Load()
+	if (len(s.Devices) == 0) != removed || s.Polled() == removed || s.Source.Status != health.SourceDown || s.Source.Kind != kind {
+		t.Errorf("%+v", s)
+	}
+	if removed && s.Source.Versions != (health.Versions{}) {
+		t.Errorf("versions %+v", s.Source.Versions)
 	}
 }
 

@@ -54,44 +54,51 @@ func TestMonitorDetach(t *testing.T) {
 			cfg := testConfig()
 			cfg.Address = address
 			testMonitor(t, 3, cfg, func(c *monitorFixture) {
-				c.lib.Int(script.GPU, 1, uint(health.FieldRecoveryAction), int64(health.RecoveryReset), 0, time.Now())
-				c.xid(script.GPU, 1, 95, time.Now())
-				c.xid(script.GPU, 2, 48, time.Now())
-				c.wait(time.Second)
-				c.expectCauses("before", "", "xid-95,recovery-action", "xid-48")
-
-				d, err := c.m.Detach(context.Background(), 30*time.Minute)
-				if err != nil || d.Already || d.EngineUnasked || d.Until.Sub(d.Since) != 30*time.Minute {
-					t.Fatalf("%+v, %v", d, err)
-				}
-				if c.lib.Detached() != (address != "") || c.lib.Initialized() || c.lib.Leaked() != 0 {
-					t.Errorf("detached %v, initialized %v, %d left", c.lib.Detached(), c.lib.Initialized(), c.lib.Leaked())
-				}
-				opens := c.lib.Calls("dcgmInit")
-				c.pass(600, nil)
-				c.expectCauses("detached", detachedCause, "xid-95,"+detachedCause+",recovery-action", "xid-48,"+detachedCause)
-				c.expectCalls("dcgmInit", opens)
-
-				a, err := c.m.Attach(context.Background())
-				if err != nil || a.Already || a.Status != health.SourceUp {
-					t.Fatalf("%+v, %v", a, err)
-				}
-				c.pass(3, nil)
-				// The driver no longer asks to reset GPU 1, so GPU 1 was reset. For GPU 2 there is no evidence.
-				c.expectCauses("attached", "", "", "xid-48")
-				for function, n := range want {
-					c.expectCalls(function, n)
-				}
-				if c.lib.Detached() {
-					t.Error("the engine has not attached the driver")
-				}
-				for gpu := range c.n {
-					if n := len(c.device(gpu).Verdict.Trips); n > 1 || gpu == 0 && n > 0 {
-						t.Errorf("GPU %d has tripped %d times", gpu, n)
-					}
-				}
+				c.resetWhileDetached(address != "", want)
 			})
 		})
+	}
+}
+
+// resetWhileDetached resets a GPU while the driver is detached, and checks the verdicts and the number of calls by function.
+func (c *monitorFixture) resetWhileDetached(hostEngine bool, calls map[string]int) {
+	t := c.t
+	t.Helper()
+	c.lib.Int(script.GPU, 1, uint(health.FieldRecoveryAction), int64(health.RecoveryReset), 0, time.Now())
+	c.xid(script.GPU, 1, 95, time.Now())
+	c.xid(script.GPU, 2, 48, time.Now())
+	c.wait(time.Second)
+	c.expectCauses("before", "", "xid-95,recovery-action", "xid-48")
+
+	d, err := c.m.Detach(context.Background(), 30*time.Minute)
+	if err != nil || d.Already || d.EngineUnasked || d.Until.Sub(d.Since) != 30*time.Minute {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	if c.lib.Detached() != hostEngine || c.lib.Initialized() || c.lib.Leaked() != 0 {
+		t.Errorf("detached %v, initialized %v, %d left", c.lib.Detached(), c.lib.Initialized(), c.lib.Leaked())
+	}
+	opens := c.lib.Calls("dcgmInit")
+	c.pass(600, nil)
+	c.expectCauses("detached", detachedCause, "xid-95,"+detachedCause+",recovery-action", "xid-48,"+detachedCause)
+	c.expectCalls("dcgmInit", opens)
+
+	a, err := c.m.Attach(context.Background())
+	if err != nil || a.Already || a.Status != health.SourceUp {
+		t.Fatalf("%+v, %v", a, err)
+	}
+	c.pass(3, nil)
+	// The driver no longer asks to reset GPU 1, so GPU 1 was reset. For GPU 2 there is no evidence.
+	c.expectCauses("attached", "", "", "xid-48")
+	for function, n := range calls {
+		c.expectCalls(function, n)
+	}
+	if c.lib.Detached() {
+		t.Error("the engine has not attached the driver")
+	}
+	for gpu := range c.n {
+		if n := len(c.device(gpu).Verdict.Trips); n > 1 || gpu == 0 && n > 0 {
+			t.Errorf("GPU %d has tripped %d times", gpu, n)
+		}
 	}
 }
 

@@ -71,20 +71,14 @@ func TestHealthCheckOfUnmeasuredGPUs(t *testing.T) {
 			}, func(second int, r *health.Reading) {
 				for _, s := range r.Samples {
 					blind := len(gpus) == 3 || s.Device == gpuID(2)
-					if s.Checked == blind {
-						t.Errorf("after %d s: %s: checked %v", second, s.Device, s.Checked)
-					}
-					for _, i := range s.Incidents {
-						if i.Code == 11 || i.Code == 3 && blind {
-							t.Errorf("after %d s: %s: %v", second, s.Device, i)
-						}
+					ignored := func(i health.Incident) bool { return i.Code == 11 || i.Code == 3 && blind }
+					if s.Checked == blind || slices.ContainsFunc(s.Incidents, ignored) {
+						t.Errorf("after %d s: %s: checked %v, %v", second, s.Device, s.Checked, s.Incidents)
 					}
 				}
-				if got := r.Samples[2].Incidents; len(got) != 1 || got[0].Code != 80 {
-					t.Errorf("after %d s: earlier incidents %v", second, got)
-				}
-				if got := r.Samples[1].Incidents; (len(got) == 1) != (len(gpus) == 1) {
-					t.Errorf("after %d s: incidents of a measured GPU: %v", second, got)
+				measured, got := r.Samples[1].Incidents, r.Samples[2].Incidents
+				if (len(measured) == 1) != (len(gpus) == 1) || len(got) != 1 || got[0].Code != 80 {
+					t.Errorf("after %d s: incidents %v, earlier ones %v", second, measured, got)
 				}
 			})
 			if errors.Is(err, errBlind) != (len(gpus) == 3) || err != nil && (seconds < 3 || seconds > 20) {
@@ -201,45 +195,15 @@ func TestHealthChecksDown(t *testing.T) {
 				b := newFixture(t, 2)
 				b.lib.Incident(script.GPU, 1, 0x10, 20, 80, "Row remap failed")
 				b.lib.Fail(function, code, -1)
-				_, r := b.open(hostConfig()).poll()
-				wantDown := func(when string, r *health.Reading) {
-					t.Helper()
-					c := r.Checks
-					if c.Status != health.ChecksDown || !strings.Contains(c.Err, reason) || !strings.Contains(c.Err, "4.6.0") ||
-						!strings.Contains(c.Err, "4.5.2") {
-						t.Errorf("%s: checks %+v, want %s", when, c, reason)
-					}
-					for _, s := range r.Samples {
-						if s.Checked || len(s.Incidents) > 0 || s.Presence != health.Present || s.Values[health.FieldRecoveryAction] != 0 ||
-							s.Values[health.FieldGPUTemp] == 0 {
-							t.Errorf("%s: %+v", when, s)
-						}
-					}
-				}
-				wantDown("first poll", r)
+				b.open(hostConfig())
+				b.wantChecksDown("first poll", reason)
 
 				tries := b.lib.Calls(function)
 				b.add(5*time.Second - time.Millisecond) // no pause is shorter than 5 s
 				if b.poll(); b.lib.Calls(function) != tries {
 					t.Error("tried again within 5 s")
 				}
-				var triedAt []int
-				for second := 0; len(triedAt) < 8 && second < 3600; second += 10 {
-					b.add(10 * time.Second)
-					b.sampleGPUs(2)
-					_, r = b.poll()
-					wantDown(fmt.Sprint("after ", second, " s"), r)
-					if n := b.lib.Calls(function); n != tries {
-						triedAt, tries = append(triedAt, second), n
-					}
-				}
-				for i, longest := 1, 2*minCheckPause; i < 8; i, longest = i+1, min(2*longest, maxCheckPause) {
-					const interval = 10 * time.Second // of polls
-					pause := time.Duration(triedAt[i]-triedAt[i-1]) * time.Second
-					if pause < longest/2 || pause > longest+interval {
-						t.Errorf("tried at seconds %v, want the last %v after up to %v", triedAt[:i+1], pause, longest)
-					}
-				}
+				b.wantGrowingPauses(function, reason, 8)
 
 				b.xid(script.GPU, 1, 79, b.clock.now())
 				if s := b.pollAfter(10*time.Second, 2)[gpuID(1)]; !slices.Equal(xidCodes(s.XIDs), []int{79}) {
@@ -256,6 +220,69 @@ func TestHealthChecksDown(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// wantChecksDown polls a session with a host engine, and checks that only the health checks are down.
+func (b *fixture) wantChecksDown(when, reason string) {
+	b.t.Helper()
+	_, r := b.poll()
+	c := r.Checks
+	if c.Status != health.ChecksDown || !strings.Contains(c.Err, reason) || !strings.Contains(c.Err, "4.6.0") ||
+		!strings.Contains(c.Err, "4.5.2") {
+		b.t.Errorf("%s: checks %+v, want %s", when, c, reason)
+	}
+	for _, s := range r.Samples {
+		if s.Checked || len(s.Incidents) > 0 || s.Presence != health.Present || s.Values[health.FieldRecoveryAction] != 0 ||
+			s.Values[health.FieldGPUTemp] == 0 {
+			b.t.Errorf("%s: %+v", when, s)
+		}
+	}
+}
+
+// wantGrowingPauses polls every ten seconds until the failing function was tried n times, and checks the pauses between the tries. One try
+// has failed before.
+func (b *fixture) wantGrowingPauses(function, reason string, n int) {
+	b.t.Helper()
+	const interval = 10 * time.Second // of polls
+	var triedAt []time.Duration
+	tries := b.lib.Calls(function)
+	for after := time.Duration(0); len(triedAt) < n && after < time.Hour; after += interval {
+		b.add(interval)
+		b.sampleGPUs(2)
+		b.wantChecksDown(fmt.Sprint("after ", after), reason)
+		if n := b.lib.Calls(function); n != tries {
+			triedAt, tries = append(triedAt, after), n
+		}
+	}
+	for i, longest := 1, 2*minCheckPause; i < n; i, longest = i+1, min(2*longest, maxCheckPause) {
+		if pause := triedAt[i] - triedAt[i-1]; pause < longest/2 || pause > longest+interval {
+			b.t.Errorf("tried at %v, want the last %v after up to %v", triedAt[:i+1], pause, longest)
+		}
+	}
+}
+
+// A check that succeeds makes the next pause short again, although many have failed before.
+func TestHealthCheckPauseAfterSuccess(t *testing.T) {
+	b := newFixture(t, 2)
+	b.lib.Fail("dcgmHealthCheck", errTimeout, -1)
+	b.open(hostConfig())
+	b.wantChecksDown("first poll", "reading")
+	b.wantGrowingPauses("dcgmHealthCheck", "reading", 7)
+	b.lib.Fail("", 0, 0)
+	b.add(maxCheckPause)
+	b.sampleGPUs(2)
+	if _, r := b.poll(); r.Checks.Status != health.ChecksUp {
+		t.Fatalf("checks %+v", r.Checks)
+	}
+	b.lib.Fail("dcgmHealthCheck", errTimeout, 1)
+	b.add(10 * time.Second)
+	b.sampleGPUs(2)
+	b.wantChecksDown("failed again", "reading")
+	b.add(minCheckPause)
+	b.sampleGPUs(2)
+	if _, r := b.poll(); r.Checks.Status != health.ChecksUp {
+		t.Errorf("not tried again within %v: %+v", minCheckPause, r.Checks)
 	}
 }
 

@@ -83,22 +83,10 @@ func TestStaleGPU(t *testing.T) {
 			since := 0
 			for second := 1; second <= 100; second++ {
 				samples := pass(tt.others)
-				if s := samples[gpuID(2)]; s.Stale && since == 0 {
+				if since == 0 && samples[gpuID(2)].Stale {
 					since = second
-				} else if s.Stale != (since > 0) {
-					t.Fatalf("after %d s: stale %v", second, s.Stale)
 				}
-				for _, id := range []health.DeviceID{gpuID(2), migID(0)} {
-					s := samples[id]
-					if s.Stale != (since > 0) || s.Presence != health.Present || s.Stale && len(s.Values) != 0 {
-						t.Fatalf("after %d s: %s: stale %v, %v, values %v", second, id, s.Stale, s.Presence, s.Values)
-					}
-				}
-				for gpu := range uint(2) {
-					if s := samples[gpuID(gpu)]; s.Stale || s.Values[health.FieldGPUTemp] != float64(40+gpu) {
-						t.Fatalf("after %d s: GPU %d: stale %v, values %v", second, gpu, s.Stale, s.Values)
-					}
-				}
+				checkStale(t, fmt.Sprintf("after %d s", second), since > 0, samples)
 			}
 			if since < tt.from || since > tt.to {
 				t.Errorf("stale after %d s, want %d to %d", since, tt.from, tt.to)
@@ -119,6 +107,22 @@ func TestStaleGPU(t *testing.T) {
 				t.Errorf("MIG device: stale %v, values %v", s.Stale, s.Values)
 			}
 		})
+	}
+}
+
+// checkStale checks whether GPU 2 is stale with its MIG device, and that the other two GPUs are measured.
+func checkStale(t *testing.T, when string, stale bool, samples map[health.DeviceID]health.Sample) {
+	t.Helper()
+	for _, id := range []health.DeviceID{gpuID(2), migID(0)} {
+		s := samples[id]
+		if s.Stale != stale || s.Presence != health.Present || s.Stale && len(s.Values) != 0 {
+			t.Fatalf("%s: %s: stale %v, %v, values %v", when, id, s.Stale, s.Presence, s.Values)
+		}
+	}
+	for gpu := range uint(2) {
+		if s := samples[gpuID(gpu)]; s.Stale || s.Values[health.FieldGPUTemp] != float64(40+gpu) {
+			t.Fatalf("%s: GPU %d: stale %v, values %v", when, gpu, s.Stale, s.Values)
+		}
 	}
 }
 

@@ -173,29 +173,15 @@ func TestReplaceOnFullDiskKilledAnywhere(t *testing.T) {
 	fill(t, dir)
 	for _, torn := range []bool{false, true} {
 		for i := 1; i <= 50; i++ {
-			for at := 1; ; at++ {
-				c := newCrash(at, torn)
-				_, err := c.replace(path, []byte(text(i)), WithSpare(reserve))
-				found, _, readErr := WithSpare(0).Read(path) // the next process
-				if readErr != nil {
-					t.Fatalf("change %d killed before call %d: %v", i, at, readErr)
-				}
-				switch got := string(found); {
-				case err == nil && got == text(i):
-				case err != nil && errors.Is(err, errKilled) && (got == text(i-1) || got == text(i)):
-				default:
-					t.Fatalf("change %d killed before call %d: %v, the file has %.80q", i, at, err, got)
-				}
-				if err == nil {
-					if at <= 5 {
-						t.Fatalf("%d calls only: is the seam complete?", c.calls)
-					}
-					break
-				}
+			at := 1
+			for ; changeKilledBefore(t, path, i, newCrash(at, torn), reserve); at++ {
 				// The next process saves the text before, so that each call is tried from the same beginning.
 				if _, err := WithSpare(reserve).Replace(path, []byte(text(i-1))); err != nil {
 					t.Fatalf("change %d, after a kill before call %d: %v", i, at, err)
 				}
+			}
+			if at <= 5 {
+				t.Fatalf("%d calls only: is the seam complete?", at)
 			}
 		}
 		_, err := WithSpare(reserve).Replace(path, []byte(text(0)))
@@ -205,6 +191,24 @@ func TestReplaceOnFullDiskKilledAnywhere(t *testing.T) {
 	if err != nil || len(entries) != 3 { // the file, its spare file, the filler
 		t.Errorf("left %v, %v", entries, err)
 	}
+}
+
+// changeKilledBefore saves the i-th text in a process that c kills, and checks what the next process reads. It reports whether the process
+// was killed before it had saved the text.
+func changeKilledBefore(t *testing.T, path string, i int, c *crash, reserve int) bool {
+	t.Helper()
+	_, err := c.replace(path, []byte(text(i)), WithSpare(reserve))
+	found, _, readErr := WithSpare(0).Read(path) // the next process
+	if readErr != nil {
+		t.Fatalf("change %d killed before call %d: %v", i, c.at, readErr)
+	}
+	switch got := string(found); {
+	case err == nil && got == text(i):
+	case err != nil && errors.Is(err, errKilled) && (got == text(i-1) || got == text(i)):
+	default:
+		t.Fatalf("change %d killed before call %d: %v, the file has %.80q", i, c.at, err, got)
+	}
+	return err != nil
 }
 
 // A text that the reserve does not hold is refused on a full disk, and the one before stays; with space again all is as before.

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"errors"
-	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -69,74 +68,25 @@ func FuzzInject(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := len(s.gpus)
-		xids, lost, stale, empty := make([][]int, n), make([]bool, n), make([]bool, n), false
-		migs := make([]int, n) // MIG devices of each GPU
-		for _, d := range s.devices {
-			if d.Kind == health.KindMIG {
-				migs[d.Index]++
-			}
-		}
-		incidents := make([]map[int]string, n)
-		for i := range incidents {
-			incidents[i] = map[int]string{}
-		}
+		model := newInjected(s)
 		for line := range strings.SplitSeq(text, "\n") {
 			e, err := ParseEvent(line)
 			if err != nil {
 				continue
 			}
 			accepted := s.inject(e) == nil
-			valid := e.GPU == nil || *e.GPU >= 0 && *e.GPU < n && (e.MIG == nil || s.profile.models[*e.GPU].repartitions) &&
-				(e.RetiredPages == nil || s.profile.models[*e.GPU].retires)
-			if valid && e.GPU != nil {
-				count := migs[*e.GPU]
-				if e.MIG != nil {
-					count = map[string]int{migSevenths: 7, migBalanced: 4}[*e.MIG]
-				}
-				valid = !slices.ContainsFunc(valueOf(e.Processes), func(p Process) bool { return p.MIG != nil && *p.MIG >= count })
-				if valid {
-					migs[*e.GPU] = count
-				}
+			if accepted != model.accepts(e) {
+				t.Fatalf("%q on %d GPUs: accepted %v", line, len(model.gpus), accepted)
 			}
-			if accepted != valid {
-				t.Fatalf("%q on %d GPUs: accepted %v", line, n, accepted)
-			}
-			if !accepted {
-				continue
-			}
-			lostXIDs := empty // an empty source reads no XIDs
-			if e.Source != nil {
-				empty = *e.Source == sourceEmpty
-			}
-			if e.GPU == nil {
-				continue
-			}
-			gpu := *e.GPU
-			if e.Stale != nil {
-				stale[gpu] = *e.Stale
-			}
-			if e.Lost != nil {
-				lost[gpu] = *e.Lost
-			}
-			if e.Incident != nil {
-				code, _ := health.IncidentCode(*e.Incident)
-				incidents[gpu][code] = e.severity()
-			}
-			if e.XID != nil && !lostXIDs {
-				times := 1
-				if e.Times != nil {
-					times = *e.Times
-				}
-				xids[gpu] = append(xids[gpu], slices.Repeat([]int{*e.XID}, times)...)
+			if accepted {
+				model.apply(e)
 			}
 		}
 		if err := s.inject(Event{Source: new(sourceUp)}); err != nil {
 			t.Fatal(err)
 		}
 		session, err := s.Open(t.Context())
-		measured := slices.ContainsFunc(s.gpus, func(g gpu) bool { i := s.devices[g.device].Index; return !lost[i] && !stale[i] })
-		if blind := !measured && slices.Contains(lost, false); blind {
+		if model.blind() {
 			if !errors.Is(err, errBlind) {
 				t.Fatalf("every GPU is lost or stale, and Open returned %v", err)
 			}
@@ -150,38 +100,135 @@ func FuzzInject(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if len(reading.Samples) != len(reading.Devices) {
-			t.Fatalf("%d samples of %d devices", len(reading.Samples), len(reading.Devices))
-		}
-		for i, d := range reading.Devices {
-			sample := reading.Samples[i]
-			if sample.Device != d.ID || (sample.Presence == health.Lost) != lost[d.Index] || sample.Stale != (stale[d.Index] && !lost[d.Index]) ||
-				(lost[d.Index] || sample.Stale) == (len(sample.Values) > 0) {
-				t.Errorf("%s is %v with %d values; lost is %v", d.ID, sample.Presence, len(sample.Values), lost[d.Index])
-			}
-			if d.Kind != health.KindGPU {
-				continue
-			}
-			maps.DeleteFunc(incidents[d.Index], func(_ int, severity string) bool { return severity == severityNone })
-			n := len(incidents[d.Index])
-			if sample.Checked && len(sample.Incidents) != n || sample.Checked == (lost[d.Index] || sample.Stale) {
-				t.Errorf("checked is %v and the incidents of GPU %d are %+v, want %d", sample.Checked, d.Index, sample.Incidents, n)
-			}
-			want := xids[d.Index]
-			if len(want) > maxQueued { // later polls deliver the rest, and merging changes the order
-				if len(sample.XIDs) != maxDelivered {
-					t.Errorf("%d XIDs of GPU %d in a reading, want %d", len(sample.XIDs), d.Index, maxDelivered)
-				}
-				continue
-			}
-			if len(sample.XIDs) != len(want) {
-				t.Fatalf("%d XIDs of GPU %d, want %d", len(sample.XIDs), d.Index, len(want))
-			}
-			for j, x := range sample.XIDs {
-				if x.Code != want[j] || time.Since(x.At) < 0 {
-					t.Errorf("XID %d of GPU %d is %+v, want %d", j, d.Index, x, want[j])
-				}
-			}
-		}
+		model.check(t, reading)
 	})
+}
+
+// injected is what the fuzz test has injected into a source.
+type injected struct {
+	source *Source
+	empty  bool // the source lists no GPU
+	gpus   []injectedGPU
+}
+
+type injectedGPU struct {
+	lost, stale bool
+	migs        int // MIG devices
+	xids        []int
+	incidents   map[int]string // severity by code
+}
+
+func newInjected(s *Source) *injected {
+	in := &injected{source: s, gpus: make([]injectedGPU, len(s.gpus))}
+	for i := range in.gpus {
+		in.gpus[i].incidents = map[int]string{}
+	}
+	for _, d := range s.devices {
+		if d.Kind == health.KindMIG {
+			in.gpus[d.Index].migs++
+		}
+	}
+	return in
+}
+
+// accepts reports whether the source must accept an event.
+func (in *injected) accepts(e Event) bool {
+	if e.GPU == nil {
+		return true
+	}
+	if *e.GPU < 0 || *e.GPU >= len(in.gpus) {
+		return false
+	}
+	model := in.source.profile.models[*e.GPU]
+	if e.MIG != nil && !model.repartitions || e.RetiredPages != nil && !model.retires {
+		return false
+	}
+	migs := in.migsAfter(e)
+	return !slices.ContainsFunc(valueOf(e.Processes), func(p Process) bool { return p.MIG != nil && *p.MIG >= migs })
+}
+
+// migsAfter returns how many MIG devices the GPU of an event has after it.
+func (in *injected) migsAfter(e Event) int {
+	if e.MIG == nil {
+		return in.gpus[*e.GPU].migs
+	}
+	return map[string]int{migSevenths: 7, migBalanced: 4}[*e.MIG]
+}
+
+// apply takes over the effects of an accepted event.
+func (in *injected) apply(e Event) {
+	wasEmpty := in.empty // an empty source reads no XIDs
+	if e.Source != nil {
+		in.empty = *e.Source == sourceEmpty
+	}
+	if e.GPU == nil {
+		return
+	}
+	g := &in.gpus[*e.GPU]
+	g.migs = in.migsAfter(e)
+	if e.Stale != nil {
+		g.stale = *e.Stale
+	}
+	if e.Lost != nil {
+		g.lost = *e.Lost
+	}
+	if e.Incident != nil {
+		code, _ := health.IncidentCode(*e.Incident)
+		if g.incidents[code] = e.severity(); e.severity() == severityNone {
+			delete(g.incidents, code)
+		}
+	}
+	if e.XID != nil && !wasEmpty {
+		times := 1
+		if e.Times != nil {
+			times = *e.Times
+		}
+		g.xids = append(g.xids, slices.Repeat([]int{*e.XID}, times)...)
+	}
+}
+
+// blind reports whether a source that is up measures no GPU although not all are lost.
+func (in *injected) blind() bool {
+	measured := slices.ContainsFunc(in.gpus, func(g injectedGPU) bool { return !g.lost && !g.stale })
+	return !measured && slices.ContainsFunc(in.gpus, func(g injectedGPU) bool { return !g.lost })
+}
+
+// check compares a reading with the model.
+func (in *injected) check(t *testing.T, reading *health.Reading) {
+	t.Helper()
+	if len(reading.Samples) != len(reading.Devices) {
+		t.Fatalf("%d samples of %d devices", len(reading.Samples), len(reading.Devices))
+	}
+	for i, d := range reading.Devices {
+		s, g := reading.Samples[i], in.gpus[d.Index]
+		if s.Device != d.ID || (s.Presence == health.Lost) != g.lost || s.Stale != (g.stale && !g.lost) ||
+			(g.lost || s.Stale) == (len(s.Values) > 0) {
+			t.Errorf("%s is %v with %d values; lost is %v", d.ID, s.Presence, len(s.Values), g.lost)
+		}
+		if d.Kind != health.KindGPU {
+			continue
+		}
+		if s.Checked && len(s.Incidents) != len(g.incidents) || s.Checked == (g.lost || s.Stale) {
+			t.Errorf("checked is %v and the incidents of GPU %d are %+v, want %v", s.Checked, d.Index, s.Incidents, g.incidents)
+		}
+		g.checkXIDs(t, d.Index, s.XIDs)
+	}
+}
+
+func (g injectedGPU) checkXIDs(t *testing.T, gpu int, xids []health.XID) {
+	t.Helper()
+	if len(g.xids) > maxQueued { // later polls deliver the rest, and merging changes the order
+		if len(xids) != maxDelivered {
+			t.Errorf("%d XIDs of GPU %d in a reading, want %d", len(xids), gpu, maxDelivered)
+		}
+		return
+	}
+	if len(xids) != len(g.xids) {
+		t.Fatalf("%d XIDs of GPU %d, want %d", len(xids), gpu, len(g.xids))
+	}
+	for i, x := range xids {
+		if x.Code != g.xids[i] || time.Since(x.At) < 0 {
+			t.Errorf("XID %d of GPU %d is %+v, want %d", i, gpu, x, g.xids[i])
+		}
+	}
 }

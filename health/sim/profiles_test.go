@@ -22,13 +22,22 @@ func devicesOf(t *testing.T, name string, seed int64) []health.Device {
 	return p.devices(seed)
 }
 
-func TestProfiles(t *testing.T) {
-	type board struct {
-		model          string
-		mib, reserved  uint64
-		capability     health.ComputeCapability
-		withoutNVLinks bool
+// board is what a profile says of a GPU.
+type board struct {
+	model          string
+	mib, reserved  uint64
+	capability     health.ComputeCapability
+	withoutNVLinks bool
+}
+
+func (want board) check(t *testing.T, d health.Device) {
+	t.Helper()
+	if got := (board{d.Model, d.Memory >> 20, d.Reserved >> 20, d.ComputeCapability, want.withoutNVLinks}); got != want {
+		t.Errorf("GPU %d is %+v; want %+v", d.Index, got, want)
 	}
+}
+
+func TestProfiles(t *testing.T) {
 	var (
 		h100 = board{"NVIDIA H100 80GB HBM3", 81559, 551, health.ComputeCapability{Major: 9, Minor: 0}, false}
 		a100 = board{"NVIDIA A100-SXM4-80GB", 81920, 868, health.ComputeCapability{Major: 8, Minor: 0}, false}
@@ -63,48 +72,19 @@ func TestProfiles(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var gpus, migs []health.Device
-			for _, d := range devicesOf(t, tt.name, 1) {
-				if d.Kind == health.KindGPU {
-					gpus = append(gpus, d)
-				} else {
-					migs = append(migs, d)
-				}
-			}
-			if len(gpus) != len(tt.boards) || len(migs) != tt.mig {
-				t.Fatalf("%d GPUs and %d MIG devices; want %d and %d", len(gpus), len(migs), len(tt.boards), tt.mig)
+			devices := devicesOf(t, tt.name, 1)
+			gpus := slices.DeleteFunc(slices.Clone(devices), func(d health.Device) bool { return d.Kind != health.KindGPU })
+			if migs := len(devices) - len(gpus); len(gpus) != len(tt.boards) || migs != tt.mig {
+				t.Fatalf("%d GPUs and %d MIG devices; want %d and %d", len(gpus), migs, len(tt.boards), tt.mig)
 			}
 			buses := strings.Fields(tt.buses)
 			for i, d := range gpus {
-				if !regexp.MustCompile(`^00000000:` + buses[i] + `:0[0-9]\.0$`).MatchString(d.PCI) {
-					t.Errorf("GPU %d is on %s; want bus %s", i, d.PCI, buses[i])
-				}
-				node, want := int(tt.numa[i]-'0'), tt.boards[i]
-				if got := (board{d.Model, d.Memory >> 20, d.Reserved >> 20, d.ComputeCapability, want.withoutNVLinks}); got != want {
-					t.Errorf("GPU %d is %+v; want %+v", i, got, want)
-				}
-				if d.Index != i || d.Minor != i || !slices.Equal(d.NUMA, []int{node}) {
-					t.Errorf("GPU %d is %+v", i, d)
-				}
+				checkPlace(t, i, d, buses[i], int(tt.numa[i]-'0'))
+				tt.boards[i].check(t, d)
 				if d.MIGMode != (tt.mig > 0) || d.GI != -1 || d.CI != -1 || d.Profile != "" || d.Parent != "" {
 					t.Errorf("GPU %d: %+v; want no properties of a MIG device", i, d)
 				}
-				if len(d.Links) != len(tt.boards)-1 {
-					t.Errorf("GPU %d has %d peers; want %d", i, len(d.Links), len(tt.boards)-1)
-				}
-				for _, l := range d.Links {
-					peer := slices.IndexFunc(gpus, func(d health.Device) bool { return d.ID == l.Peer })
-					if peer < 0 || peer == i {
-						t.Fatalf("GPU %d: link %+v; want one to another GPU", i, l)
-					}
-					nvlinks := tt.nvlinks
-					if want.withoutNVLinks || tt.boards[peer].withoutNVLinks {
-						nvlinks = 0
-					}
-					if l.NVLinks != nvlinks {
-						t.Errorf("GPU %d: link %+v; want %d NVLinks", i, l, nvlinks)
-					}
-				}
+				checkLinks(t, i, gpus, tt.boards, tt.nvlinks)
 			}
 			if len(gpus) > 1 {
 				if l := gpus[0].Links[0]; l.Peer != gpus[1].ID || l.Path != tt.zeroToOne {
@@ -116,6 +96,39 @@ func TestProfiles(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// checkPlace checks the numbers of the i-th GPU, its bus and its NUMA node.
+func checkPlace(t *testing.T, i int, d health.Device, bus string, node int) {
+	t.Helper()
+	if !regexp.MustCompile(`^00000000:` + bus + `:0[0-9]\.0$`).MatchString(d.PCI) {
+		t.Errorf("GPU %d is on %s; want bus %s", i, d.PCI, bus)
+	}
+	if d.Index != i || d.Minor != i || !slices.Equal(d.NUMA, []int{node}) {
+		t.Errorf("GPU %d is %+v", i, d)
+	}
+}
+
+// checkLinks checks that the i-th GPU has a link to each other GPU, with NVLinks if both boards have them.
+func checkLinks(t *testing.T, i int, gpus []health.Device, boards []board, nvlinks int) {
+	t.Helper()
+	links := gpus[i].Links
+	if len(links) != len(boards)-1 {
+		t.Errorf("GPU %d has %d peers; want %d", i, len(links), len(boards)-1)
+	}
+	for _, l := range links {
+		peer := slices.IndexFunc(gpus, func(d health.Device) bool { return d.ID == l.Peer })
+		if peer < 0 || peer == i {
+			t.Fatalf("GPU %d: link %+v; want one to another GPU", i, l)
+		}
+		want := nvlinks
+		if boards[i].withoutNVLinks || boards[peer].withoutNVLinks {
+			want = 0
+		}
+		if l.NVLinks != want {
+			t.Errorf("GPU %d: link %+v; want %d NVLinks", i, l, want)
+		}
 	}
 }
 

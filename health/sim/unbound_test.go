@@ -17,32 +17,7 @@ func TestUnboundGPU(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		poll := func() (gpus []health.DeviceID, r *health.Reading) {
-			t.Helper()
-			ses, err := s.Open(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = ses.Close() }()
-			if r, err = ses.Poll(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			for _, d := range r.Devices {
-				if d.Kind == health.KindGPU {
-					if d.Index != len(gpus) {
-						t.Errorf("GPU %s has index %d, want %d", d.ID, d.Index, len(gpus))
-					}
-					gpus = append(gpus, d.ID)
-				} else if d.Index != len(gpus)-1 || d.Parent != gpus[len(gpus)-1] {
-					t.Errorf("%+v is listed after GPU %d", d, len(gpus)-1)
-				}
-			}
-			if len(r.Samples) != len(r.Devices) {
-				t.Errorf("%d samples of %d devices", len(r.Samples), len(r.Devices))
-			}
-			return gpus, r
-		}
-		all, _ := poll()
+		all := listedGPUs(t, s)
 		open, err := s.Open(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -65,17 +40,45 @@ func TestUnboundGPU(t *testing.T) {
 			}
 		}
 		_ = open.Close()
-		if got, _ := poll(); !slices.Equal(got, slices.Delete(slices.Clone(all), 3, 4)) {
+		if got := listedGPUs(t, s); !slices.Equal(got, slices.Delete(slices.Clone(all), 3, 4)) {
 			t.Errorf("listed: %v of %v", got, all)
 		}
 		if err := s.inject(Event{GPU: &three, Unbound: &no}); err != nil {
 			t.Fatal(err)
 		}
-		if got, _ := poll(); !slices.Equal(got, all) {
+		if got := listedGPUs(t, s); !slices.Equal(got, all) {
 			t.Errorf("bound again: %v", got)
 		}
 		if len(s.OnBus()) != len(all) {
 			t.Errorf("on the bus: %v", s.OnBus())
 		}
 	})
+}
+
+// listedGPUs opens a source and returns the GPUs that it lists, which must be numbered from 0, each before its MIG devices.
+func listedGPUs(t *testing.T, s *Source) (gpus []health.DeviceID) {
+	t.Helper()
+	ses, err := s.Open(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ses.Close() }()
+	r, err := ses.Poll(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range r.Devices {
+		if d.Kind == health.KindGPU {
+			if d.Index != len(gpus) {
+				t.Errorf("GPU %s has index %d, want %d", d.ID, d.Index, len(gpus))
+			}
+			gpus = append(gpus, d.ID)
+		} else if d.Index != len(gpus)-1 || d.Parent != gpus[len(gpus)-1] {
+			t.Errorf("%+v is listed after GPU %d", d, len(gpus)-1)
+		}
+	}
+	if len(r.Samples) != len(r.Devices) {
+		t.Errorf("%d samples of %d devices", len(r.Samples), len(r.Devices))
+	}
+	return gpus
 }

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"reflect"
 	"testing"
@@ -69,42 +70,19 @@ func TestReadingsArePlausible(t *testing.T) {
 		distinct := map[health.Field]map[float64]bool{}
 		for n, r := range all {
 			for i, s := range r.Samples {
-				v := s.Values
-				if sum := v[health.FieldFBFree] + v[health.FieldFBUsed] + v[health.FieldFBReserved]; sum != v[health.FieldFBTotal] ||
-					v[health.FieldFBFree] < 0 {
-					t.Fatalf("%s: framebuffer %v", name, v)
-				}
-				if v[health.FieldFBTotal] != float64(r.Devices[i].Memory>>20) {
-					t.Fatalf("%s: %v MiB in the sample, %d in the device", name, v[health.FieldFBTotal], r.Devices[i].Memory>>20)
-				}
+				checkFramebuffer(t, name, r.Devices[i], s.Values)
 				if r.Devices[i].Kind == health.KindMIG {
 					continue
 				}
-				for f, b := range fields {
-					if x, ok := v[f]; !ok || x < b[0] || x > b[1] {
-						t.Fatalf("%s: field %d of GPU %d is %v (%v) after %d s; want %v", name, f, r.Devices[i].Index, x, ok, n, b)
-					}
+				gpu := fmt.Sprintf("%s: GPU %d after %d s", name, r.Devices[i].Index, n)
+				checkBounds(t, gpu, fields, s.Values)
+				checkSecond(t, gpu, all[max(n-1, 0)].Samples[i].Values, s.Values)
+			}
+			for f, x := range r.Samples[0].Values {
+				if distinct[f] == nil {
+					distinct[f] = map[float64]bool{}
 				}
-				if n > 0 {
-					for _, f := range []health.Field{health.FieldEnergy, health.FieldNVLinkBandwidth} {
-						if before := all[n-1].Samples[i].Values[f]; v[f] < before {
-							t.Fatalf("%s: counter %d falls from %v to %v", name, f, before, v[f])
-						}
-					}
-					// 40 °C with a lag of 14 s are 3 °C in the first second.
-					before := all[n-1].Samples[i].Values[health.FieldGPUTemp]
-					if after := v[health.FieldGPUTemp]; math.Abs(after-before) > 4 {
-						t.Fatalf("%s: GPU %d goes from %v to %v °C in a second", name, r.Devices[i].Index, before, after)
-					}
-				}
-				if i == 0 {
-					for f, x := range v {
-						if distinct[f] == nil {
-							distinct[f] = map[float64]bool{}
-						}
-						distinct[f][x] = true
-					}
-				}
+				distinct[f][x] = true
 			}
 		}
 		for _, f := range []health.Field{health.FieldPower, health.FieldEnergy, health.FieldGPUTemp, health.FieldSMClock, health.FieldFBUsed} {
@@ -112,6 +90,41 @@ func TestReadingsArePlausible(t *testing.T) {
 				t.Errorf("%s: field %d of GPU 0 has %d values in ten minutes", name, f, len(distinct[f]))
 			}
 		}
+	}
+}
+
+// checkFramebuffer checks that the parts of a device's framebuffer make the whole.
+func checkFramebuffer(t *testing.T, profile string, d health.Device, v map[health.Field]float64) {
+	t.Helper()
+	if sum := v[health.FieldFBFree] + v[health.FieldFBUsed] + v[health.FieldFBReserved]; sum != v[health.FieldFBTotal] ||
+		v[health.FieldFBFree] < 0 {
+		t.Fatalf("%s: framebuffer %v", profile, v)
+	}
+	if v[health.FieldFBTotal] != float64(d.Memory>>20) {
+		t.Fatalf("%s: %v MiB in the sample, %d in the device", profile, v[health.FieldFBTotal], d.Memory>>20)
+	}
+}
+
+func checkBounds(t *testing.T, gpu string, bounds map[health.Field][2]float64, values map[health.Field]float64) {
+	t.Helper()
+	for f, b := range bounds {
+		if x, ok := values[f]; !ok || x < b[0] || x > b[1] {
+			t.Fatalf("%s: field %d is %v (%v); want %v", gpu, f, x, ok, b)
+		}
+	}
+}
+
+// checkSecond checks what may change of a GPU in a second.
+func checkSecond(t *testing.T, gpu string, before, after map[health.Field]float64) {
+	t.Helper()
+	for _, f := range []health.Field{health.FieldEnergy, health.FieldNVLinkBandwidth} {
+		if after[f] < before[f] {
+			t.Fatalf("%s: counter %d falls from %v to %v", gpu, f, before[f], after[f])
+		}
+	}
+	// 40 °C with a lag of 14 s are 3 °C in the first second.
+	if before, after := before[health.FieldGPUTemp], after[health.FieldGPUTemp]; math.Abs(after-before) > 4 {
+		t.Fatalf("%s goes from %v to %v °C in a second", gpu, before, after)
 	}
 }
 

@@ -245,7 +245,7 @@ func lasting(c Config, old Verdict, s Sample, r reset, events bool) []Finding {
 		if f.From != "" || f.addedByDecide() {
 			continue
 		}
-		if r.follows(f) || provesReturn(old, f, s) && f.Last.After(f.Reset) {
+		if r.follows(f) || clearedByReturn(old, f, s) && f.Last.After(f.Reset) {
 			f.Reset = s.At
 		}
 		if !ended(c, f, s, events) {

@@ -12,7 +12,7 @@ import (
 // reset is a reset of a device that a sample proves. The zero reset is none.
 type reset struct {
 	proven bool
-	after  time.Time // the sample that proves it was measured then; the fault had still shown before
+	after  time.Time // observations until then precede the reset
 	// unreported are the XIDs that the source has not reported yet. They may be newer than the reset, because event sources
 	// report XIDs before the source measures their effects.
 	unreported []int
@@ -72,8 +72,8 @@ func showsReset(c Config, f Finding, kind Kind, s Sample) bool {
 		return false // evidence counts once, although with recovery "never" the finding outlasts the reset
 	case f.ofPresence():
 		// A single reading may be wrong, an inaccessible GPU was not reset, and a MIG device is reset only with its GPU.
-		unreachable := f.Last.Sub(f.Since) >= c.Interval/2 && f.Cause != CauseInaccessible && kind == KindGPU
-		return s.Presence == Present && unreachable && !f.InOutage
+		confirmed := f.Last.Sub(f.Since) >= c.Interval/2
+		return s.Presence == Present && confirmed && f.Cause != CauseInaccessible && kind == KindGPU && !f.InOutage
 	case f.Cause == CauseRecoveryAction:
 		action, ok := s.Values[FieldRecoveryAction]
 		return ok && RecoveryAction(action) == RecoveryNone && f.asksForReset()
@@ -81,15 +81,19 @@ func showsReset(c Config, f Finding, kind Kind, s Sample) bool {
 	return resetEnded(c, f.Cause, s)
 }
 
-// provesReturn reports whether the presence of the device proves the reset that clears a finding. It does so for the findings
-// of an unreachable device, and for XID 79, fallen off the bus, of a GPU that was lost alone, even for a single reading.
-func provesReturn(old Verdict, f Finding, s Sample) bool {
+// clearedByReturn reports whether the return of the device, in one reading, counts as the reset that clears a finding. It clears presence
+// findings. It also clears XID 79, fallen off the bus, of a GPU that was seen lost, alone, and read again after the XID.
+func clearedByReturn(old Verdict, f Finding, s Sample) bool {
 	if s.Presence != Present {
 		return false
 	}
-	unreachable := old.ownFinding(Finding.ofPresence)
-	return f.ofPresence() || f.Cause == xidCause(79) && unreachable != nil && unreachable.Cause == CauseLost && !unreachable.InOutage &&
-		!s.At.Before(f.Last) // an event source may report it during the poll
+	if f.ofPresence() {
+		return true
+	}
+	presence := old.ownFinding(Finding.ofPresence)
+	lostAlone := presence != nil && presence.Cause == CauseLost && !presence.InOutage
+	readAfter := !s.At.Before(f.Last) // an event source may report the XID during the poll
+	return f.Cause == xidCause(79) && lostAlone && readAfter
 }
 
 // resetEnded reports whether the sample shows the end of a condition that only a reset or a driver reload ends (DCGM 4.6

@@ -112,7 +112,7 @@ func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloade
 	findings := slices.Clone(v.Findings)
 	for _, f := range from.Findings {
 		if f.From == "" && !f.addedByDecide() {
-			if wasBeforeReset(f) || provesReturn(from, f, s) && f.Last.After(f.Reset) {
+			if wasBeforeReset(f) || clearedByReturn(from, f, s) && f.Last.After(f.Reset) {
 				f.Reset = now
 			}
 			if ended(c, f, s, false) {

@@ -50,8 +50,8 @@ const (
 	ActionUnknown = Action("unknown")
 )
 
-// actions are all actions with their advice, the strongest first. What a strong action does makes those after it unnecessary, or has
-// to be done anyway. A device shows the strongest action of its worst findings: see Verdict.Findings.
+// actions are all actions with their advice, the strongest first. A strong action makes a weaker one unnecessary, or must be taken anyway.
+// A device shows the strongest action of its worst findings: see Verdict.Findings.
 //
 //nolint:gochecknoglobals // a table of constants
 var actions = []struct {

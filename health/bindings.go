@@ -38,8 +38,8 @@ type IndexEntries struct {
 }
 
 // Binding is the GPU that an IndexRef means. The driver and DCGM number the GPUs anew when one of them is missing at their start. So an
-// entry is bound to the first GPU that is listed with its index, or was until it became missing, and keeps it, also while the GPU is
-// missing, until the entry leaves the configuration or an operator binds it anew.
+// entry is bound once: to the first GPU that is listed with its index, or to the missing GPU that had the index. It keeps this GPU, also
+// while the GPU is missing, until the entry leaves the configuration or an operator binds it anew.
 type Binding struct {
 	IndexRef
 	GPU       DeviceID   `json:"gpu"`                 // empty while no GPU was listed with the index
@@ -61,11 +61,11 @@ const (
 	BindingIncomplete = "incomplete" // it was bound while the driver did not list all GPUs
 )
 
-// Bindings are those of the configuration in force. They are not modified once stored.
+// Bindings are the bindings of the entries in force. They are not modified once stored.
 type Bindings []Binding
 
-// Match reports whether an entry of a configuration key means a device, and whether it is a device reference at all. An entry that is
-// not bound means what Device.Matches says.
+// Match reports whether an entry of a configuration key means a device, and whether it is a device reference at all. For an entry without a
+// binding, Device.Matches decides.
 func (all Bindings) Match(key, entry string, d *Device) (match, valid bool) {
 	for i := range all {
 		if b := &all[i]; b.Entry == entry && b.Key == key && b.GPU != "" {
@@ -84,11 +84,11 @@ func (all Bindings) Find(ref IndexRef) *Binding {
 	return nil
 }
 
-// Bind returns the bindings of the entries after a reading. before are those that are saved; devices are judged. onBus are the bus IDs of
-// the GPUs on the PCI bus that the driver should list, nil if they are unknown. It is pure.
+// Bind returns the bindings of the entries after a reading. before are the saved bindings; devices are judged. onBus are the bus IDs of the
+// GPUs that the driver should list, nil if they are unknown. It is pure.
 //
-// A binding follows a replaced card: a GPU that is new on the node, at the address of the bound one, while that is nowhere. If the driver
-// lists fewer GPUs than the bus has, the bound one may be one of the others.
+// A binding follows a replaced card: the bound GPU is nowhere, and a GPU that is new on the node has its address. It stays while the driver
+// lists fewer GPUs than the bus has, because the bound GPU may be one of the unlisted.
 func Bind(entries IndexEntries, before Bindings, devices []DeviceState, onBus []string) Bindings {
 	if len(entries.Refs) == 0 && len(before) == 0 {
 		return nil
@@ -115,7 +115,7 @@ func Bind(entries IndexEntries, before Bindings, devices []DeviceState, onBus []
 	return all
 }
 
-// Rebind binds the entries with a text to the GPU that has its index now, for an operator.
+// Rebind binds all entries with one text to the GPU that has the index now. An operator asks for it.
 func Rebind(before Bindings, entry string, devices []DeviceState, onBus []string) (Bindings, error) {
 	n, all, found := newListing(devices, onBus), slices.Clone(before), false
 	for i := range all {
@@ -143,7 +143,7 @@ func Rebind(before Bindings, entry string, devices []DeviceState, onBus []string
 type listing struct {
 	byID    map[DeviceID]*Device
 	byIndex map[int]*Device
-	missing map[int]*Device   // GPUs that are missing, by the index that they had, if no listed one has it
+	missing map[int]*Device   // missing GPUs, by the index that they had; a listed GPU has none of these
 	unknown map[DeviceID]bool // GPUs that the driver may list a moment later
 	onBus   int               // 0 if it is unknown
 	hidden  int               // GPUs on the PCI bus that the driver does not list
@@ -178,7 +178,7 @@ func newListing(devices []DeviceState, onBus []string) listing {
 	return n
 }
 
-// complete reports whether no GPU of the node can be another than the listed ones.
+// complete reports whether the listed GPUs are certainly all GPUs of the node.
 func (n *listing) complete() bool { return n.onBus > 0 && n.hidden == 0 && len(n.unknown) == 0 }
 
 // at returns the GPU at a PCI address, nil if none is listed there.
@@ -192,13 +192,13 @@ func (n *listing) at(pci string) *Device {
 	return nil
 }
 
-// bind makes the binding one of a listed GPU.
+// bind binds to a listed GPU and records the GPUs beside it.
 func (b *Binding) bind(n listing, gpu *Device) {
 	b.GPU, b.PCI, b.Others = gpu.ID, gpu.PCI, nil
 	b.addOthers(n, gpu)
 }
 
-// addOthers adds the listed GPUs except one.
+// addOthers adds the listed GPUs to Others, except one.
 func (b *Binding) addOthers(n listing, except *Device) {
 	others := slices.Clone(b.Others)
 	for id, d := range n.byID {

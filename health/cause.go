@@ -25,7 +25,7 @@ func XIDOfCause(cause string) (xid int, ok bool) {
 	return n, err == nil && n > 0 && xidCause(n) == cause
 }
 
-// ValidCause reports whether a finding can have the cause, of any XID and any code of DCGM.
+// ValidCause reports whether a finding can have the cause. Every XID and every code of DCGM has one.
 func ValidCause(cause string) bool {
 	if _, ok := XIDOfCause(cause); ok {
 		return true

@@ -102,7 +102,7 @@ func (c Change) Cleared() []string {
 type ChangeGroup struct {
 	Change              // of the GPU, or of the first MIG device if the GPU itself has not changed
 	MIGDevices []Change // of the MIG devices, with the first
-	Inherited  bool     // the verdicts of the MIG devices follow that of their GPU, which has not changed itself
+	Inherited  bool     // the MIG devices changed only by findings of their GPU, which has no such change itself
 }
 
 // Single reports whether one device has changed.
@@ -110,8 +110,8 @@ func (g *ChangeGroup) Single() bool {
 	return len(g.MIGDevices) == 0 || len(g.MIGDevices) == 1 && g.Device.Kind == KindMIG
 }
 
-// GroupChanges returns the differences between two lists of devices like Changes, by GPU. A changed verdict of a MIG device
-// belongs to that of its GPU if the findings that the GPU lacks are the same before and after.
+// GroupChanges returns the differences between two lists of devices like Changes, by GPU. The changed verdict of a MIG device joins its
+// GPU's if the findings that the GPU lacks are the same before and after.
 func GroupChanges(before, after []DeviceState) []ChangeGroup {
 	changes := Changes(before, after)
 	if len(changes) == 0 {

@@ -20,14 +20,12 @@ var (
 	ErrStillPresent  = errors.New("the last poll still found it")
 )
 
-// Clear removes a device's finding with the given cause, or all of its findings if cause is empty, on an operator's request.
-// With it goes what may become a finding of the cause: a FAIL that is not confirmed yet, an XID whose severity the recovery action
-// decides. Clear returns the devices afterwards and the cleared causes. If the source is up, findings that the newest sample still
-// shows stay: removing them until the next poll would let the kubelet allocate the device. Decisions stay too, because they end
-// only with their reason.
+// Clear removes a device's finding with the given cause, or all of its findings if cause is empty, on an operator's request. It also drops
+// what may still become a finding of the cause: a FAIL that is not confirmed yet, and an XID whose severity the recovery action decides.
+// Clear returns the devices afterwards and the cleared causes. If the source is up, findings that the newest sample still shows stay:
+// removing them until the next poll would let the kubelet allocate the device. Decisions stay too, because they end only with their reason.
 //
-// If cause is not empty, its finding staying is an error, and so is a device without that finding; the error names the causes
-// that can be cleared.
+// With a cause, Clear fails if the device has no such finding or if the finding stays; the error names the causes that can be cleared.
 func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, now time.Time) (after []DeviceState, cleared []string,
 	err error,
 ) {

@@ -18,8 +18,7 @@ func (f Finding) decision() bool {
 // addedByDecide reports whether Decide adds the finding, and not Judge.
 func (f Finding) addedByDecide() bool { return f.decision() || f.OfMPS() }
 
-// rank orders findings of one severity: faults of the device before those of its MPS daemon, which often follow from them, before
-// decisions.
+// rank orders findings of one severity: faults of the device, then faults of its MPS daemon, which often follow from them, then decisions.
 func (f Finding) rank() int {
 	switch {
 	case f.decision():

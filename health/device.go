@@ -83,7 +83,7 @@ func (d *Device) IndexText() string {
 	return strconv.Itoa(d.Index)
 }
 
-// CompareIndex orders devices by index, those without one last.
+// CompareIndex orders devices by index; devices without one come last.
 func CompareIndex(a, b *Device) int {
 	return cmp.Or(-cmp.Compare(min(a.Index, 0), min(b.Index, 0)), cmp.Compare(a.Index, b.Index))
 }

@@ -58,7 +58,7 @@ type EventReceiver interface {
 	SetEvents(err error)
 }
 
-// PartialEvents is why the events of some GPUs do not arrive, while those of the others do.
+// PartialEvents is why the events of some GPUs do not arrive. The other GPUs' events do.
 type PartialEvents struct{ Err error }
 
 func (e PartialEvents) Error() string { return e.Err.Error() }

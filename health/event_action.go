@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// EventAction is a recovery action that an event reported. It replaces that of the source until readings have passed Left:
-// the values of DCGM's cache may be two seconds old. An older "none" would count as a reset of a broken GPU, and an older
-// "reset" would break a GPU that was reset.
+// EventAction is a recovery action that an event reported. It replaces the source's until readings have passed Left, because the values of
+// DCGM's cache may be two seconds old. An older "none" would count as a reset of a broken GPU, and an older "reset" would break a GPU that
+// was reset.
 type EventAction struct {
 	Action RecoveryAction
 	Left   time.Duration // zero if it no longer applies

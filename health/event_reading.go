@@ -45,8 +45,8 @@ type reports struct {
 	action     EventAction
 }
 
-// takeReports pairs the XIDs of the reading and removes those from the samples that do not count. It replaces the source's
-// recovery actions by those of events.
+// takeReports pairs the XIDs of the reading, and removes the XIDs that do not count from the samples. It replaces the source's recovery
+// actions by the events'.
 func (rc ReadingContext) takeReports(
 	previous map[DeviceID]DeviceState, before []DeviceState, r *Reading, samples map[DeviceID]Sample, now time.Time,
 ) map[DeviceID]reports {

@@ -92,7 +92,7 @@ func (f Finding) ofPresence() bool {
 // Verdict is the state of a device with the findings behind it, and everything that Judge keeps about the device.
 type Verdict struct {
 	State    State     // the worst of the findings' states
-	Findings []Finding // worst first, of one severity that with the strongest action
+	Findings []Finding // worst first; of equal severity, the strongest action first
 	Since    time.Time // since when State lasts
 
 	Trips       []time.Time             // when the device became unhealthy by a finding of its own, within Config.Flap.Within

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Guard makes calls that may hang for as long as the driver or a disk does. There is at most one call for a key at a time, so that each
-// thing that hangs costs one goroutine. Its users choose three things: whether the caller waits for a late call or goes on (late of Call),
+// Guard makes calls that may hang for as long as the driver or a disk does. There is at most one call for a key at a time, so each hanging
+// driver or disk costs one goroutine. Its users choose three things: whether the caller waits for a late call or goes on (late of Call),
 // whether a late result counts (KeepLate), and what becomes of a call at the end (Grace, Wait).
 //
 //	user                       caller    late result  at the end
@@ -17,15 +17,15 @@ import (
 //	plugin/cdi                 goes on   counts       waited for
 //	health/nvml                goes on   dropped      abandoned at once
 //
-// The monitor has nothing to do without its source, no reading of which may be lost; the kubelet must not wait for it at the end. A pass
-// over the containers is made again soon; it has the driver open until it returns, and a detach needs it closed. Without the names of new
-// containers, a pass still has those of before; late names may be old when the next pass asks. The toolkit of CDI specs has other GPUs
-// to ask, and its results do not age; it has the driver open, too. NVML's reader of properties has other GPUs to read, and its callers ask
+// The monitor has nothing to do without its source, and must not lose a reading; the kubelet must not wait for it at the end. A pass over
+// the containers is repeated soon, so a late result is dropped; it has the driver open until it returns, and a detach needs it closed. A
+// pass without new names uses the earlier names; late names may be old when the next pass asks. The toolkit of CDI specs has other GPUs to
+// ask, and its results do not age; it has the driver open, too. NVML's reader of properties has other GPUs to read, and its callers ask
 // again.
 //
-// The users of a single call go on, drop a late result and abandon the call at once: agent, agent/config, agent/doctor, agent/mounts and
-// plugin/dra of a disk or the driver, plugin/mps of /proc. plugin/mps waits 2 s for a program that it has killed. The properties of
-// plugin/dra wait, count late and are abandoned at once.
+// Users that make a single call go on, drop a late result and abandon the call at once: agent, agent/config, agent/doctor, agent/mounts and
+// plugin/dra call a disk or the driver, plugin/mps reads /proc. plugin/mps waits 2 s for a program that it has killed. plugin/dra waits for
+// properties, uses late ones, and abandons the call at once.
 //
 // A Guard must not be copied after its first call.
 type Guard[K comparable, T any] struct {

@@ -208,8 +208,8 @@ func (c IncidentConfig) overrides(code int) bool {
 	return slices.ContainsFunc(slices.Concat(c.Unhealthy, c.Warn, c.Ignore), names(code))
 }
 
-// ofEveryGPU returns those of the incidents without a device that the configuration names. They count for every GPU; no other
-// incident without a device counts for any.
+// ofEveryGPU returns the incidents without a device that the configuration names. They count for every GPU. Any other incident without a
+// device counts for none.
 func (c IncidentConfig) ofEveryGPU(incidents []Incident) (named []Incident) {
 	for _, i := range incidents {
 		if c.overrides(i.Code) {
@@ -219,7 +219,7 @@ func (c IncidentConfig) ofEveryGPU(incidents []Incident) (named []Incident) {
 	return named
 }
 
-// names returns a function that reports whether a name in the lists is that of the code.
+// names returns a function that reports whether a name in the lists names the code.
 func names(code int) func(name string) bool {
 	return func(name string) bool {
 		got, ok := IncidentCode(name)
@@ -249,9 +249,9 @@ func incidentFinding(c Config, d Device, i Incident, now time.Time) (Finding, bo
 	return f, f.State > Healthy
 }
 
-// confirm returns the findings of the sample's incidents that count, and those that are not confirmed yet. A WARN counts at
-// once. A FAIL counts after Config.Confirm consecutive checks. Polls less than half an interval apart, which an event
-// triggered, are one check. A sample without a check does not end the sequence.
+// confirm returns findings for the sample's incidents that count, and the state of those not confirmed yet. A WARN counts at once. A FAIL
+// counts after Config.Confirm consecutive checks. Polls less than half an interval apart, which an event triggered, are one check. A sample
+// without a check does not end the sequence.
 func confirm(c Config, d Device, old Verdict, s Sample) ([]Finding, map[string]confirmation) {
 	if !s.Checked {
 		return nil, old.unconfirmed

@@ -23,8 +23,7 @@ type ReadingContext struct {
 // Judge derives the devices' verdicts from a reading and the devices before it. It adds no decisions: see Decide. It is
 // pure: the same arguments give the same result, and the only clock is the reading's.
 //
-// Of the XIDs in a reading, those that another witness reported before do not count: see AwaitedXIDs. DeviceState.Sample has
-// the rest.
+// An XID that another witness has reported before does not count again: see AwaitedXIDs. DeviceState.Sample has the XIDs that count.
 //
 // A GPU that the reading lacks stays, Unhealthy and "missing". A MIG device that the reading lacks was destroyed, unless its
 // GPU is missing too.
@@ -237,8 +236,8 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 	}, r
 }
 
-// lasting returns the device's own findings that the sample does not end, without those that Decide adds. With events, time ends none: the
-// device is not measured.
+// lasting returns the device's own findings that the sample does not end. Findings that Decide adds are left out. With events, time ends no
+// finding, because the device is not measured.
 func lasting(c Config, old Verdict, s Sample, r reset, events bool) []Finding {
 	var left []Finding
 	for _, f := range old.Findings {

@@ -7,16 +7,16 @@ import (
 
 // MPSDaemon is the state of the MPS control daemon of a device. It is immutable once stored.
 type MPSDaemon struct {
-	// Ready means that the daemon answers, its limits are set and, where it can report them, read back, and that what containers
-	// mount is there. A device that is shared by MPS is offered only while its daemon is ready.
+	// Ready means that the daemon answers, that its limits are set and, where it can report them, read back, and that everything that
+	// containers mount exists. A device that is shared by MPS is offered only while its daemon is ready.
 	Ready bool
 
 	// Leaving means that the device is no longer shared by MPS, but its daemon still runs: a container holds a share, a client is
 	// connected, or the daemon is being stopped. Until it has ended, the device cannot be used in another way.
 	Leaving bool
 
-	// Cause is that of the device's finding, one of the CauseMPS constants; empty for none. A daemon that is starting for the
-	// first time is neither ready nor a finding, and one that is leaving is no finding.
+	// Cause is the cause of the device's finding, one of the CauseMPS constants; empty for none. A daemon that is starting for the first time
+	// is neither ready nor a finding, and one that is leaving is no finding.
 	Cause  string
 	Reason string // a clause for people; why the daemon is not ready, also without a Cause
 	Action Action
@@ -30,7 +30,7 @@ type MPSDaemon struct {
 	ThreadPercentage float64 // percent of the SMs
 	PinnedMemory     uint64  // bytes
 
-	MultiUser bool // clients of different users run at the same time; else those of one user wait for those of another
+	MultiUser bool // clients of different users run at the same time; else one user's wait for another's
 }
 
 // MPSServer is an MPS server process, which a daemon starts for the clients of a user.

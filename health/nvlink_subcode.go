@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// nvlinkError is what the kernel log has of one of the XIDs 144 to 150, the errors of NVLink 5.
+// nvlinkError is an error of NVLink 5, one of the XIDs 144 to 150, as the kernel log describes it.
 type nvlinkError struct {
 	xid      int
 	unit     string // name of the unit, such as NETIR_LINK_EVT, with an alias after a slash

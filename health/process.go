@@ -35,7 +35,7 @@ type Process struct {
 type ProcessReading struct {
 	At        time.Time
 	Processes []Process
-	Measured  []DeviceID // the devices whose processes are complete in Processes; those of the others are unknown
+	Measured  []DeviceID // the devices whose processes are all in Processes; other devices' processes are unknown
 }
 
 // ProcessLister lists the processes of the devices. A call may hang for as long as the driver does.

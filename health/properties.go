@@ -1,6 +1,6 @@
 package health
 
-// Properties are what NVML knows of a device and DCGM does not. They are fixed like those of Device.
+// Properties are what NVML knows of a device and DCGM does not. Like Device, they stay fixed until the device is removed or repartitioned.
 type Properties struct {
 	Brand          string // as NVML names it: Nvidia, Tesla, GeForce; empty if unknown
 	AddressingMode string // HMM, ATS or None; empty if unknown
@@ -8,7 +8,7 @@ type Properties struct {
 
 	// Clique names the GPUs that NVLinks connect across nodes, as CLUSTER.CLIQUE; empty if there is no such fabric, or while FabricPending.
 	Clique        string
-	FabricPending bool // the GPU has not joined its fabric yet, if there is one, or that is unknown
+	FabricPending bool // the GPU has not joined its fabric yet, or the driver did not say whether it has
 
 	MIG *MIGProperties // of a MIG device; nil for a GPU, and if unknown
 }

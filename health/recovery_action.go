@@ -29,8 +29,8 @@ type recovery struct {
 	resets bool // its end proves that the GPU was reset
 }
 
-// recoveries are the driver's recovery actions, nvmlDeviceGpuRecoveryAction_t, by number. The meanings are those of NVIDIA's
-// GPU memory error management, "error recovery and response flags", and of dcgm_errors.h, DCGM_FR_GPU_RECOVERY_*.
+// recoveries are the driver's recovery actions, nvmlDeviceGpuRecoveryAction_t, by number. The meanings are from NVIDIA's GPU memory error
+// management, "error recovery and response flags", and from dcgm_errors.h, DCGM_FR_GPU_RECOVERY_*.
 //
 //   - Reset: a fault occurred that only a reset cures. What it broke shows elsewhere: an XID that needs a reset, double-bit
 //     errors, a lost GPU. A GPU without such a finding works and should be reset.
@@ -54,7 +54,7 @@ var recoveries = map[RecoveryAction]recovery{
 	RecoverySystemReboot:  {Unhealthy, "the driver asks for a reboot of the system", ActionRebootNode, true},
 }
 
-// recoveryOf returns the meaning of a recovery action. That of RecoveryNone is empty.
+// recoveryOf returns the meaning of a recovery action. RecoveryNone has an empty one.
 func recoveryOf(a RecoveryAction) recovery {
 	if r, ok := recoveries[a]; ok || a == RecoveryNone {
 		return r
@@ -75,10 +75,9 @@ func (f Finding) asksForReset() bool {
 	return false
 }
 
-// explainRecoveryAction sets unexplainedReset when the driver's first recovery action asks for a reset and no XID since the
-// agent's start explains it: an engine inside the agent loses the XIDs of the time before. What is broken is then unknown, so
-// the GPU does not count as working. The end of the recovery action clears it. An event reports a new recovery action, so it
-// is not of the time before.
+// explainRecoveryAction sets unexplainedReset when the driver's first recovery action asks for a reset and no XID since the agent's start
+// explains it: an engine inside the agent loses the XIDs from before the start. What is broken is then unknown, so the GPU does not count
+// as working. The end of the recovery action clears it. The recovery action of an event is new, so it is not from before the start.
 func (v *Verdict) explainRecoveryAction(c Config, counts map[int]uint64, s Sample, event bool) {
 	value, ok := s.Values[FieldRecoveryAction]
 	if !ok {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Evidence of a reset is positive and concerns one device: a device that was lost alone returns, a condition ends that only a
-// reset ends, the driver withdraws its recovery action, or the driver is reloaded. An event of all GPUs of the node at once
+// Evidence of a reset is positive and concerns one device. There are four kinds: a device that was lost alone returns, a condition ends
+// that only a reset ends, the driver withdraws its recovery action, or the driver is reloaded. What happens to all GPUs of the node at once
 // comes from the source, the driver or a switch, and proves nothing about a single GPU.
 
 // reset is a reset of a device that a sample proves. The zero reset is none.
@@ -27,7 +27,7 @@ func (r reset) follows(f Finding) bool {
 		func(code int) bool { return f.Cause == xidCause(code) }))
 }
 
-// latest returns when the latest reset was, of this one and an earlier one.
+// latest returns the later of this reset's time and an earlier reset's.
 func (r reset) latest(before time.Time) time.Time {
 	if r.proven && r.after.After(before) {
 		return r.after

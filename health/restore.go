@@ -72,7 +72,7 @@ func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time)
 			if len(xids) > 0 {
 				unjudged = append(unjudged, Sample{Device: d.Device.ID, At: now, XIDs: xids})
 			}
-			// Those of XIDs before the start, which are known now.
+			// These incidents stood for the XIDs before the start, which are known now.
 			d.Verdict = d.Verdict.Without(now, func(f Finding) bool {
 				return f.From == "" && f.ofIncident() && f.Clears == ClearsGPUReset && f.State == Degraded
 			})
@@ -98,8 +98,9 @@ func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time)
 	return after, unjudged
 }
 
-// restoreLate returns a device with what another process saved of it, and the reset that its sample proves by that. Such a reset was before
-// all that this process has seen, so that it clears only what was saved. gpu is the reset of a MIG device's GPU.
+// restoreLate adds what another process saved of a device. It also returns the reset that the device's sample proves together with the
+// saved findings. Such a reset was before all that this process has seen, so it clears only saved findings. gpu is the reset of a MIG
+// device's GPU.
 func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloaded bool, now time.Time) (DeviceState, reset) {
 	v, from, s := d.Verdict, saved.Verdict, d.Sample
 	if v.measured && v.ownFinding(Finding.ofPresence) == nil {

@@ -27,7 +27,7 @@ func (p Presence) String() string { return enumName(presenceNames[:], int(p)) }
 type XID struct {
 	Code    int
 	At      time.Time // when the driver reported it
-	Witness Witness   // which reported it first
+	Witness Witness   // the first to report it
 	Detail  XIDDetail // from the kernel log; zero without it
 }
 
@@ -38,7 +38,7 @@ const (
 	MaxXID = 9999
 )
 
-// XIDNumber returns a number that a witness reports, UnknownXID for one above MaxXID: what is counted by number stays limited.
+// XIDNumber returns the number that a witness reports, or UnknownXID above MaxXID, which limits the counts by number.
 func XIDNumber(n uint64) int {
 	if n > MaxXID {
 		return UnknownXID
@@ -113,7 +113,7 @@ type Versions struct {
 type Reading struct {
 	Devices  []Device // a GPU before its MIG devices
 	Samples  []Sample // at most one per device, in any order
-	Entities []Entity // those with requested fields; not modified once returned
+	Entities []Entity // only with requested fields; not modified once returned
 	Versions Versions
 
 	// Measured changes whenever the source has measured. It is the newest time of a measurement by the source's clock, which may step;
@@ -121,9 +121,9 @@ type Reading struct {
 	Measured time.Time
 
 	Checks    Checks
-	Incidents []Incident // current incidents of DCGM's health checks that name no device, such as those of IMEX
+	Incidents []Incident // current incidents of DCGM's health checks that name no device, such as IMEX's
 
-	outage *nodeOutage // of the presences before OutageFilter changed any; nil without the filter
+	outage *nodeOutage // from the presences before OutageFilter changed any; nil without the filter
 }
 
 // samplesByDevice returns the sample of each device, an empty one if the reading has none.

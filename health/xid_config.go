@@ -31,8 +31,8 @@ var (
 
 	// NVIDIA k8s-device-plugin, internal/rm/health.go: application errors.
 	xidsNVIDIAIgnores = []int{13, 31, 43, 45, 68, 109}
-	// GKE container-engine-accelerators, pkg/gpu/nvidia/health_check: the XID that makes a device unhealthy, and those that only
-	// set the node condition XidCriticalError.
+	// GKE container-engine-accelerators, pkg/gpu/nvidia/health_check: the XID that makes a device unhealthy, and the XIDs that only set the
+	// node condition XidCriticalError.
 	xidsGKEUnhealthy = []int{48}
 	xidsGKEWarn      = []int{63, 64, 79, 119, 120, 123, 140}
 	// AWS eks-node-monitoring-agent, WellKnownXidCodes: fatal.
@@ -94,7 +94,7 @@ func (c XIDConfig) override(code int) (e Effect, ok bool) {
 	return EffectIgnore, slices.Contains(c.Ignore, code)
 }
 
-// Effect returns the effect of an XID: its override, else that of the preset.
+// Effect returns the effect of an XID: its override, else the preset's.
 func (c XIDConfig) Effect(code int) Effect {
 	if e, ok := c.override(code); ok {
 		return e

@@ -48,8 +48,8 @@ func (i XIDInfo) raise(c XIDConfig, x XID) XIDInfo {
 	return i
 }
 
-// enrich adds the detail of a twin to the finding that the first report of the XID left. It adds no finding, so that what a
-// reset or time has ended stays ended, and renews none. It changes the findings in place.
+// enrich adds the detail of a twin to the finding from the first report of the XID. It adds and renews no finding, so a finding that a
+// reset or time has ended stays ended. It changes the findings in place.
 func enrich(c Config, findings []Finding, twin XID) []Finding {
 	detailed, bad := xidFinding(c, twin, twin.At)
 	if !bad || twin.Detail == (XIDDetail{}) {

@@ -128,7 +128,7 @@ func appendHistory(history []XID, s Sample) []XID {
 	}
 	all := slices.Clone(history)
 	for _, x := range slices.Concat(s.Past, s.XIDs) {
-		x.Detail = XIDDetail{} // it identifies no event, and a thousand messages take memory
+		x.Detail = XIDDetail{} // the detail identifies no event, and a thousand messages take memory
 		if !slices.ContainsFunc(all, x.SameEvent) {
 			all = append(all, x)
 		}

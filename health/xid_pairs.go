@@ -5,15 +5,14 @@ import (
 	"time"
 )
 
-// Witnesses that report one XID are paired by order and count, for each device and number: the n-th XID of one witness is the
-// n-th of another. Times cannot pair them, because each witness has its own clock and delay. Whichever witness reports an XID
-// first makes it count; it is then awaited from the others, whose reports of it count no more. A reset in between does not
-// matter.
+// Several witnesses report one XID. Their reports are paired by order and count, for each device and number: the n-th XID of one witness is
+// the n-th of another. Times cannot pair them, because each witness has its own clock and delay. The first report makes the XID count. The
+// XID is then awaited from the other witnesses, and their reports of it do not count. A reset in between does not matter.
 //
-// A witness may lose an XID. What is awaited from it therefore expires: see awaitSource and awaitEvents. Until then, its next
-// XID with the same number and device is taken for the lost one, and does not count if no other witness reports it. Nothing else
-// is lost. An XID counts twice only if a witness reports it later than that, or under another number: NVML and DCGM call the
-// numbers that they lack 999, the kernel log does not.
+// A witness may lose an XID, so an awaited XID expires: see awaitSource and awaitEvents. Until then, the witness' next XID with the same
+// number and device is taken for the lost one, and does not count if no other witness reports it. Nothing else is lost. An XID counts twice
+// only if a witness reports it after it has expired, or under another number: NVML and DCGM call the numbers that they lack 999, the kernel
+// log does not.
 
 // AwaitedXIDs are XIDs with one number that count already and that a witness has not reported yet.
 type AwaitedXIDs struct {
@@ -21,11 +20,11 @@ type AwaitedXIDs struct {
 	Witness Witness // that has not reported them
 	Count   int
 
-	// Since and Newest are when the first and the last of them began to be awaited; of WitnessSource, zero if before the agent's
-	// start or before a detach.
+	// Since and Newest are when the first and the last of them began to be awaited. For WitnessSource, zero means before the agent's start or
+	// before a detach.
 	Since, Newest time.Time
 
-	// Of WitnessSource: how long the source must measure, without reporting them, until they expire, and by how much that was
+	// For WitnessSource: how long the source must still measure without reporting them until they expire, and by how much this time was
 	// extended.
 	Left, Extended time.Duration
 }
@@ -61,13 +60,12 @@ func elapsedStep(measures bool, before, now time.Time) time.Duration {
 // pairing is the state of pairing the XIDs of one device.
 type pairing struct {
 	awaited []AwaitedXIDs // oldest first
-	counted []XID         // that no other witness reported before
+	counted []XID         // XIDs that no other witness reported before
 	twins   []XID         // the others
 	taken   []AwaitedXIDs // what the twins were awaited as
 }
 
-// pairXIDs pairs a device's XIDs, oldest first, with those that are awaited. Those that count are awaited from the
-// other witnesses.
+// pairXIDs pairs a device's XIDs, oldest first, with the awaited ones. XIDs that count are then awaited from the other witnesses.
 func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, now time.Time) pairing {
 	if len(awaited) == 0 && len(xids) == 0 {
 		return pairing{} // the usual case
@@ -96,7 +94,7 @@ func (rc ReadingContext) pairXIDs(awaited []AwaitedXIDs, xids []XID, now time.Ti
 // progress is what a reading shows of the XIDs that the source has not reported yet.
 type progress struct {
 	reports  bool      // the source reports XIDs
-	behind   bool      // of them, XIDs that were awaited
+	behind   bool      // among them are XIDs that were awaited
 	position time.Time // AwaitedXIDs.Since of the oldest of these
 }
 
@@ -140,7 +138,7 @@ func passTime(awaited []AwaitedXIDs, step time.Duration, s *progress) []AwaitedX
 	return slices.DeleteFunc(awaited, func(a AwaitedXIDs) bool { return a.Witness == WitnessSource && a.Left <= 0 })
 }
 
-// takeAwaited removes the oldest awaited XID that x is the report of. It returns false if there is none.
+// takeAwaited removes the oldest awaited XID that x reports. It returns false if there is none.
 func (p *pairing) takeAwaited(x XID) bool {
 	i := slices.IndexFunc(p.awaited, func(a AwaitedXIDs) bool { return a.Code == x.Code && a.Witness == x.Witness })
 	if i < 0 {
@@ -153,7 +151,7 @@ func (p *pairing) takeAwaited(x XID) bool {
 	return true
 }
 
-// await adds awaited XIDs. Those that expire within the same second are one entry, so a storm needs little space.
+// await adds awaited XIDs. XIDs that expire within the same second share an entry, so a storm needs little space.
 func (p *pairing) await(x AwaitedXIDs) {
 	span := time.Second
 	if x.Witness == WitnessSource {
@@ -170,9 +168,9 @@ func (p *pairing) await(x AwaitedXIDs) {
 	p.awaited = p.awaited[max(0, len(p.awaited)-maxAwaited):]
 }
 
-// unreportedXIDs returns the numbers of the XIDs that the source has not reported yet, by device, so its values may be older
-// than these XIDs. Its values are not older than an XID from before the agent's start or before a detach. An XID of a MIG device
-// that affects the whole GPU is also in those of the GPU.
+// unreportedXIDs returns the numbers of the XIDs that the source has not reported yet, by device, so its values may be older than these
+// XIDs. Its values are not older than an XID from before the agent's start or before a detach. An XID of a MIG device that affects the
+// whole GPU is listed for the GPU, too.
 func unreportedXIDs(before []DeviceState) map[DeviceID][]int {
 	var all map[DeviceID][]int
 	for i := range before {

@@ -395,8 +395,8 @@ func (x XIDInfo) withAction(action Action) XIDInfo {
 	return x
 }
 
-// xidSymbols are the names in NVIDIA's catalogue, by number, without ROBUST_CHANNEL_. TestXIDTable compares them with it. The
-// catalogue lists neither 173 nor the last three, whose names are those of the driver's header.
+// xidSymbols are the names in NVIDIA's catalogue, by number, without ROBUST_CHANNEL_. TestXIDTable compares them with it. The catalogue
+// lists neither 173 nor the last three; their names are from the driver's header.
 //
 //nolint:gochecknoglobals // a table of constants
 var xidSymbols = [...]string{

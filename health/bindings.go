@@ -133,8 +133,8 @@ func Rebind(before Bindings, entry string, devices []DeviceState, onBus []string
 		all[i] = b
 	}
 	if !found {
-		return nil, fmt.Errorf("no key of the configuration has the entry %q; gpu-node-agent status -o json lists those that name a GPU by its "+
-			"index", entry)
+		return nil, fmt.Errorf("no key of the configuration has the entry %q; gpu-node-agent status -o json lists the entries that "+
+			"name a GPU by its index", entry)
 	}
 	return all, nil
 }

@@ -30,11 +30,11 @@ type AwaitedXIDs struct {
 }
 
 const (
-	// An XID is awaited from the source for awaitSource, and for another awaitSource whenever the source reports any XID: DCGM
-	// reads one event per second from all GPUs together (dcgm/OBSERVED.md#xid-rate), so while it reports XIDs it may have unread
-	// ones. DCGM reads in order. While it reports XIDs that count for longer, the total is therefore maxBehind, else maxExtension:
-	// an event source may have missed older XIDs. Only time during which the source measures counts, and at most maxStep per
-	// reading, so that a source that stalls or restarts loses nothing.
+	// An XID is awaited from the source for awaitSource. The time begins anew whenever the source reports any XID: DCGM reads one event per
+	// second from all GPUs together (dcgm/OBSERVED.md#xid-rate), so while it reports XIDs it may have unread ones. DCGM reads in order. While
+	// it reports XIDs that have been awaited for longer, the extensions may add up to maxBehind. Otherwise they may add up to maxExtension,
+	// because the source may report older XIDs that an event source missed. Only time in which the source measures counts, and at most maxStep
+	// per reading, so a source that stalls or restarts loses nothing.
 	awaitSource  = 15 * time.Second
 	maxExtension = 5 * time.Minute
 	maxBehind    = time.Hour

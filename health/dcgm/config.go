@@ -28,13 +28,12 @@ type Config struct {
 	// Interval is how often metric fields are sampled and read; 0 means DefaultInterval. The fields that health is
 	// judged by are sampled once a second regardless.
 	Interval time.Duration
-	// Fields are the metric fields to watch, by DCGM's numbers. Text fields are read with the inventory into
-	// health.Device.Texts, and compared once a minute. For a field in base units that this DCGM does not know, the older
-	// field is watched that it follows from (health.DerivationOf). A field that is not available, or that is neither a number
-	// nor a text, is left out and logged once.
+	// Fields are the metric fields to watch, by DCGM's numbers. Text fields are read with the inventory into health.Device.Texts, and compared
+	// once a minute. If this DCGM does not know a field in base units, the session watches the older field that it follows from
+	// (health.DerivationOf). A field that is not available, or that is neither a number nor a text, is left out and logged once.
 	//
-	// The values of fields of NVSwitches, NVLinks and CPUs are in health.Reading.Entities. DCGM's modules for them are used
-	// only if Fields has such a field.
+	// Values of NVSwitches, NVLinks and CPUs are in health.Reading.Entities. DCGM's modules for them are used only if Fields has a field of
+	// theirs.
 	Fields []health.Field
 	// HealthSystems are the systems that DCGM's health checks cover, by name: "pcie", "memory" and so on. Empty or "all"
 	// covers all of them, "none" disables the checks.

@@ -22,11 +22,11 @@ const entityTimeout = 10 * time.Second
 // otherEntity is an NVSwitch, an NVLink, a CPU or a core, by DCGM's number.
 type otherEntity struct {
 	entity
-	number uint // that of a link in its GPU or NVSwitch; of other entities DCGM's
+	number uint // a link's number in its GPU or NVSwitch; other entities have DCGM's
 	parent uint // the GPU or NVSwitch of a link, the CPU of a core
 }
 
-// entitySet is entities beside the GPUs that have the same fields.
+// entitySet holds the entities beside the GPUs that have the same fields.
 type entitySet struct {
 	name   string
 	kind   health.EntityKind
@@ -39,9 +39,9 @@ type entitySet struct {
 	logged          logonce.State // that error, or success
 }
 
-// entityWatch measures the entities beside the GPUs, for metrics only. Nothing is listed, loaded or watched without a field
-// of theirs in Config.Fields. A measurement runs beside the polls of the GPUs: DCGM's modules for these entities load on
-// first use, and each asks a library or a kernel interface of its own, which may hang.
+// entityWatch measures the entities beside the GPUs, for metrics only. Without a field of theirs in Config.Fields, nothing is listed,
+// loaded or watched. A measurement runs beside the polls of the GPUs: DCGM's modules for these entities load on first use, and each asks a
+// library or a kernel interface of its own, which may hang.
 type entityWatch struct {
 	sets     []*entitySet // that have fields
 	watches  watches
@@ -184,10 +184,10 @@ func (w *entityWatch) measure(s *session, now time.Time) (all []health.Entity) {
 	return all
 }
 
-// refresh watches the entities that DCGM lists, if any have changed. It then replaces all watches: when a client unwatches
-// one entity, the modules of NVSwitches and CPUs end all watches of that client (DCGM, DcgmModuleSysmon.cpp:
-// ProcessUnwatchFields), an NVLink of a GPU ends those of NVSwitches (DcgmCacheManager.cpp: helperNvSwitchRemoveFieldWatch),
-// and the cache keeps the last values then. For the same reason it watches the other sets again without one that fails.
+// refresh watches the entities that DCGM lists, if any have changed. It then replaces all watches, because unwatching one entity ends
+// others, whose last values the cache keeps: the modules of NVSwitches and CPUs end all watches of the client (DCGM, DcgmModuleSysmon.cpp:
+// ProcessUnwatchFields), and an NVLink of a GPU ends the watches of NVSwitches (DcgmCacheManager.cpp: helperNvSwitchRemoveFieldWatch). For
+// the same reason, if one set fails, it watches the other sets again without it.
 func (w *entityWatch) refresh(s *session) (lost bool) {
 	changed := false
 	for _, set := range w.sets {
@@ -219,8 +219,8 @@ func (w *entityWatch) refresh(s *session) (lost bool) {
 
 var errNoEntities = errors.New("DCGM lists none")
 
-// watch watches the listed entities. It omits those that DCGM adds to no group, such as the NVLinks of a lost GPU may be; the
-// next refresh tries them again.
+// watch watches the listed entities. It omits entities that DCGM adds to no group, as the NVLinks of a lost GPU may be; the next refresh
+// tries them again.
 func (set *entitySet) watch(s *session, w *watches) error {
 	g, err := s.newGroup(w, "entities")
 	if err != nil {

@@ -44,7 +44,7 @@ func healthFields() []dcgm.Short {
 	return fields
 }
 
-// inventoryFields returns the inventory fields of a GPU; instanceInventoryFields those of a compute instance.
+// inventoryFields returns the inventory fields of a GPU, instanceInventoryFields the inventory fields of a compute instance.
 func inventoryFields() []dcgm.Short {
 	return append(requiredFields(), fieldUUID, fieldDriver, fieldCUDA)
 }
@@ -143,9 +143,8 @@ type selectedFields struct {
 	texts   []dcgm.Short // part of the inventory
 }
 
-// selectFields returns the health fields and those of Config.Fields that library and engine support; for a field in base
-// units that they do not know, the older field that it follows from (health.DerivationOf). It logs the omitted ones once per
-// session.
+// selectFields returns the health fields, and the fields of Config.Fields that library and engine support. An unknown field in base units
+// is replaced by the older field that it follows from (health.DerivationOf). It logs the omitted fields once per session.
 func (s *session) selectFields() (selected selectedFields, err error) {
 	requested := append(healthFields(), fieldMIGMode)
 	for _, f := range s.cfg.Fields {
@@ -196,8 +195,8 @@ func (s *session) selectFields() (selected selectedFields, err error) {
 	return selected, nil
 }
 
-// instanceFields returns the fields that DCGM measures on MIG instances. For other fields it returns the parent's value
-// (such as 55 and 57), and the power of a GPU is not that of each of its MIG devices.
+// instanceFields returns the fields that DCGM measures on MIG instances. For other fields, such as 55 and 57, DCGM returns the parent's
+// value, and a GPU's power is not the power of each of its MIG devices.
 func instanceFields(fields []dcgm.Short) (measured []dcgm.Short) {
 	for _, f := range fields {
 		meta, err := dcgm.FieldGetByID(f)

@@ -14,9 +14,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// readLinks sets the links from a GPU to the others: the number of NVLinks, or else the path over PCIe. After an error they
-// stay as they were, because an NVLink that is down counts only on a GPU with NVLinks. It does not call go-dcgm, which reads
-// from the driver for it (OBSERVED.md#live-peers).
+// readLinks sets the links from a GPU to the others: the number of NVLinks, or else the path over PCIe. After an error they stay as they
+// were, because an NVLink that is down counts only on a GPU with NVLinks. It does not call go-dcgm, whose function also reads from the
+// driver (OBSERVED.md#live-peers).
 func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Device, status dcgm.EntityStatus) {
 	if len(gpus) < 2 || !reachable(status) || !hasFunction("dcgmGetDeviceTopology") {
 		return
@@ -46,8 +46,8 @@ func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Dev
 	}
 }
 
-// The bits of a path (dcgm_structs.h: DCGM_TOPOLOGY_). The lower eight are the path over PCIe, one of the others is the number
-// of NVLinks.
+// The bits of a path (dcgm_structs.h: DCGM_TOPOLOGY_). The lower eight are the path over PCIe; of the others, one is set and stands for the
+// number of NVLinks.
 const (
 	pcieBits = 8
 

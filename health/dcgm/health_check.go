@@ -46,11 +46,11 @@ func (c *healthChecks) fail(err error, now time.Time) {
 	c.status, c.err, c.failed, c.pause = health.ChecksDown, err, now, c.retry.Next()
 }
 
-// runHealthCheck updates the incidents by GPU, and reports whether those of measured GPUs are current. The incidents of GPUs
-// that DCGM cannot measure stay as they were: it warns of the values that it cannot read (OBSERVED.md#blind-engine).
+// runHealthCheck updates the incidents by GPU, and reports whether they are current for measured GPUs. The incidents of GPUs that DCGM
+// cannot measure stay as they were, because DCGM warns of values that it cannot read (OBSERVED.md#blind-engine).
 //
-// A check that fails is the state of the checks, not of the session, and is tried again (OBSERVED.md#refused-health-checks):
-// reading values shows whether the engine is alive.
+// A failed check does not end the session: it is a state of the checks, and is tried again (OBSERVED.md#refused-health-checks). Reading
+// values shows whether the engine is alive.
 //
 // Its group has GPUs only: DCGM looks XIDs up by number, so it would report an XID of GPU 7 on instance 7 of another GPU
 // too (OBSERVED.md#instance-numbers).

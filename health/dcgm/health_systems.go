@@ -39,7 +39,7 @@ const (
 	systemNVLink = 0x2
 	systemIMEX   = 0x2000
 
-	// oldSystems are those of every DCGM 4.
+	// oldSystems are the systems of every DCGM 4.
 	oldSystems = systemIMEX - 1
 )
 
@@ -86,8 +86,8 @@ func selectSystems(names []string) (mask uint32, err error) {
 	return mask, errors.Join(errs...)
 }
 
-// systemsToSet returns the masks to enable the selected systems with, the preferred one first. An engine before 4.6.1 checks
-// IMEX with NVLink; if an engine refuses systems that it does not know, it gets those that it does.
+// systemsToSet returns the masks to enable the selected systems with, the preferred one first. An engine before 4.6.1 checks IMEX with
+// NVLink; if an engine refuses systems that it does not know, it gets the old ones only.
 func systemsToSet(selected uint32) []uint32 {
 	if selected&systemIMEX != 0 {
 		selected |= systemNVLink

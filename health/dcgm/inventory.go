@@ -219,9 +219,8 @@ func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[u
 // inventoryTimeout is how long the required fields of a GPU may be blank (OBSERVED.md#late-inventory).
 const inventoryTimeout = 5 * time.Second
 
-// fillBlanks sets the required fields of a reachable GPU that are blank to those of its last complete inventory, and
-// reports whether the GPU can be listed. A GPU without such an inventory is listed when no required field is blank, or
-// after inventoryTimeout.
+// fillBlanks takes the blank required fields of a reachable GPU from its last complete inventory, and reports whether the GPU can be
+// listed. A GPU without such an inventory is listed when no required field is blank, or after inventoryTimeout.
 func (s *session) fillBlanks(now time.Time, id uint, d *health.Device, v *entityValues) bool {
 	var blank []dcgm.Short
 	if v != nil && v.text[fieldUUID] != "" { // without a UUID the whole device is as it was

@@ -62,8 +62,8 @@ func Library() (path string, err error) {
 
 var errSessionOpen = errors.New("a DCGM session is open in this process; close it first")
 
-// load loads the library and keeps it loaded: go-dcgm's Shutdown releases its own reference, which must not be the last.
-// The caller holds process.mu.
+// load loads the library and keeps it loaded: go-dcgm's Shutdown releases its own reference, so that one must not be the last. The caller
+// holds process.mu.
 func load(name string) error {
 	if process.loaded {
 		return nil

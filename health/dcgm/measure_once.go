@@ -13,10 +13,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// MeasureOnce opens a session, polls once and closes it. It does not watch the profiling fields among cfg.Fields, which
-// could take them from another profiler, but returns those that some GPU supports. It runs the health checks that
-// cfg.HealthSystems names, by default none. It logs an error of Close and does not return it: the measurement is valid, and
-// DCGM releases everything with the connection.
+// MeasureOnce opens a session, polls once and closes it. It does not watch the profiling fields among cfg.Fields, because that could take
+// them from another profiler, but returns the ones that some GPU supports. It runs the health checks that cfg.HealthSystems names, by
+// default none. It logs an error of Close and does not return it: the measurement is valid, and DCGM releases everything with the
+// connection.
 func MeasureOnce(ctx context.Context, cfg Config, log *zap.Logger) (r *health.Reading, profiling []health.Field, err error) {
 	requested := cfg.Fields
 	if len(cfg.HealthSystems) == 0 {

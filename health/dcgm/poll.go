@@ -16,10 +16,10 @@ import (
 const (
 	confirmDelay  = 2 * time.Second // how long a changed hierarchy must last before it is used
 	retryInterval = time.Minute     // between attempts to find a missing driver or a GPU's UUID
-	statusTimeout = 5 * time.Second // for the statuses of all GPUs; those of the rest stay unknown
+	statusTimeout = 5 * time.Second // for the statuses of all GPUs; what is not read by then stays unknown
 
-	// pollShift is how much earlier than expected a poll may come, as the monitor follows DCGM's measurements: what is read in each
-	// nth poll is then not read one poll later.
+	// pollShift is how much earlier than expected a poll may come, because the monitor follows DCGM's measurements. With it, what is read in
+	// each nth poll is not read one poll later.
 	pollShift = 250 * time.Millisecond
 )
 
@@ -41,8 +41,7 @@ func (s *session) Poll(ctx context.Context) (*health.Reading, error) {
 	return reading, err
 }
 
-// poll reads values before the statuses: go-dcgm hides the errors of the latter calls, and with a hung engine each would
-// last a minute.
+// poll reads values before the statuses: go-dcgm hides the errors of status calls, and with a hung engine each would last a minute.
 func (s *session) poll() (*health.Reading, error) {
 	now := s.now()
 	full := elapsed(s.fullAt, now, s.cfg.Interval-pollShift)

@@ -31,7 +31,7 @@ type session struct {
 	closed   bool
 	failed   error // of the first failed poll, which ends the session
 	watches  *watches
-	versions health.Versions // open reads those of DCGM, polls those of driver and CUDA
+	versions health.Versions // DCGM's are read by open, the driver's and CUDA's by polls
 	entities entityWatch
 
 	hierarchy      hierarchy
@@ -65,7 +65,7 @@ type session struct {
 	stale        map[uint]bool       // GPUs that DCGM does not measure while it measures others
 
 	incidents     map[uint][]health.Incident // by GPU; the slices are shared with readings
-	nodeIncidents []health.Incident          // those that name no device
+	nodeIncidents []health.Incident          // incidents that name no device
 	checks        healthChecks
 
 	unsupported map[dcgm.Short][]uint // by field, the numbers of the GPUs without it; nil once logged

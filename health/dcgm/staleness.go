@@ -10,8 +10,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// How long DCGM may return blanks, or no new samples, of GPUs whose status is OK. It samples the health fields once a
-// second; for metrics three of their intervals are added.
+// How long DCGM may return blanks, or no new samples, for GPUs whose status is OK. It samples the health fields once a second; for metrics
+// three of their intervals are added.
 const (
 	blindAfter = 3 * time.Second
 	staleAfter = 30 * time.Second

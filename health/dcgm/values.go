@@ -162,8 +162,8 @@ func (s *session) countValue(gpu uint, v *dcgm.FieldValue_v2, ok bool) {
 	}
 }
 
-// logUnsupported logs the fields that GPUs do not support, in the first full poll of an inventory and if they differ from
-// those logged last.
+// logUnsupported logs the fields that GPUs do not support, in the first full poll of an inventory, if they differ from the fields logged
+// last.
 func (s *session) logUnsupported() {
 	if s.unsupported == nil {
 		return
@@ -181,8 +181,7 @@ func (s *session) logUnsupported() {
 	s.lastUnsupported = fields
 }
 
-// merge updates the values to those of this poll. If any differs, it creates a new map, because readings share the old
-// one.
+// merge takes over the values of this poll. If any differs, it creates a new map, because readings share the old one.
 func (st *deviceState) merge() {
 	read := append(st.read, st.xid)
 	st.read = read[:len(read)-1]

@@ -47,7 +47,7 @@ type watches struct {
 	lightFields   []dcgm.Short // of GPUs, read in every poll
 
 	inventoryFields []dcgm.Short // of GPUs, read with the inventory
-	texts           []dcgm.Short // those of Config.Fields among them
+	texts           []dcgm.Short // the text fields of Config.Fields among them
 
 	gpuGroup  dcgm.GroupHandle // GPUs: health checks, health and metric fields
 	allGroup  dcgm.GroupHandle // GPUs and instances: inventory and XIDs
@@ -260,8 +260,8 @@ func (s *session) watchFieldGroup(w *watches, purpose string, f watchedFields) (
 	return f.handle, nil
 }
 
-// close removes everything, which would otherwise exist until the connection ends. It ignores that a field is not watched:
-// DCGM returns that for global fields (OBSERVED.md#global-fields) and removed instances, after removing the other watches.
+// close removes everything, which would otherwise exist until the connection ends. It ignores the error that a field is not watched: DCGM
+// returns it for global fields (OBSERVED.md#global-fields) and removed instances, after removing the other watches.
 func (w *watches) close() error {
 	var errs []error
 	for _, remove := range slices.Backward(w.cleanup) {
@@ -288,7 +288,7 @@ func errorCode(err error) int {
 	return 0
 }
 
-// isResult reports whether the error is that of a result of DCGM's functions. go-dcgm returns most as a text only.
+// isResult reports whether a function of DCGM returned the result with this error. go-dcgm returns most as a text only.
 func isResult(err error, result int) bool {
 	return errorCode(err) == result || strings.HasSuffix(err.Error(), errorText(result))
 }

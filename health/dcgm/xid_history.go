@@ -27,10 +27,10 @@ type xidRow struct {
 
 func (r xidRow) xid() health.XID { return health.XID{Code: r.code, At: time.UnixMicro(r.at)} }
 
-// history outlives sessions and belongs to one session at a time. It holds the delivered rows of field 230, so that each
-// is delivered once although DCGM lists it in every read of the stream, as a latest value, to the session after a
-// reconnect, and after an engine restart. A row is new if the history lacks it, whatever its time: the clock of the
-// engine's host may step either way. It also holds the last complete inventory of each GPU.
+// history outlives sessions and belongs to one session at a time. It holds the delivered rows of field 230, so that each is delivered once.
+// DCGM lists a row again in every read of the stream, as a latest value, to the session after a reconnect, and after an engine restart. A
+// row is new if the history lacks it, whatever its time, because the clock of the engine's host may step either way. It also holds the last
+// complete inventory of each GPU.
 type history struct {
 	devices map[health.DeviceID]*deviceXIDs
 	parents map[health.DeviceID]health.DeviceID // of the MIG devices in the last inventory
@@ -116,8 +116,8 @@ func (h *history) updateClock(at int64) {
 	h.newestSample, h.maxSample = at, max(h.maxSample, at)
 }
 
-// deliver records the rows of a device that DCGM lists and returns the new ones, and those from before this process first
-// read the device. whole means that the whole stream was read; kernelLog, that rows of the old kernel log may be listed.
+// deliver records the rows of a device that DCGM lists. It returns the new rows, and separately rows from before this process first read
+// the device. whole means that the whole stream was read; kernelLog, that rows of the old kernel log may be listed.
 func (h *history) deliver(id health.DeviceID, rows []xidRow, whole, kernelLog bool) (fresh, past []xidRow) {
 	d := h.device(id)
 	d.reads++

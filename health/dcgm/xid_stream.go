@@ -67,8 +67,8 @@ func (s *session) collectXID(e entity, v *dcgm.FieldValue_v2) {
 	}
 }
 
-// takeXIDs returns the new XIDs of a device in this poll and those from before this process first read the device, oldest
-// first.
+// takeXIDs returns the new XIDs of a device in this poll, and its past XIDs, from before this process first read the device. Both are
+// oldest first.
 func (s *session) takeXIDs(device int, kernelLog bool) (fresh, past []health.XID) {
 	st := &s.state[device]
 	if len(st.rows) == 0 && !st.watched {

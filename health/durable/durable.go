@@ -49,7 +49,7 @@ func (e *sizeError) Is(target error) bool { return target == ErrTooLarge }
 
 // Options are how a file is replaced and read.
 type Options struct {
-	DirMode fs.FileMode // of the directory and those above, which are made if they do not exist; 0: the directory must exist
+	DirMode fs.FileMode // of the directories, which are made if they do not exist; 0: the directory must exist
 	Limit   int64       // of the size in bytes; 0: Limit
 
 	// Spare keeps a spare file beside the file: see Replace. Its mode is 0600. Without it, Replace makes a temporary file each time.
@@ -84,7 +84,7 @@ type Written struct {
 // Replace replaces the content of a file: a later reader finds the old or the new text, also if the process or the node ends at any moment.
 // After an error it has one of them. Only one process may replace a file with a spare file at a time.
 //
-// Without a spare file, Replace writes a temporary file and renames it. It first removes those of writers that were killed.
+// Without a spare file, Replace writes a temporary file and renames it. It first removes the temporary files of writers that were killed.
 //
 // With Options.Spare, it writes into a spare file, beside the file, and exchanges the two (renameat2(2), RENAME_EXCHANGE), so that it needs
 // no free space: the old file is the next spare file. While there is space, both are twice as large as the largest text so far, at least

@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
 )
 
-// temporaryPattern is that of the names of temporary files, whatever they will be: CDI ignores files that end in neither .json nor .yaml,
-// and Node Feature Discovery hidden ones.
+// temporaryPattern is the pattern of the names of temporary files, whatever they will be: CDI ignores files that end in neither .json nor
+// .yaml, and Node Feature Discovery ignores hidden files.
 const temporaryPattern = ".gpu-node-agent-*.tmp"
 
 // replaceByTemporary replaces a file by a temporary one, in the first directory that can have it.

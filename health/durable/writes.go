@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// slowWrite is how long the disk may take before that is a Failure.
+// slowWrite is how long an access of the disk may take before it is a Failure.
 const slowWrite = 10 * time.Second
 
 // Failure is why a file does not have what it should. The zero Failure is none.

@@ -65,7 +65,7 @@ func (r *reader) open() (f *os.File, err error) {
 	return f, nil
 }
 
-// inProcfs reports whether a file is one of procfs, as /proc/kmsg, which gives each record to one reader only.
+// inProcfs reports whether a file is in procfs, like /proc/kmsg, which gives each record to one reader only.
 func inProcfs(path string) bool {
 	var fs unix.Statfs_t
 	return unix.Statfs(path, &fs) == nil && fs.Type == unix.PROC_SUPER_MAGIC
@@ -93,7 +93,7 @@ func (p *position) seek(f *os.File) error {
 	case isDevice(info) && !p.hasLast || first:
 		p.offset, err = f.Seek(0, io.SeekEnd)
 	case isDevice(info):
-		// The device begins with its oldest record; those that were read have an old sequence number.
+		// The device begins with its oldest record; records that were read have an old sequence number.
 	case same:
 		_, err = f.Seek(p.offset, io.SeekStart)
 	default:

@@ -40,8 +40,8 @@ const maxForeign = 10
 // Events returns an event source of the XIDs in the kernel log, such as /dev/kmsg. A FIFO or a regular file with records in the
 // form of /dev/kmsg serves too.
 //
-// It reports the records from its start on: an XID from before may have been followed by a reset. After an error it
-// continues behind the last record that it read.
+// It reports the records from its start on, because a reset may have followed an earlier XID. After an error it continues behind the last
+// record that it read.
 func Events(path string, log *zap.Logger) func(context.Context, health.EventReceiver) {
 	return func(ctx context.Context, to health.EventReceiver) {
 		(&reader{path: path, to: to, log: log}).run(ctx)

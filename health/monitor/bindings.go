@@ -38,9 +38,9 @@ func (m *Monitor) SetIndexEntries(entries *health.Latest[health.IndexEntries]) {
 // SavedBindings are the bindings to keep in the state file. They hold over reboots, which renumber GPUs.
 func (m *Monitor) SavedBindings() *health.Latest[[]byte] { return &m.bindings.saved }
 
-// RestoreBindings continues from the saved bindings of an earlier process, none if text is nil. It replaces those that were made since
-// the start, and may be called late, when the state file answers. Until it is called, nothing is saved and Rebind refuses. src is the
-// configured source.
+// RestoreBindings continues from the saved bindings of an earlier process, none if text is nil. They replace bindings made since the start.
+// It may be called late, when the state file answers. Until it is called, nothing is saved and Rebind refuses. src is the configured
+// source.
 func (m *Monitor) RestoreBindings(text []byte, src health.SourceID) error {
 	m.mu.Lock()
 	defer m.unlock()
@@ -56,7 +56,7 @@ func (m *Monitor) RestoreBindings(text []byte, src health.SourceID) error {
 	made := m.now.Bindings
 	maps.Copy(b.all, restored)
 	m.loadBindings(b.source, b.onBus)
-	for _, one := range made { // those that the file lacks
+	for _, one := range made { // bindings that the file lacks
 		if m.now.Bindings.Find(one.IndexRef) == nil {
 			m.now.Bindings = append(slices.Clip(m.now.Bindings), one)
 		}

@@ -38,7 +38,7 @@ func (m *Monitor) applyChecks(r *health.Reading, now time.Time) {
 	m.logIncidents(before, r.Incidents, "incident of no GPU ended")
 }
 
-// logIncidents logs the incidents whose code and severity none of the others has. m.mu is held.
+// logIncidents logs the incidents that have no equal, by code and severity, among the others. m.mu is held.
 func (m *Monitor) logIncidents(incidents, others []health.Incident, message string) {
 	for _, i := range incidents {
 		same := func(o health.Incident) bool { return o.Code == i.Code && o.Severity == i.Severity }

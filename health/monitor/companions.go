@@ -17,7 +17,7 @@ const reasonDetached = "driver detached on request"
 type companions struct {
 	cancel  context.CancelFunc
 	stopped bool          // guarded by Monitor.mu
-	ended   chan struct{} // closed when every function has returned, also those of earlier companions
+	ended   chan struct{} // closed when every function has returned, also the functions of earlier companions
 }
 
 // noCompanions returns companions that have ended.

@@ -253,8 +253,8 @@ func (m *Monitor) serve(process, ctx context.Context, w watchdog, src *Source) {
 	}
 }
 
-// releaseDriver calls Source.Release. It does so in every process that finds a detach in force: the process that began it may have
-// ended before.
+// releaseDriver calls Source.Release. Every process that finds a detach in force does, because the process that began it may have ended
+// before.
 func (m *Monitor) releaseDriver(ctx context.Context, w watchdog, src *Source) error {
 	if src.Release == nil {
 		return nil
@@ -310,7 +310,7 @@ func (m *Monitor) detachEngine(ctx context.Context, w watchdog, s health.Session
 	return err
 }
 
-// opener returns a function that opens a session after a request. It has the host engine attach first if that is due. If the
+// opener returns a function that opens a session after a request. If the host engine has to attach first, the function asks it. If the
 // engine refuses although no detach is known, the source is used all the same.
 func (m *Monitor) opener(src *Source, request int) health.Opener {
 	return func(ctx context.Context) (health.Session, error) {

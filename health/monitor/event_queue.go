@@ -8,8 +8,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// maxQueued is the length of a queue above which an event merges with any earlier one that is alike. The queue is then bounded
-// by the number of different XIDs, and no XID is lost.
+// maxQueued is the length of a queue above which an event merges with any earlier event that is alike. So the number of different XIDs
+// limits the queue, and no XID is lost.
 const maxQueued = 1024
 
 // queuedEvent is an XID that was reported a number of times, or a recovery action.
@@ -79,8 +79,8 @@ func (e *queuedEvent) alike(f *queuedEvent) bool {
 		e.XID.Code == f.XID.Code && e.XID.Witness == f.XID.Witness && e.Action == f.Action
 }
 
-// takeXIDs removes the oldest n of the XIDs that an entry stands for, and returns them with different times: two XIDs at the
-// same time would be one event.
+// takeXIDs removes the oldest n of the XIDs that an entry stands for. It returns them with different times, because two XIDs at the same
+// time would be one event.
 func (e *queuedEvent) takeXIDs(n int) (xids []health.XID) {
 	for range n {
 		e.times--

@@ -29,7 +29,7 @@ const (
 	// xidLogGap is the least time between two log entries for XIDs of events that change no verdict.
 	xidLogGap = time.Second
 
-	// maxUnknownGPUs limits the names of GPUs that the source does not list and that were logged.
+	// maxUnknownGPUs limits the logged names of GPUs that the source does not list.
 	maxUnknownGPUs = 64
 )
 
@@ -81,7 +81,7 @@ func (r *eventReceiver) SetEvents(err error) {
 	m.setEventState(r.index, status, reason)
 	m.store()
 	if before.Status == status && status == health.EventsDown {
-		return // only the reason is another, as of the attempts to end it
+		return // only the reason has changed, such as the error of another attempt
 	}
 	m.logLater(func() {
 		switch {
@@ -112,7 +112,7 @@ func (m *Monitor) setEventState(index int, status health.EventSourceStatus, reas
 	m.followXIDGap(now)
 }
 
-// showEvents sets the states of a source's event sources: those that are on to status. m.mu is held.
+// showEvents sets the states of a source's event sources: status for each that is on. m.mu is held.
 func (m *Monitor) showEvents(src *Source, status health.EventSourceStatus, reason string) {
 	before := m.now.Source.Events
 	m.now.Source.Events = nil
@@ -210,8 +210,8 @@ func (m *Monitor) judgeSomeEvents() (wait time.Duration, more bool) {
 }
 
 // takeReading moves events from m.unjudged into a reading, in order; nil if none of them can be judged. The reading has at most one
-// recovery action of a GPU, and no XID of that GPU from before it: the end of an action clears the findings of earlier XIDs only.
-// takeReading returns more if other events wait for this reading only. m.mu is held.
+// recovery action of a GPU, and no XID of that GPU from before it, because the end of an action clears the findings of earlier XIDs only.
+// more is set if other events wait only for this reading to be judged. m.mu is held.
 func (m *Monitor) takeReading(now time.Time) (r *health.Reading, more bool) {
 	devices := m.now.Devices
 	if len(m.unjudged) == 0 || len(devices) == 0 {

@@ -28,9 +28,9 @@ type Source struct {
 	// Beside are other functions that use the driver and run with the event sources. Each runs until its context ends, and
 	// then holds no file of the driver.
 	Beside []func(context.Context)
-	// Release has other processes of the node stop using the driver for a detach. It is called when the functions above have
-	// returned, returns within a limited time, and has nothing to do after an earlier call; nil if there are no such processes. Beside
-	// has to have them use the driver again.
+	// Release has other processes of the node stop using the driver for a detach. It is called when the functions above have returned. It
+	// returns within a limited time, and may be called again. It is nil if there are no such processes. A function of Beside makes them use
+	// the driver again.
 	Release func(context.Context)
 }
 
@@ -72,7 +72,7 @@ type Monitor struct {
 	sessions     uint64        // opened so far
 	logged       logonce.State // why the source is not up
 	pollDuration time.Duration // of the latest poll
-	newInventory bool          // the next reading replaces the devices: those it lacks are not missing
+	newInventory bool          // the next reading replaces the devices: a device that it lacks is not missing
 	eventPolls   eventPolls
 }
 

@@ -28,8 +28,8 @@ type phase struct {
 
 func (p *phase) known() bool { return !p.by.IsZero() }
 
-// narrow reports whether more reads would tell nothing: each measurement then happens after p.after - measureJitter and no later
-// than p.by + measureJitter, because one did after the one and one before the other.
+// narrow reports whether more reads would tell nothing new. One measurement came after p.after and one by p.by, so each comes after p.after
+// - measureJitter and no later than p.by + measureJitter.
 func (p *phase) narrow() bool { return p.by.Sub(p.after) <= phaseWidth }
 
 // shift moves the phase by whole periods, so that it lies around t.

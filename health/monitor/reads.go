@@ -14,15 +14,15 @@ const (
 	// maxReads limits the reads in a second, apart from those that a shorter interval or events cause.
 	maxReads = 3
 
-	// xidPhaseLasts is how long XIDs are expected at the phase of the latest one. DCGM records them in a thread whose phase is not that
-	// of the measurements (health/dcgm/OBSERVED.md#xid-thread): only XIDs tell it, and it drifts.
+	// xidPhaseLasts is how long XIDs are expected at the phase of the latest one. DCGM records them in a thread of its own
+	// (health/dcgm/OBSERVED.md#xid-thread). Only XIDs tell the thread's phase, which differs from the measurements' and drifts.
 	xidPhaseLasts = 5 * time.Minute
 
 	// minReadGap is the least time from a read to a check.
 	minReadGap = 50 * time.Millisecond
 
-	// guardEvery is how often a check makes sure that the engine does not measure earlier than it did. A later measurement shows by
-	// itself: the poll sees none.
+	// guardEvery is how often a check makes sure that the engine does not measure earlier than before. A later measurement needs no check: the
+	// poll sees none.
 	guardEvery = 8 * time.Second
 )
 
@@ -62,8 +62,8 @@ func (r *reads) add(began, ended, measured time.Time) {
 	r.recent[maxReads-1] = began
 }
 
-// learnXIDs learns when the engine records XIDs, from those of the latest read, which was a poll: only the difference of two times of
-// the engine's clock, which are at most seconds apart, counts.
+// learnXIDs learns when the engine records XIDs from the XIDs of the latest read, which was a poll. It compares two times of the engine's
+// clock, which are at most seconds apart.
 func (r *reads) learnXIDs(samples []health.Sample) {
 	for i := range samples {
 		for _, x := range samples[i].XIDs {

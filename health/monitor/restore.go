@@ -37,7 +37,7 @@ func (m *Monitor) AwaitRestore() {
 	m.unrestored, m.past = true, make(map[health.DeviceID][]health.XID)
 }
 
-// keepPast keeps the XIDs of the time before the start that a reading delivers. m.mu is held.
+// keepPast keeps the XIDs from before the start that a reading delivers. m.mu is held.
 func (m *Monitor) keepPast(r *health.Reading) {
 	if !m.unrestored {
 		return
@@ -61,7 +61,7 @@ func (m *Monitor) RestoreLate(r statefile.Restored) {
 	saved := r.Devices
 	if !r.Missed {
 		m.newInventory = m.newInventory || source.Polls == 0
-		if source.Polls > 0 { // those that the source does not list may have been removed
+		if source.Polls > 0 { // saved devices that the source does not list may have been removed
 			saved = slices.DeleteFunc(slices.Clone(saved), func(s health.DeviceState) bool {
 				return !slices.ContainsFunc(m.now.Devices, func(d health.DeviceState) bool { return d.Device.ID == s.Device.ID })
 			})
@@ -86,8 +86,8 @@ func (m *Monitor) RestoreLate(r statefile.Restored) {
 	}
 }
 
-// exchangeDevices replaces the devices by those saved of another source, which measures other devices. Publishing the old
-// ones until the new source is up would offer devices that do not exist. m.now is still of the old source.
+// exchangeDevices replaces the devices by the saved devices of another source, which measures other devices. Publishing the old ones until
+// the new source is up would offer devices that do not exist. m.now is still of the old source.
 func (m *Monitor) exchangeDevices(to health.SourceID) {
 	m.mu.Lock()
 	defer m.unlock()
@@ -96,7 +96,7 @@ func (m *Monitor) exchangeDevices(to health.SourceID) {
 	m.now.Devices, m.now.At, m.now.Source.Versions = m.restored.Devices, time.Time{}, health.Versions{}
 	m.now.Entities = nil
 	clear(m.past)                                          // of the other source
-	m.unjudged, m.unknownGPUs = nil, make(map[string]bool) // those that waited for a GPU of the other source
+	m.unjudged, m.unknownGPUs = nil, make(map[string]bool) // events that waited for a GPU of the other source
 	m.history, m.driverVersion, m.now.Source.DriverLoad = m.restored.History, "", m.restored.DriverLoad
 	m.now.Source.Checks, m.now.Source.Incidents = health.Checks{}, nil
 }

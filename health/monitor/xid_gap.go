@@ -15,7 +15,7 @@ const xidsMayBeLost = "the source was away or listed no GPU, and no event source
 // minXIDGap is the least gap that is logged: a change of the configuration restarts the event sources within milliseconds.
 const minXIDGap = time.Second
 
-// xidWatch is whether and until when XIDs can be seen.
+// xidWatch records whether XIDs can be seen, and until when they could.
 type xidWatch struct {
 	away bool      // no session has given a reading with a GPU since one failed, or since a reading listed none of the known ones
 	seen time.Time // when a gap began, at the earliest; zero if only the failure says it

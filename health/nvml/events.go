@@ -60,7 +60,7 @@ type eventRun struct {
 	listed func() []string // see Events
 	calls  sync.WaitGroup  // calls to the driver beside the one that waits for events
 
-	mu        sync.Mutex // guards the fields below and those of session; held while the receiver is called
+	mu        sync.Mutex // guards the fields below and the session's; held while the receiver is called
 	ended     bool
 	published bool     // state is
 	state     string   // why events do not arrive, "" if they do
@@ -166,9 +166,9 @@ type session struct {
 	watchdog *time.Timer   // publishes that the waiting call hangs
 	changed  chan struct{} // a registration has ended
 
-	// Guarded by eventRun.mu. The handle of an event is that of the registration, and so finds its GPU also when that is lost.
+	// Guarded by eventRun.mu. An event has the handle of the registration, so it finds its GPU even if the GPU is lost.
 	set     *eventSet                  // the current one
-	unclear bool                       // sets have failed with a lost GPU, and none has lasted since then
+	unclear bool                       // sets have failed with a lost GPU, and no set has lasted since
 	gpus    []gpu                      // by NVML's index
 	devices map[unsafe.Pointer]*device // by handleOf
 }

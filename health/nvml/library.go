@@ -121,7 +121,7 @@ func (u *use) get() (nvml.Interface, error) {
 	return u.library, nil
 }
 
-// endAfter ends the use if err is that of a driver that was unloaded.
+// endAfter ends the use if err says that the driver was unloaded.
 func (u *use) endAfter(err error) {
 	code, _ := errors.AsType[Error](err)
 	switch nvml.Return(code) {

@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// OpenProcesses loads NVML and returns a lister of processes. The driver's files are open until release is called. Both belong to
-// one goroutine. The lister returns the processes that the driver shows: to a container, those of its PID namespace.
+// OpenProcesses loads NVML and returns a lister of processes. The driver's files are open until release is called. Both belong to one
+// goroutine. The lister returns the processes that the driver shows. To a container, the driver shows the processes of its PID namespace.
 func OpenProcesses() (list health.ProcessLister, release func(), err error) {
 	u, err := openUse()
 	if err != nil {
@@ -28,8 +28,8 @@ type processLister struct {
 	lastSeen map[health.DeviceID]uint64 // the time of the newest sample of utilization, in µs, by GPU
 }
 
-// list lists the processes of the GPUs and MIG devices, except those of partitioned GPUs, whose processes are their MIG
-// devices'. A device whose processes NVML does not list is not measured. A process may have several kinds of context.
+// list lists the processes of the GPUs and MIG devices. The processes of a partitioned GPU are its MIG devices'. A device whose processes
+// NVML does not list is not measured. A process may have several kinds of context.
 func (p *processLister) list(ctx context.Context, devices []health.Device) (*health.ProcessReading, error) {
 	if _, err := p.get(); err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ func (p *processLister) measure(id health.DeviceID, kind health.Kind, seen map[h
 	for i := range processes {
 		samples := sm[processes[i].PID]
 		if len(samples) == 0 && processes[i].Kind == health.ProcessMPS {
-			continue // the samples are those of the MPS server instead
+			continue // the MPS server has the samples instead
 		}
 		processes[i].SM, processes[i].HasSM = mean(samples)/100, true
 	}

@@ -93,7 +93,7 @@ func (r *propertyReader) report(gpu health.DeviceID, err error) {
 	}
 }
 
-// readGPU reads the properties of those of the devices that are the GPU or its MIG devices. It may take as long as the driver hangs.
+// readGPU reads the properties of a GPU and its MIG devices among the devices. It may take as long as the driver hangs.
 func readGPU(gpu health.DeviceID, devices []health.Device) (all map[health.DeviceID]*health.Properties, err error) {
 	err = withGPU(gpu, func(device nvml.Device) error {
 		common, err := gpuPropertiesOf(device)
@@ -154,7 +154,7 @@ func gpuPropertiesOf(device nvml.Device) (p health.Properties, err error) {
 	return p, nil
 }
 
-// setFabric sets what NVML has of the fabric. After an error it is as unknown as before the GPU has joined it.
+// setFabric sets what NVML knows of the fabric. After an error the fabric counts as pending, as before the GPU has joined it.
 func setFabric(p *health.Properties, device nvml.Device) error {
 	fabric, ret := device.GetGpuFabricInfoV().V1() // since driver 525
 	if err := failure("nvmlDeviceGetGpuFabricInfo", ret); err != nil {

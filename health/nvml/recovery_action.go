@@ -25,8 +25,8 @@ type device struct {
 // xidRecoveryAction is the XID by which the driver reports a recovery action; it accompanies the event.
 const xidRecoveryAction = 154
 
-// overtake notes that an XID arrived. A recovery action that is read when the event of it arrived, and delivered after the XID,
-// would be false evidence: none looks like a reset after the XID.
+// overtake notes that an XID arrived. A recovery action that was read before the XID and delivered after it would be false evidence: "none"
+// looks like a reset after the XID.
 func (d *device) overtake(code int) {
 	d.overtaken = d.overtaken || code != xidRecoveryAction
 }
@@ -83,7 +83,7 @@ func (s *session) deliverAction(d *device, e health.Event) {
 	}
 }
 
-// readRecoveryAction reads the recovery action of a GPU. The field's number, 230 in nvml.h, is not among those that changed within
+// readRecoveryAction reads the recovery action of a GPU. The field's number, 230 in nvml.h, is not among the numbers that changed within
 // CUDA 13.0 (251 to 273).
 func readRecoveryAction(handle nvml.Device) (action health.RecoveryAction, ok bool) {
 	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}

@@ -48,7 +48,7 @@ type driverEvent struct {
 // handleOf returns the driver's handle of a device or a set, which go-nvml does not export.
 func handleOf(v any) unsafe.Pointer { return reflect.ValueOf(v).Field(0).UnsafePointer() }
 
-// startWaiter starts a waiter. Each wait that ends without an event has a result too. It begins no wait after ctx has ended.
+// startWaiter starts a waiter. A wait that ends without an event has a result, too. The waiter begins no wait after ctx has ended.
 func startWaiter(ctx context.Context, set nvml.EventSet, timeout time.Duration) (*waiter, error) {
 	in, out, err := os.Pipe()
 	if err != nil {

@@ -15,7 +15,7 @@ type firmware struct {
 	oem, ecc string // objects of the inforom; empty: missing
 }
 
-// The driver is from the production branch of 2025. NVML's version starts with that of its API.
+// The driver is from the production branch of 2025. NVML's version starts with its API's.
 const (
 	driverVersion = "580.95.05"
 	nvmlVersion   = "13." + driverVersion

@@ -28,8 +28,8 @@ func (s *Source) Run(ctx context.Context) error {
 	})
 }
 
-// Send sends an event to the agent that listens on the socket, and returns the line of its response. The error is that
-// of unixsock.Call, or that the event is invalid.
+// Send sends an event to the agent that listens on the socket, and returns the line of its response. The error is unixsock.Call's, or says
+// that the event is invalid.
 func Send(ctx context.Context, socket string, e Event) (string, error) {
 	if e.At != 0 {
 		return "", errAt

@@ -22,8 +22,8 @@ const (
 
 const keyRecoveryAction = "recoveryAction"
 
-// effects is the table of simulated events: the configuration, the control socket, the log and the documentation use
-// it. A new fault is a field of Event and a row here, with the metric that it sets or the code that applies it.
+// effects is the table of simulated events: the configuration, the control socket, the log and the documentation use it. A new fault needs
+// a field of Event and a row here, with the metric that it sets or the code that applies it.
 //
 //nolint:gochecknoglobals // a table of constants
 var effects = [...]effect{

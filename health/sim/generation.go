@@ -27,7 +27,7 @@ func generationByName(name string) (generation, error) {
 
 func (g *generation) has(f health.Field) bool { return f <= g.last }
 
-// Fields in base units that do not follow from the older ones here: those have less precision.
+// Fields in base units that the simulation does not derive from the older fields, which have less precision.
 const (
 	fieldGPUUtilRatio health.Field = 1613 // and 1614 to 1616: of memory, encoder and decoder
 	fieldFBTotalBytes health.Field = 1625 // and 1626 to 1628: free, used and reserved

@@ -7,7 +7,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Partitions, the values of Event.MIG. Their MIG devices are those of profile h100-8-mig.
+// Partitions, the values of Event.MIG. They have the MIG devices of the profile h100-8-mig.
 const (
 	migOff      = "off"
 	migSevenths = "sevenths" // 7x 1g.10gb

@@ -11,7 +11,7 @@ type processLoad struct {
 	unknown bool // the work of a process is not set: the device has its workload
 
 	since float64 // s
-	done  float64 // the work until since, s at full load; of a device with its workload, what that lacks
+	done  float64 // the work until since, s at full load; with unknown, what to add to the workload's
 }
 
 // load returns the load of a device at t, and its work from 0 to t in seconds at full load.

@@ -12,7 +12,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Process is a simulated process of a GPU. The driver does not report what is not set.
+// Process is a simulated process of a GPU. The driver does not report unset fields.
 type Process struct {
 	PID    *int     `yaml:"pid,omitempty" json:"pid,omitempty"`
 	Memory *int     `yaml:"memory,omitempty" json:"memory,omitempty"` // framebuffer in bytes

@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// model is a GPU model. The powers are those of an idle board and its limit. Values without a source below (reserved
-// memory, lowSM, temperatures under load, nvlinkRate) are plausible guesses.
+// model is a GPU model. The powers are an idle board's and the limit. Values without a source below (reserved memory, lowSM, temperatures
+// under load, nvlinkRate) are plausible guesses.
 type model struct {
 	name                 string
 	total, reserved      int     // framebuffer in MiB (nvidia-smi -q -d MEMORY)
@@ -164,9 +164,9 @@ func profiles() []profile {
 	}
 }
 
-// sevenths is 7x 1g.10gb. Here and in balanced, memory sizes are those that nvidia-smi lists on an H100 80GB, GPU
-// instance IDs those after mig-parted has created the partition. The driver's IDs imply the placements of balanced; those of sevenths
-// are in the order of the IDs instead.
+// sevenths is 7x 1g.10gb. Here and in balanced, memory sizes are as nvidia-smi lists them on an H100 80GB, and GPU instance IDs as after
+// mig-parted has created the partition. The driver's IDs imply the placements of balanced; the placements of sevenths are in the order of
+// the IDs instead.
 func sevenths() []slice {
 	out := make([]slice, 7)
 	for i := range out {

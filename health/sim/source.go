@@ -30,11 +30,11 @@ type Source struct {
 
 	mu         sync.Mutex      // guards everything below
 	gpus       []gpu           // by index
-	devices    []health.Device // of all GPUs; Index is that in gpus
+	devices    []health.Device // of all GPUs; Index is the index in gpus
 	unlisted   []bool          // of each GPU: it was unbound when the first of the open sessions was opened
 	listed     []health.Device // the others of devices, by the driver's index; shared with readings: immutable
 	states     []gpuState      // of each GPU, from both layers
-	partitions []string        // of each GPU; "": that of the profile
+	partitions []string        // of each GPU; "": the profile's
 	start      time.Time       // of the first Open; zero before it
 	loopStart  time.Duration   // of the current loop, since start
 	next       int             // index of the next event in this loop
@@ -103,7 +103,7 @@ func (s *Source) number() {
 	}
 }
 
-// OnBus returns the bus IDs of the machine's GPUs, also of those that the driver does not list.
+// OnBus returns the bus IDs of the machine's GPUs, including the ones that the driver does not list.
 func (s *Source) OnBus() (all []string) {
 	for _, bus := range s.profile.pci {
 		all = append(all, "0000:"+bus)

@@ -82,8 +82,8 @@ func (l *workload) at(t float64) level {
 	return out
 }
 
-// work returns the integral of level.fast from 0 to t, in seconds at full load; fast is its value at t. From y' =
-// (u-y)/lag follows that the integral of y is that of u minus lag times the increase of y.
+// work returns the integral of level.fast from 0 to t, in seconds at full load; fast is its value at t. From y' = (u-y)/lag follows that
+// the integral of y is the integral of u minus lag times the increase of y.
 func (l *workload) work(t, fast float64) float64 {
 	now := l.slot(t)
 	if l.slots > now {

@@ -30,7 +30,7 @@ type fileFormat struct {
 	Sections  map[string]json.RawMessage `json:"sections,omitempty"`
 }
 
-// savedDevice has the findings apart from the detail, so that they can be read although a newer release describes the device otherwise.
+// savedDevice has the findings apart from the detail, so that they can be read even if a newer release describes the device in another way.
 type savedDevice struct {
 	ID       health.DeviceID `json:"id"`
 	Parent   health.DeviceID `json:"parent,omitempty"` // of a MIG device
@@ -222,8 +222,8 @@ func (sd savedDevice) state() (health.DeviceState, error) {
 	return d, nil
 }
 
-// finding reads a finding. What it does not know is of a newer release: such a state counts as unhealthy, and only an operator clears a
-// finding with such evidence.
+// finding reads a finding. Unknown values are from a newer release: an unknown state counts as unhealthy, and only an operator clears a
+// finding with unknown evidence.
 func (sf savedFinding) finding() (health.Finding, error) {
 	if sf.Cause == "" {
 		return health.Finding{}, errors.New("cause is empty")

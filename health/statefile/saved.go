@@ -29,8 +29,8 @@ type Saved struct {
 	newer  int                        // the file's version if a newer release wrote it, else 0
 }
 
-// FromSnapshot returns the state of a snapshot to save. It leaves out findings that a MIG device inherits from its parent, and
-// those of MPS daemons, which the next process examines.
+// FromSnapshot returns the state of a snapshot to save. It leaves out findings that a MIG device inherits from its parent, and findings
+// about MPS daemons, which the next process examines.
 func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 	saved := Saved{
 		BootID: bootID, Source: s.Source.Kind, Inventory: s.Source.Inventory, History: s.Polled(), Detachment: s.Source.Detachment, Polled: s.At,
@@ -44,7 +44,7 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 		})
 		device := health.DeviceState{Device: d.Device, Verdict: v, XIDHistory: d.XIDHistory, EventAction: d.EventAction}
 		for _, a := range d.Awaited {
-			if a.Witness == health.WitnessSource { // an event source does not report XIDs of the time before its start
+			if a.Witness == health.WitnessSource { // an event source does not report XIDs from before its start
 				device.Awaited = append(device.Awaited, a)
 			}
 		}
@@ -81,7 +81,7 @@ type Restored struct {
 	Source     string    // SourceID.Kind
 	Inventory  string    // SourceID.Inventory
 
-	saved  Saved // including that of other kinds of source
+	saved  Saved // including other kinds of source
 	bootID string
 }
 
@@ -144,7 +144,7 @@ func (s Saved) Section(name, bootID string) []byte {
 	return s.Sections[name]
 }
 
-// sameBoot reports whether two boot IDs may be those of one boot. "" is unknown.
+// sameBoot reports whether two boot IDs may name one boot. "" is unknown.
 func sameBoot(a, b string) bool { return a == "" || b == "" || a == b }
 
 // withOthers returns s with the saved state of other kinds of source from before, and with the sections of the same boot.

@@ -27,8 +27,8 @@ const (
 	retryWriteAfter = 10 * time.Second // after a failed write
 	retryLockAfter  = time.Second      // while another agent holds the lock
 
-	// checkInterval is how often Run compares the file with what it wrote, and the longest delay for saving XIDs without a
-	// finding. These may come in floods, and one that is counted twice after a crash does no harm.
+	// checkInterval is how often Run compares the file with what it wrote. It is also the longest delay for saving XIDs without a finding:
+	// they may come in floods, and an XID that is counted twice after a crash does no harm.
 	checkInterval = 10 * time.Second
 
 	// readTimeout limits how long the agent waits for the disk at its start.
@@ -93,7 +93,7 @@ type Status struct {
 	Since   time.Time // of Err
 	Written time.Time // the latest write of this process; zero if there was none
 
-	Unread     time.Time // since when the file should have been read: the verdicts of before the start are unknown; zero once it was
+	Unread     time.Time // since when the file should have been read: the verdicts from before the start are unknown; zero once it was
 	Unreserved string    // why a full disk would lose the next findings; "" if it would not
 
 	SetAside   string // what was set aside at the start instead of being restored, and why; "" a day later
@@ -224,8 +224,7 @@ func (f *File) adopt(l loaded) {
 	f.status = status
 }
 
-// awaitLoad waits until LoadInTime's Load has ended, or is of no use any more because there is another configuration. It returns false when
-// ctx ends.
+// awaitLoad waits until LoadInTime's Load has ended, or is useless because another configuration came. It returns false when ctx ends.
 func (f *File) awaitLoad(ctx context.Context) bool {
 	if f.loading == nil {
 		return true
@@ -253,14 +252,14 @@ func (f *File) awaitLoad(ctx context.Context) bool {
 	}
 }
 
-// giveUnreadUp passes on that what was not read will not be restored, because another file is configured.
+// giveUnreadUp reports to LoadInTime's late that the file will not be restored, because another file is configured.
 func (f *File) giveUnreadUp() {
 	err := fmt.Errorf("%s is not configured any more, and was not read; verdicts of before the start stay unknown", f.unreadPath)
 	f.setUnread("", time.Time{})
 	f.lateRead(Saved{}, err)
 }
 
-// lateRead passes on what was read after the start.
+// lateRead passes to LoadInTime's late what was read after the start.
 func (f *File) lateRead(s Saved, err error) {
 	if f.late != nil {
 		f.late(s, err)
@@ -366,8 +365,8 @@ func (f *File) Run(ctx context.Context) error {
 	}
 }
 
-// watchSections returns a channel that receives when a section has a newer text, until ctx ends. A component may be about to change
-// something outside that a later process has to undo, and the next snapshot may come later than that.
+// watchSections returns a channel that receives when a section has a newer text, until ctx ends. The text must not wait for the next
+// snapshot: a component may be about to change something outside that a later process has to undo.
 func (f *File) watchSections(ctx context.Context) <-chan struct{} {
 	all := make(chan struct{}, 1)
 	for _, section := range f.sections {
@@ -524,7 +523,7 @@ func (f *File) reportWritten(w durable.Written) {
 	f.status.Written = time.Now()
 }
 
-// stateToSave returns the state of a snapshot, and whether the file should have it. Before the first poll it should during a
+// stateToSave returns the state of a snapshot, and whether the file should have it. Before the first poll, the file should have it during a
 // detach, and once event sources have reported XIDs of the devices in the file.
 func (f *File) stateToSave(s *health.Snapshot) (Saved, bool) {
 	if s == nil {

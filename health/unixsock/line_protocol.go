@@ -169,9 +169,8 @@ func respond(conn net.Conn, result any, err error) error {
 	return err
 }
 
-// Call sends a request, encoded as JSON, to the server at path and returns the line of its response. If the server
-// refuses the request, the error has the server's text; other errors are those of dialing, ErrNoResponse and
-// ErrProtocol.
+// Call sends a request, encoded as JSON, to the server at path and returns the line of its response. If the server refuses the request, the
+// error has the server's text. Other errors are from dialing, ErrNoResponse or ErrProtocol.
 func Call(ctx context.Context, path string, request any) (string, error) {
 	line, err := json.Marshal(request)
 	if err != nil {

@@ -91,7 +91,7 @@ func publish(private, path string) (fs.FileInfo, error) {
 	return info, os.Link(private, path)
 }
 
-// RemoveStale removes a socket at path that no process serves. The errors are those of Listen.
+// RemoveStale removes a socket at path that no process serves. It returns Listen's errors.
 func RemoveStale(ctx context.Context, path string) error {
 	info, err := os.Lstat(path)
 	switch {

@@ -189,7 +189,7 @@ func (l *Library) Incident(kind Kind, id, system uint, health int, code uint, me
 	})
 }
 
-// RefuseSystems makes the engine refuse these health systems, as those of a newer DCGM.
+// RefuseSystems makes the engine refuse these health systems, like the systems of a newer DCGM.
 func (l *Library) RefuseSystems(systems uint32) { C.refuse(l.table, C.uint(systems)) }
 
 // Profiling makes a GPU support a profiling field.

@@ -69,7 +69,7 @@ func TestActionsAreOrdered(t *testing.T) {
 	}
 }
 
-// Of findings with one severity that with the strongest action is first, whichever began first.
+// Of findings with equal severity, the one with the strongest action is first, whichever began first.
 func TestStrongestActionIsFirst(t *testing.T) {
 	devices := judge(nil, 0, samples{"GPU-0": present(xids(48))}, gpu0, mig0)
 	devices = judge(devices, 5, samples{"GPU-0": present(value(FieldRemapFailed, 1), value(FieldRemapPending, 1))}, gpu0, mig0)
@@ -81,7 +81,7 @@ func TestStrongestActionIsFirst(t *testing.T) {
 	}
 }
 
-// XID 79 and the loss of its GPU say the same; a finding that only a reboot ends, and one of the driver, do not name a reset.
+// XID 79 and the loss of its GPU give the same advice. A finding that only a reboot ends, and a finding about the driver, name no reset.
 func TestRebootAdvice(t *testing.T) {
 	const both = "drain and reboot the node; a reset that brings the GPU back clears it too"
 	devices := judge(nil, 0, nil, gpu0, gpu1)

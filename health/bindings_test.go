@@ -36,7 +36,8 @@ var (
 	threeCards          = listed(3, cardA, cardB, cardC)
 )
 
-// An entry keeps the GPU that was first listed with its index. Each case reads the node several times; the binding is that of the last.
+// An entry keeps the GPU that was first listed with its index. Each case reads the node several times; the binding is as of the last
+// reading.
 func TestBind(t *testing.T) {
 	entries := IndexEntries{Refs: []IndexRef{{KeyCordon, "1"}}, Final: true}
 	missing := card("GPU-b", 1, 2, Missing)
@@ -188,7 +189,8 @@ func TestBind(t *testing.T) {
 	}
 }
 
-// Entries of an accepted configuration are all; before that, those of the one in force stay, without a warning.
+// Once a configuration is accepted, there are no bindings but its own. Before, the bindings of the configuration in force stay, without a
+// warning.
 func TestBindEntries(t *testing.T) {
 	ref := func(key, entry string) IndexRef { return IndexRef{key, entry} }
 	renumbered := listed(3, card("GPU-b", 0, 2, Present), card("GPU-a", 1, 1, Present), cardC)
@@ -231,7 +233,7 @@ func TestBindEntries(t *testing.T) {
 	}
 }
 
-// A bound entry means its GPU, whatever index that has, with the MIG devices, or one of these.
+// A bound entry means its GPU with the MIG devices, or one of these, whatever index the GPU has.
 func TestBindingsMatch(t *testing.T) {
 	bound := func(entry string, gpu DeviceID) Binding {
 		return Binding{IndexRef: IndexRef{KeyCordon, entry}, GPU: gpu}
@@ -270,7 +272,7 @@ func TestBindingsMatch(t *testing.T) {
 	wantStates(t, devices, map[DeviceID]State{gpu0.ID: Unhealthy, gpu1.ID: Healthy})
 }
 
-// An operator binds the entries with a text anew. The others stay.
+// An operator binds the entries with one text anew. Other bindings stay.
 func TestRebindConfirms(t *testing.T) {
 	ref := func(key, entry string) Binding {
 		return Binding{IndexRef: IndexRef{key, entry}, GPU: "GPU-old", PCI: pciOf(9), Replaced: "GPU-older"}

@@ -108,7 +108,7 @@ func TestClearKeepsIncidentOfEveryGPU(t *testing.T) {
 	}
 }
 
-// After Clear a fault must be confirmed like a new one; Clear of one cause leaves those of others.
+// After Clear a fault must be confirmed like a new one. Clear of one cause leaves the confirmations of others.
 func TestClearDropsUnconfirmedFault(t *testing.T) {
 	for cause, want := range map[string]State{"": Healthy, "dcgm-nvlink-crc-error-threshold": Healthy, CauseRemapPending: Unhealthy} {
 		faulty := samples{"GPU-0": checked(Incident{Code: 70, Severity: SeverityFail})}

@@ -212,12 +212,12 @@ func TestCordonOfGPUAndMIGDevice(t *testing.T) {
 	}
 }
 
-// Of findings with one severity a fault of the device is the first, then that of its MPS daemon, then decisions, however strong their
-// actions are.
+// Of findings with equal severity, a fault of the device is the first, then the fault of its MPS daemon, then decisions, however strong
+// their actions are.
 func TestOrderOfFaultsAndDecisions(t *testing.T) {
 	c := cordoning("0")
 	devices := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(xids(110))}, gpu0)
-	for _, action := range []Action{ActionReplaceGPU, ActionWatch} { // stronger and weaker than those of the others
+	for _, action := range []Action{ActionReplaceGPU, ActionWatch} { // stronger and weaker than the others' actions
 		state := MPSState{Daemons: map[DeviceID]*MPSDaemon{gpu0.ID: {Cause: CauseMPSDown, Reason: "it exited", Action: action}}}
 		after := Decide(c, devices, devices, DecisionContext{Detach: Detachment{Since: at(0), Until: at(60)}, MPS: state}, at(1))
 		want := []string{"xid-110", CauseMPSDown, CauseReleased, CauseCordoned}

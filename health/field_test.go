@@ -31,7 +31,7 @@ func readFieldNames(t *testing.T) map[Field][]string {
 	return names
 }
 
-// The numbers are those of DCGM's names.
+// Each number belongs to DCGM's name.
 func TestFields(t *testing.T) {
 	names := readFieldNames(t)
 	for name, id := range map[string]Field{

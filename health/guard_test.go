@@ -100,7 +100,7 @@ func TestGuardCall(t *testing.T) {
 	}
 }
 
-// A call that was given up begins no second one for its key, and one for another key.
+// After a call was given up, no second call begins for its key. A call for another key does.
 func TestGuardWhileCallHangs(t *testing.T) {
 	runGuardTest(t, &guardTest{}, func(g *guardTest) {
 		g.begin(time.Minute, false)
@@ -160,7 +160,7 @@ func TestGuardAfterEnd(t *testing.T) {
 	})
 }
 
-// The end of a call does not hide another that was begun for its key since it returned.
+// The end of a call does not hide another call that was begun for its key after it had returned.
 func TestGuardCallers(t *testing.T) {
 	runGuardTest(t, &guardTest{}, func(g *guardTest) {
 		_, _ = g.g.Call(g.end, "key", func() int { <-time.After(time.Minute); return 1 }, func() {

@@ -300,7 +300,7 @@ func TestEventsRandomSequences(t *testing.T) {
 	}
 }
 
-// fullReading returns a reading of all devices whose only XIDs are those of GPU-0.
+// fullReading returns a reading of all devices in which only GPU-0 has XIDs.
 func (r random) fullReading(seconds int, xids []XID) Reading {
 	reading := Reading{Devices: []Device{gpu0, mig0, mig1, gpu1}}
 	for _, d := range reading.Devices {

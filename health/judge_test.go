@@ -568,7 +568,7 @@ func TestRecoveryActions(t *testing.T) {
 	}
 }
 
-// The driver has one recovery action at a time, so the newest is the one to carry out and whose end counts.
+// The driver has one recovery action at a time, so the newest is to be carried out, and its end counts.
 func TestRecoveryActionChanges(t *testing.T) {
 	for _, c := range []struct {
 		values []float64

@@ -166,7 +166,7 @@ func TestTripsOfMIGDevices(t *testing.T) {
 	}
 }
 
-// That a MIG device flapped concerns its partition only, so it ends with the device.
+// The flapping of a MIG device concerns its partition only, so it ends with the device.
 func TestFlappingEndsWithMIGDevice(t *testing.T) {
 	c := DefaultConfig()
 	c.Flap.Trips = 1

@@ -64,7 +64,8 @@ func TestDecideMPS(t *testing.T) {
 	}
 }
 
-// A fault of a device trips although its MPS daemon is down already, comes before that, and remains when the daemon is back.
+// A fault of a device trips although its MPS daemon is already down. It comes before the daemon's finding, and remains when the daemon is
+// back.
 func TestMPSFindingHidesNoTrip(t *testing.T) {
 	c, state := DefaultConfig(), daemons(gpu0.ID, CauseMPSDown)
 	judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present()}, gpu0)

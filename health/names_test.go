@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The names are codes for labels and JSON, each of one value. A value beyond them, as of another release, has a text too.
+// The names are codes for labels and JSON, each of one value. An unknown value, as from another release, has a text, too.
 func TestNames(t *testing.T) {
 	code := regexp.MustCompile(`^[a-z0-9]+(-[a-z0-9]+)*$`)
 	for kind, value := range map[string]func(i uint8) fmt.Stringer{

@@ -89,8 +89,8 @@ func TestNVLinkResolutions(t *testing.T) {
 	}
 }
 
-// The rules are those of NVIDIA's catalogue, and there are no others. A unit with one status in the catalogue, 0, has the resolution
-// whatever the status is.
+// The rules are exactly the rules of NVIDIA's catalogue. A unit whose only status in the catalogue is 0 has its resolution with every
+// status.
 func TestNVLinkCatalogue(t *testing.T) {
 	resolutions := map[string]nvlinkResolution{"IGNORE": nvlinkIgnore, "XID_154_EVAL": nvlinkFollow, "RESET_GPU": nvlinkReset}
 	hints := map[string]string{

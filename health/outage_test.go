@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A reading is one of a source; the causes are those of GPU-0 and GPU-1 after it.
+// outageStep is a reading of a source, and the causes of GPU-0 and GPU-1 after it.
 type outageStep struct {
 	at      int // seconds
 	devices []Device

@@ -100,7 +100,8 @@ func TestRestoreLate(t *testing.T) {
 	}
 }
 
-// The rest of the state is put together: trips and XIDs in the order of their times, what is awaited, what the recovery action decides.
+// The rest of the state is put together: trips and XIDs in the order of their times, awaited XIDs, and XIDs that the recovery action
+// decides.
 func TestRestoreLateMerges(t *testing.T) {
 	lost := func(start int) (devices []DeviceState) { // a trip, then a pending and a counted XID
 		devices = judge(nil, start, samples{gpu0.ID: blank(Lost)}, gpu0)
@@ -127,7 +128,7 @@ func TestRestoreLateMerges(t *testing.T) {
 	if p := d.Verdict.PendingXIDs; len(p) != 1 || !p[0].At.Equal(at(110)) {
 		t.Errorf("pending %+v", p)
 	}
-	// The pending XID of before the start, unless the GPU was reset since.
+	// The pending XID from before the start stays, unless the GPU was reset since.
 	for reloaded, want := range map[bool]int{false: 1, true: 0} {
 		after, _ := RestoreLate(DefaultConfig(), judge(nil, 100, nil, gpu0), LateState{Devices: saved, DriverReloaded: reloaded}, at(200))
 		if p := after[0].Verdict.PendingXIDs; len(p) != want {
@@ -152,7 +153,7 @@ func TestRestoreLateMerges(t *testing.T) {
 	}
 }
 
-// With the history, XIDs from before the start that nobody judged are returned, and what stood for them is over.
+// With the history, XIDs from before the start that were never judged are returned, and the incidents that stood for them end.
 func TestRestoreLateHistory(t *testing.T) {
 	known, missed := XID{Code: 48, At: at(10)}, XID{Code: 95, At: at(50)}
 	sticky := checked(Incident{Code: 81, Severity: SeverityFail, Message: "uncontained"})
@@ -194,7 +195,7 @@ func TestRestoreLateHistory(t *testing.T) {
 	}
 }
 
-// A restart continues conditions: nobody has measured since.
+// A restart continues conditions, because nothing was measured meanwhile.
 func TestRestoredVerdict(t *testing.T) {
 	devices := judge(nil, 0, samples{gpu0.ID: present(xids(48, 109), value(FieldGPUTemp, 99), value(FieldRecoveryAction, 1))}, gpu0)
 	devices = judge(devices, 10, samples{gpu0.ID: present(value(FieldGPUTemp, 99), value(FieldRecoveryAction, 1))}, gpu0)
@@ -286,7 +287,7 @@ func TestRestoredUnexplainedReset(t *testing.T) {
 	}
 }
 
-// What a poll changes while nothing happens is not in the stable verdict, and all else is.
+// The stable verdict has everything except what a poll changes while nothing happens.
 func TestStable(t *testing.T) {
 	first := judge(nil, 0, samples{gpu0.ID: present(value(FieldGPUTemp, 99), xids(48))}, gpu0)
 	again := judge(first, 10, samples{gpu0.ID: present(value(FieldGPUTemp, 98))}, gpu0)
@@ -332,7 +333,7 @@ func TestNeedsSaving(t *testing.T) {
 	}
 }
 
-// Before the driver is used again nothing is known that was measured before.
+// What was measured before a detach does not count after it.
 func TestDiscardMeasurements(t *testing.T) {
 	fail := samples{gpu0.ID: checked(Incident{Code: 70, Severity: SeverityFail})}
 	fail[gpu0.ID].Values[FieldGPUTemp] = 99

@@ -49,7 +49,7 @@ func TestPastXIDs(t *testing.T) {
 	}
 }
 
-// The XIDs that DCGM holds of a new MIG device may be those of an earlier one with the same number.
+// The XIDs that DCGM lists for a new MIG device may be from an earlier one with the same number.
 func TestPastXIDsOfNewMIGDevice(t *testing.T) {
 	r, now := reading(1, samples{"MIG-0": {Presence: Present, Past: []XID{{Code: 48, At: at(0)}}}}, gpu0, mig0)
 	for name, c := range map[string]struct {
@@ -179,7 +179,7 @@ func TestXIDWithOtherClock(t *testing.T) {
 	}
 }
 
-// The last XID of a verdict is that of its newest own finding.
+// The last XID of a verdict is the XID of its newest own finding.
 func TestLastXID(t *testing.T) {
 	devices := judge(nil, 0, samples{gpu0.ID: present(value(FieldGPUTemp, 99))}, gpu0, mig0)
 	if got := devices[0].Verdict.LastXID(); got != 0 {

@@ -284,8 +284,8 @@ func TestMIGXIDNewerThanMeasurement(t *testing.T) {
 	}
 }
 
-// A recovery action that an event reports is explained, also before the source's first value. So is the source's first one by
-// an XID of an event.
+// A recovery action that an event reports counts as explained, also before the source's first value. So is the source's first one by an XID
+// of an event.
 func TestEventsExplainRecoveryAction(t *testing.T) {
 	first := []DeviceState{judgeGPU(nil, 0, present(without(FieldRecoveryAction)), ReadingContext{FirstReading: true})}
 	rc := ReadingContext{XIDHistory: true, FirstReading: true}

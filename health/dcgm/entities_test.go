@@ -253,8 +253,8 @@ func TestEntityModuleFails(t *testing.T) {
 	expectEntities(t, r, append(switchTemps(), temp)...)
 }
 
-// Entities that DCGM does not watch cost no others, also not those of the same module. They leave nothing in the engine, and
-// are back when DCGM watches them.
+// Entities that DCGM does not watch cost no other entities, not even of the same module. They leave nothing in the engine, and are back
+// when DCGM watches them.
 func TestEntityWatchFails(t *testing.T) {
 	b := newFixture(t, 1)
 	core, logs := observer.New(zap.WarnLevel)

@@ -20,8 +20,8 @@ import (
 // 1613. The list has the ratio.
 const gpuUtilRatio = "DCGM_FI_DEV_GPU_UTIL_RATIO"
 
-// The list of field names in metrics has the names and numbers of go-dcgm, and so of dcgm-exporter, and no others but those of a
-// newer DCGM. It is a file because metrics must not import go-dcgm.
+// The list of field names in metrics has the names and numbers of go-dcgm, and so of dcgm-exporter. It has no others, except for fields of
+// a newer DCGM. It is a file because metrics must not import go-dcgm.
 func TestFieldNames(t *testing.T) {
 	text, err := os.ReadFile("../../metrics/fields/dcgm_fields.txt")
 	if err != nil {

@@ -59,7 +59,7 @@ func baseUnitFields() (fields []health.Field) {
 	return fields
 }
 
-// addBaseUnits adds a sample of the fields in base units and of those that they follow from: both measure the same.
+// addBaseUnits adds a sample of the fields in base units and of the fields that they follow from: both measure the same.
 func (b *fixture) addBaseUnits(kind script.Kind, id uint) {
 	for i, f := range baseUnitFields() {
 		n := int64(37 + i)

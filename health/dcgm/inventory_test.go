@@ -150,7 +150,7 @@ func TestTexts(t *testing.T) {
 	b.expectWatch(script.GPU, 0, 53, script.Watch{Every: time.Minute, Samples: 1})
 	b.expectWatch(script.GPU, 0, 57, script.Watch{Every: time.Minute, Samples: 1})
 	for _, id := range []script.Kind{script.GI, script.CI} {
-		b.expectWatch(id, 0, 53, script.Watch{}) // for an instance DCGM returns that of the GPU
+		b.expectWatch(id, 0, 53, script.Watch{}) // for an instance DCGM returns the GPU's
 	}
 
 	// The next poll does not read them. Blank texts keep their values.
@@ -208,7 +208,7 @@ func TestTextChanges(t *testing.T) {
 	}
 }
 
-// The reserved memory is that of the first inventory of a driver until the GPU has another total or MIG mode.
+// The reserved memory stays as in the first inventory of a driver until the GPU has another total or MIG mode.
 func TestReservedMemoryIsStable(t *testing.T) {
 	b := startFixture(t, 2)
 	b.add(time.Minute)

@@ -18,7 +18,7 @@ func (b *fixture) addInstances(gpu uint, instances map[uint][]uint) {
 	b.lib.Int(script.GPU, gpu, 67, 1, 0, b.clock.now())
 	for gi, computes := range instances {
 		b.lib.Instance(script.GI, gi, script.GPU, gpu, script.InstanceInfo{GPU: gpuUUID(gpu), GI: gi + 1, CI: 4294967295})
-		b.lib.Text(script.GI, gi, 54, migUUID(computes[0]), 0, b.clock.now()) // that of its first compute instance
+		b.lib.Text(script.GI, gi, 54, migUUID(computes[0]), 0, b.clock.now()) // its first compute instance's
 		for i, ci := range computes {
 			b.lib.Instance(script.CI, ci, script.GI, gi, script.InstanceInfo{GPU: gpuUUID(gpu), GI: gi + 1, CI: uint(i)})
 			b.lib.Text(script.CI, ci, 54, migUUID(ci), 0, b.clock.now())
@@ -217,8 +217,7 @@ func TestRepartitionKeepsUUID(t *testing.T) {
 	}
 }
 
-// DCGM keeps the XIDs of an instance whose number it reuses; they are not those of the new device
-// (OBSERVED.md#reused-numbers).
+// DCGM keeps the XIDs of an instance whose number it reuses; they are not XIDs of the new device (OBSERVED.md#reused-numbers).
 func TestXIDOfPreviousInstance(t *testing.T) {
 	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}})
 	b.add(time.Second)

@@ -130,8 +130,8 @@ func TestMonitorXIDBetweenPolls(t *testing.T) {
 	})
 }
 
-// While the engine is dead the states stay. The new engine's XIDs count once: those meanwhile, and those that it reads from
-// the kernel log again (OBSERVED.md#dead-engine).
+// While the engine is dead the states stay. The new engine's XIDs count once: new XIDs, and XIDs that it reads again from the kernel log
+// (OBSERVED.md#dead-engine).
 func TestMonitorDeadEngine(t *testing.T) {
 	testMonitor(t, 3, hostConfig(), func(c *monitorFixture) {
 		died := time.Now()

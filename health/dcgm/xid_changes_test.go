@@ -119,7 +119,7 @@ func (b *fixture) expectMeasured(when string, want time.Time) {
 	}
 }
 
-// Checks and polls see the same measurements, and only those that DCGM makes once a second.
+// Checks and polls see the same measurements: the ones that DCGM makes once a second.
 func TestMeasured(t *testing.T) {
 	b := newFixture(t, 2)
 	b.addInstances(1, map[uint][]uint{3: {4}})

@@ -142,7 +142,7 @@ func TestXIDNumbersAreLimited(t *testing.T) {
 	b.expectXIDs(time.Second, 1, gpuID(0), health.MaxXID, health.UnknownXID, health.UnknownXID)
 }
 
-// Rows before those of other entities, and duplicates, are delivered once.
+// Rows that are older than other entities' rows, and duplicates, are delivered once.
 func TestXIDRowsOutOfOrder(t *testing.T) {
 	b := startFixture(t, 2)
 	b.add(20 * time.Second)
@@ -341,7 +341,7 @@ func TestXIDInLogAndDriverIsOne(t *testing.T) {
 	}
 }
 
-// After a reconnect, delivered XIDs are not new, those between the sessions are, and those of a failed poll are not lost.
+// After a reconnect, delivered XIDs are not new, XIDs from between the sessions are, and the XIDs of a failed poll are not lost.
 func TestXIDsAcrossReconnect(t *testing.T) {
 	b := startFixture(t, 2)
 	b.add(time.Second)

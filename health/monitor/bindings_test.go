@@ -149,7 +149,7 @@ func (b *bindingNode) load(cordon ...string) {
 	synctest.Wait()
 }
 
-// withheld returns the devices that are cordoned, after a check that the same are excluded.
+// withheld returns the cordoned devices, after a check that the same devices are excluded.
 func (b *bindingNode) withheld(t *testing.T, when string) []health.DeviceID {
 	t.Helper()
 	s := b.out.Load()
@@ -303,7 +303,7 @@ func TestBindingOfLateStateFile(t *testing.T) {
 	}, "0")
 }
 
-// A card that is new at the address of the bound GPU replaces it, unless that may be elsewhere.
+// A new card at the address of the bound GPU replaces it, unless the bound GPU may be elsewhere.
 func TestBindingFollowsReplacedCard(t *testing.T) {
 	runBindings(t, 4, func(t *testing.T, b *bindingNode) {
 		b.stopAgent()
@@ -565,7 +565,8 @@ func (b *bindingNode) check(t *testing.T, where string, entries []string, meanin
 	}
 }
 
-// An entry that leaves a configuration which is not final keeps its binding: the configuration before may come back in force.
+// An entry that is missing from a configuration which is not final keeps its binding, because the earlier configuration may come back in
+// force.
 func TestBindingOutlivesRejectedConfiguration(t *testing.T) {
 	runBindings(t, 3, func(t *testing.T, b *bindingNode) {
 		b.entries.Store(&health.IndexEntries{})

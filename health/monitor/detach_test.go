@@ -540,7 +540,7 @@ func TestWithholdEndsWithUnreadDevice(t *testing.T) {
 	})
 }
 
-// A fault that a device gets while withheld, and a cordon, begin when they begin, not when the withholding ends.
+// A fault or a cordon of a withheld device lasts since it began, not since the withholding ended.
 func TestWithholdEndsWithNewFault(t *testing.T) {
 	runTest(t, func(t *testing.T, h *harness) {
 		h.reportTwo()
@@ -593,7 +593,8 @@ func TestRefusedDetachWithUnreadDevice(t *testing.T) {
 	})
 }
 
-// While a host engine is asked to attach, the source is starting; another detach ends that attach, and one that is in force needs no other.
+// While a host engine is asked to attach, the source is starting. Another detach ends the attach. While that detach is in force,
+// withholding changes nothing.
 func TestAttachIsStarting(t *testing.T) {
 	runTest(t, func(t *testing.T, h *harness) {
 		h.useHostEngine()
@@ -619,7 +620,7 @@ func TestAttachIsStarting(t *testing.T) {
 	})
 }
 
-// Attach while the source is down waits for a session that is opened after the request: the error of before says nothing about it.
+// Attach while the source is down waits for a session that is opened after the request, because an earlier error says nothing about it.
 func TestAttachWhileDownWaitsForSession(t *testing.T) {
 	runTest(t, func(t *testing.T, h *harness) {
 		f, open := new(fakeEvents), make(chan struct{})

@@ -98,7 +98,7 @@ func checkSaved(t *testing.T, got detachment) {
 	}
 }
 
-// The host engine stays to be asked until a session that was begun after the request gives a reading.
+// The host engine still has to be asked until a session that was begun after the request gives a reading.
 func TestDetachmentAsksEngineUntilReading(t *testing.T) {
 	d := detachment{}.attach(true, true)
 	if d = d.devicesRead(false); !d.engineAttach {

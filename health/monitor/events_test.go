@@ -147,7 +147,7 @@ func (h *harness) counts() string {
 	return strings.Join(all, " ")
 }
 
-// An XID counts without a poll, whatever the source does, and once: the record brings it again.
+// An XID counts without a poll, whatever the source does. It counts once, although the record brings it again.
 func TestEventCountsAtOnceAndOnce(t *testing.T) {
 	for name, c := range map[string]struct {
 		status health.SourceStatus
@@ -233,7 +233,7 @@ func TestEventAfterDriverReload(t *testing.T) {
 	})
 }
 
-// A reset while the engine is stalled cures, and the record of the XID, which arrives after it, breaks nothing.
+// A reset while the engine is stalled cures the GPU. The record of the XID, which arrives after the reset, changes nothing.
 func TestResetByEventsWhileStalled(t *testing.T) {
 	runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
 		h.reportGPU0(healthtest.Present())

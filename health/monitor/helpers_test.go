@@ -249,7 +249,7 @@ func (h *harness) wantCauses(t *testing.T, when string, status health.SourceStat
 	}
 }
 
-// report sets the samples of later readings, and the devices to those of the samples.
+// report sets the samples of later readings, and their devices.
 func (h *harness) report(samples ...health.Sample) {
 	h.set(func(s *fakeSource) {
 		s.reading.Devices, s.reading.Samples = nil, nil

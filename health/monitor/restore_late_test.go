@@ -222,7 +222,7 @@ func TestRestoreLateDetaches(t *testing.T) {
 	})
 }
 
-// A detach of before the start that is over may have left the host engine detached.
+// A detach from before the start that is over may have left the host engine detached.
 func TestRestoreLateAttachesEngine(t *testing.T) {
 	for _, d := range []health.Detachment{{}, {Over: true}} {
 		runAwaitingRestore(t, func(t *testing.T, h *harness) {

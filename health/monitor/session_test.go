@@ -229,7 +229,7 @@ func TestRunWithoutSource(t *testing.T) {
 	})
 }
 
-// The source is starting, not up as the one before, until the new one has given a reading.
+// A new source is starting, although the earlier one was up, until it has given a reading.
 func TestStatusOfNewSource(t *testing.T) {
 	runTest(t, func(t *testing.T, h *harness) {
 		advance(2 * time.Second)

@@ -15,7 +15,7 @@ import (
 
 // Time in which neither the source nor an event source reports XIDs is known by its seconds.
 func TestXIDGap(t *testing.T) {
-	const polled = 2 * time.Second // of runTestWithEvents; the last poll was then
+	const polled = 2 * time.Second // runTestWithEvents has polled until then
 	kill := func(h *harness) {
 		h.set(func(s *fakeSource) { s.pollErr, s.openErr = errors.New("dead"), errors.New("refused") })
 	}

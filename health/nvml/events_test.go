@@ -40,8 +40,8 @@ type eventFixture struct {
 	changed *sync.Cond
 	events  []health.Event
 	states  []string // "" is up
-	partial bool     // the last state is that of some GPUs only
-	unused  bool     // the last state is that of another host
+	partial bool     // the last state says that only some GPUs report events
+	unused  bool     // the last state says that the GPUs are of another host
 	listed  []string // the GPUs of the source
 	stop    func()
 }
@@ -266,7 +266,8 @@ func TestEventsGPULost(t *testing.T) {
 	f.waitEvents("3 xid 43", "5 xid 45")
 }
 
-// TestEventsGPULostAgain checks that a GPU that is lost again, long after it was, does not count as one that the driver does not show.
+// TestEventsGPULostAgain checks that a GPU that is lost again, long after the first loss, does not count as a GPU that the driver does not
+// identify.
 func TestEventsGPULostAgain(t *testing.T) {
 	f := startEvents(t, testTiming)
 	f.waitState("")
@@ -420,7 +421,7 @@ func TestEventsWithoutDriver(t *testing.T) {
 	}
 }
 
-// TestEventsHotPlug checks that GPUs that the driver adds report events, with the system's event of it and without.
+// TestEventsHotPlug checks that GPUs that the driver adds report events, whether or not a system event announces them.
 func TestEventsHotPlug(t *testing.T) {
 	for _, missing := range []string{"", "nvmlSystemEventSetCreate", "nvmlSystemRegisterEvents"} {
 		systemEvents := missing == ""
@@ -482,7 +483,7 @@ func TestEventsPauseAfterLongSession(t *testing.T) {
 	}
 }
 
-// TestEventsSessionFails checks that a call that fails for all GPUs is the state, and is made again.
+// TestEventsSessionFails checks that the state shows a call that fails for all GPUs, and that the call is repeated.
 func TestEventsSessionFails(t *testing.T) {
 	for _, call := range []string{"nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlEventSetCreate"} {
 		t.Run(call, func(t *testing.T) {
@@ -546,7 +547,7 @@ func TestEventsNoGPU(t *testing.T) {
 	f.waitState("")
 }
 
-// TestEventsWaitHangs checks that a waiting call that does not return is published, and that its end is too.
+// TestEventsWaitHangs checks that the state shows a waiting call that does not return, and its end.
 func TestEventsWaitHangs(t *testing.T) {
 	f := startEvents(t, testTiming)
 	f.waitState("")

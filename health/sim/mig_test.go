@@ -68,7 +68,7 @@ func TestPartition(t *testing.T) {
 	})
 }
 
-// TestLoopResetsPartitions checks that a loop restores the profile's partitions, except those of the control socket.
+// TestLoopResetsPartitions checks that a loop restores the profile's partitions, except where the control socket has set others.
 func TestLoopResetsPartitions(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := scenarioConfig("h100-8-mig", 10*time.Second, event(t, 5*time.Second, `{gpu: 0, mig: off}`),

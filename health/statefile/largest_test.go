@@ -47,7 +47,7 @@ func largestState(t *testing.T) Saved {
 					Last: at, Reset: at,
 				})
 			}
-			for code := range 50 { // more than the table has of those that the recovery action decides
+			for code := range 50 { // more than the XIDs in the table that the recovery action decides
 				d.Verdict.PendingXIDs = append(d.Verdict.PendingXIDs, health.XID{Code: code, At: at})
 				d.Verdict.Trips = append(d.Verdict.Trips, at)
 			}

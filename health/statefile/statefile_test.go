@@ -382,8 +382,8 @@ func TestLoadInTimeEnds(t *testing.T) {
 	})
 }
 
-// A reload that names another file, or none, does not wait for the one that could not be read: nothing of it is restored, which is said.
-// The lock of a file that hangs ends with the answer.
+// A reload that names another file, or none, does not wait for the file that could not be read. Nothing of it is restored, and the agent
+// reports so. The lock of a file that hangs ends with the answer.
 func TestLoadInTimeFollowsPath(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -594,7 +594,7 @@ func TestRunKeepsOtherSources(t *testing.T) {
 	})
 }
 
-// A detach continues with a source that replaces another, so the state of the replaced one has none. That of a source that no process used
+// A detach continues with the source that replaces another, so the state of the replaced source has none. A source that no process has used
 // since keeps its detach.
 func TestDetachmentMovesToNewSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -627,7 +627,7 @@ func TestDetachmentMovesToNewSource(t *testing.T) {
 	})
 }
 
-// A lock that Load found held may be free when Run saves, so it is no outcome.
+// A lock that Load found held may be free when Run saves, so Load reports no outcome.
 func TestWaitWrittenAfterLoadOfLockedFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "state.json")

@@ -139,7 +139,7 @@ func Rebind(before Bindings, entry string, devices []DeviceState, onBus []string
 	return all, nil
 }
 
-// listing is what a reading shows of the node's GPUs.
+// listing holds the node's GPUs as a reading shows them.
 type listing struct {
 	byID    map[DeviceID]*Device
 	byIndex map[int]*Device

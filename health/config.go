@@ -34,7 +34,7 @@ type Config struct {
 	bindings Bindings // of the entries of Cordon
 }
 
-// WithBindings returns the configuration with what the entries of Cordon mean.
+// WithBindings returns the configuration with the bindings of the entries of Cordon.
 func (c Config) WithBindings(b Bindings) Config {
 	c.bindings = b
 	return c

@@ -35,7 +35,7 @@ func (s Sample) withEvents(events Sample) Sample {
 	return s
 }
 
-// reports is what a reading's witnesses report of a device, apart from its sample, and what is awaited from them.
+// reports is what a reading's witnesses report of a device beside its sample, and the XIDs awaited from them.
 type reports struct {
 	raised     []XID // XIDs of its MIG devices that count and affect the whole GPU
 	details    []XID // with the detail of an XID that another witness reported before

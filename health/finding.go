@@ -187,7 +187,7 @@ func (v Verdict) Without(now time.Time, drop func(Finding) bool) Verdict {
 	return v
 }
 
-// inherit adds a GPU's findings to those of its MIG device. Of two findings with one cause the worse remains.
+// inherit adds a GPU's findings to its MIG device's. Of two findings with one cause the worse remains.
 func inherit(findings []Finding, parent DeviceID, inherited []Finding) []Finding {
 	for _, f := range inherited {
 		f.From = parent

@@ -61,7 +61,7 @@ type Source struct {
 	Reconnects uint64 // sessions opened after the first
 	Detachment Detachment
 
-	Events []EventSourceState // of each event source, also those that are off; not modified once stored
+	Events []EventSourceState // of each event source, whether it is on or off; not modified once stored
 	XIDGap XIDGap
 
 	Checks    Checks

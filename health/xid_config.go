@@ -158,7 +158,7 @@ const (
 //
 //   - DP_DISABLE_HEALTHCHECKS=all, or xids, ignores every XID; a list adds to the ignored XIDs. It concerns XIDs only: a lost
 //     GPU stays lost.
-//   - DP_ENABLE_HEALTHCHECKS=all, or xids, makes every XID unhealthy; a list makes those XIDs unhealthy, even if the other
+//   - DP_ENABLE_HEALTHCHECKS=all, or xids, makes every XID unhealthy; a list makes its XIDs unhealthy, even if the other
 //     variable, or NVIDIA's list of application errors, ignores them. The documentation promises this together with
 //     DP_DISABLE_HEALTHCHECKS=all too, although NVIDIA's code then checks nothing at all.
 func (c XIDConfig) WithNVIDIAEnv(disable, enable string) (XIDConfig, []string) {

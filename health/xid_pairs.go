@@ -48,8 +48,8 @@ const (
 	maxAwaited = 256 // entries of a device; above it the oldest are dropped
 )
 
-// elapsedStep returns the time that a reading of the source passes for what is awaited from the source: none if the source
-// measures nothing, as while DCGM is blind, or if the device has no earlier sample.
+// elapsedStep returns the time that a reading takes off XIDs awaited from the source: none if the source measures nothing, as while DCGM is
+// blind, or if the device has no earlier sample.
 func elapsedStep(measures bool, before, now time.Time) time.Duration {
 	if !measures || before.IsZero() {
 		return 0
@@ -62,7 +62,7 @@ type pairing struct {
 	awaited []AwaitedXIDs // oldest first
 	counted []XID         // XIDs that no other witness reported before
 	twins   []XID         // the others
-	taken   []AwaitedXIDs // what the twins were awaited as
+	taken   []AwaitedXIDs // the entries that the twins were taken from
 }
 
 // pairXIDs pairs a device's XIDs, oldest first, with the awaited ones. XIDs that count are then awaited from the other witnesses.
@@ -98,7 +98,7 @@ type progress struct {
 	position time.Time // AwaitedXIDs.Since of the oldest of these
 }
 
-// add adds what the reading has of one device.
+// add adds the pairing of one device.
 func (s *progress) add(p pairing) {
 	s.reports = s.reports || len(p.counted)+len(p.taken) > 0
 	for _, a := range p.taken {

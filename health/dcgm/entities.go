@@ -60,7 +60,7 @@ func (s *session) takeEntityFields() {
 		{name: "NVSwitches", kind: health.EntityNVSwitch, levels: level(dcgm.FE_SWITCH), list: listSwitches},
 		{name: "NVLinks of NVSwitches", kind: health.EntitySwitchLink, levels: level(dcgm.FE_LINK), list: listSwitchLinks},
 		{name: "NVLinks of GPUs", kind: health.EntityGPULink, levels: level(dcgm.FE_LINK), list: listGPULinks},
-		// DCGM averages the fields of cores over those of a CPU.
+		// For a CPU, DCGM averages the fields of its cores.
 		{name: "CPUs", kind: health.EntityCPU, levels: level(dcgm.FE_CPU, dcgm.FE_CPU_CORE), list: listCPUs},
 		{name: "CPU cores", kind: health.EntityCPUCore, levels: level(dcgm.FE_CPU_CORE), list: listCores},
 	}

@@ -152,7 +152,7 @@ func (s *session) selectFields() (selected selectedFields, err error) {
 			requested = append(requested, f)
 		}
 	}
-	older := map[dcgm.Short]dcgm.Short{} // what it would follow from: the field in base units
+	older := map[dcgm.Short]dcgm.Short{} // by the older field: the field in base units that follows from it
 	for _, f := range requested {
 		if d, ok := health.DerivationOf(health.Field(f)); ok && !slices.Contains(requested, dcgm.Short(d.From)) {
 			older[dcgm.Short(d.From)] = f

@@ -47,7 +47,7 @@ const (
 const (
 	AllHealthSystems  = "all"
 	NoHealthSystems   = "none"
-	everyHealthSystem = 0xffffffff // including those of a newer DCGM
+	everyHealthSystem = 0xffffffff // including a newer DCGM's systems
 )
 
 // ValidateHealthSystems returns all errors of a list of health systems, joined.

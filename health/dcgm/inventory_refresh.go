@@ -173,8 +173,8 @@ func (s *session) rebuild(h hierarchy) error {
 	return nil
 }
 
-// setDevices replaces the devices, keeps the state of those that remain, and maps entities to devices: a GPU's values are
-// its own, a GPU instance's values belong to all of its compute instances.
+// setDevices replaces the devices and keeps the state of remaining ones. It maps entities to devices: a GPU's values are its own, a GPU
+// instance's values belong to all of its compute instances.
 func (s *session) setDevices(devices []dcgmDevice) {
 	before := map[health.DeviceID]deviceState{}
 	for _, st := range s.state {

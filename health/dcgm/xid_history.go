@@ -70,9 +70,9 @@ func (h *history) device(id health.DeviceID) *deviceXIDs {
 	return d
 }
 
-// setMIGDevices updates the MIG devices to those of an inventory, given with their parents. The rows that DCGM already has
-// under the number of a new or recreated MIG device belong to the predecessor (OBSERVED.md#reused-numbers). If the
-// inventory is incomplete, MIG devices may be missing from it although they exist.
+// setMIGDevices takes over the MIG devices of an inventory, given with their parents. The rows that DCGM already has under the number of a
+// new or recreated MIG device belong to the predecessor (OBSERVED.md#reused-numbers). If the inventory is incomplete, MIG devices may be
+// missing from it although they exist.
 func (h *history) setMIGDevices(parents map[health.DeviceID]health.DeviceID, gpus map[health.DeviceID]bool, incomplete bool) {
 	next := maps.Clone(parents)
 	for id, parent := range parents {
@@ -111,7 +111,7 @@ func (h *history) updateClock(at int64) {
 	case h.newestSample == 0:
 		h.firstSample = at
 	case at < h.newestSample-maxSampleSkew.Microseconds():
-		h.firstSample = 0 // after a step back, times no longer tell what was before
+		h.firstSample = 0 // after a step back, times no longer tell what happened before the start
 	}
 	h.newestSample, h.maxSample = at, max(h.maxSample, at)
 }

@@ -147,7 +147,7 @@ func (d disk) replaceBySpare(path string, text []byte, o Options) (w Written, er
 			return w, fmt.Errorf("%s: %w; cannot set it aside: %w", path, ErrNotRegular, err)
 		}
 	}
-	// The exchange of an earlier process may not have reached the disk. After a crash the spare file of now would be the file.
+	// The exchange of an earlier process may not have reached the disk. After a crash, the file that is the spare file now would be the file.
 	if err := d.syncDirectory(path); err != nil {
 		return w, err
 	}

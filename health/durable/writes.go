@@ -39,7 +39,7 @@ func (w *Writes) Begin(path string) {
 	w.busySince = time.Now()
 }
 
-// End ends an access of the disk that says nothing of the file.
+// End ends an access of the disk that does not tell whether the file can be written.
 func (w *Writes) End() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -24,7 +24,7 @@ func lock(f *os.File, flock func(fd, how int) error) error {
 		return nil
 	case errors.Is(err, syscall.EWOULDBLOCK):
 		return ErrLocked
-	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, syscall.ENOLCK): // the latter: NFS without its lock daemon
+	case errors.Is(err, errors.ErrUnsupported), errors.Is(err, syscall.ENOLCK): // ENOLCK: NFS without its lock daemon
 		return fmt.Errorf("%s: %w: %w", f.Name(), ErrUnsupported, err)
 	default:
 		return fmt.Errorf("%s: cannot lock: %w", f.Name(), err)

@@ -81,7 +81,7 @@ func Abbreviate(ids []string) string {
 	return strings.Join(ids, ", ")
 }
 
-// Named lists names with what they are, of many the first: "pod a/b" or "pods a/b, a/c and 3 more".
+// Named lists names after their noun, and only the first of many: "pod a/b" or "pods a/b, a/c and 3 more".
 func Named(noun string, names []string) string {
 	if more := len(names) - maxNamed; more > 0 {
 		names = append(slices.Clone(names[:maxNamed]), fmt.Sprintf("%d more", more))

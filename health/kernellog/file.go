@@ -80,7 +80,7 @@ func Check(path string) error {
 	return f.Close()
 }
 
-// seek continues behind what was read before.
+// seek continues behind the records that were read.
 func (p *position) seek(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil || info.Mode()&fs.ModeNamedPipe != 0 {

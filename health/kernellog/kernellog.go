@@ -55,7 +55,7 @@ type reader struct {
 	log  *zap.Logger
 
 	position
-	skipped, lost occurrences // records in an unknown form, and those that the kernel overwrote before they were read
+	skipped, lost occurrences // records in an unknown form, and records that the kernel overwrote before they were read
 	parsed        bool        // a record had the form of /dev/kmsg
 }
 

@@ -21,7 +21,7 @@ const (
 //
 //	PRIORITY,SEQUENCE,MICROSECONDS,FLAGS[,…];MESSAGE
 type record struct {
-	facility uint64 // 0 for the kernel; the kernel gives what a process writes another
+	facility uint64 // 0 for the kernel; a record that a process writes has another
 	sequence uint64
 	message  []byte // escaped
 }
@@ -67,7 +67,7 @@ func isXID(message []byte) bool { return bytes.HasPrefix(message, []byte(xidPref
 //	NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:00): 13, pid=7194, name=python3, Graphics Exception
 //	NVRM: Xid (PCI:0000:01:00): 13, pid='<unknown>', name=<unknown>, Graphics Exception
 //
-// The name of a process may contain anything, a comma and a blank too; it is taken to end at the first of those.
+// The name of a process may contain anything, also commas and blanks. It is taken to end at the first comma or blank.
 func parseXID(message string) (health.Event, bool) {
 	e := health.Event{Kind: health.EventXID, GI: -1, CI: -1}
 	message, _ = strings.CutPrefix(message, xidPrefix)

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// bindings is what the monitor keeps of the entries that name a GPU by its index.
+// bindings holds the entries that name a GPU by its index, and their bindings.
 type bindings struct {
 	entries *health.Latest[health.IndexEntries] // nil without such entries
 	source  health.SourceID                     // whose bindings the snapshot has
@@ -71,7 +71,7 @@ func (m *Monitor) RestoreBindings(text []byte, src health.SourceID) error {
 	return err
 }
 
-// loadBindings replaces the bindings by those of a source. m.mu is held.
+// loadBindings replaces the bindings by a source's. m.mu is held.
 func (m *Monitor) loadBindings(src health.SourceID, onBus func() []string) {
 	m.bindings.source, m.bindings.onBus = src, onBus
 	saved := m.bindings.all[src.Kind]

@@ -11,7 +11,7 @@ const (
 	// a percent of a core, mostly for the wake-up.
 	maxXIDGap = 500 * time.Millisecond
 
-	// maxReads limits the reads in a second, apart from those that a shorter interval or events cause.
+	// maxReads limits the reads in a second, apart from reads that a shorter interval or events cause.
 	maxReads = 3
 
 	// xidPhaseLasts is how long XIDs are expected at the phase of the latest one. DCGM records them in a thread of its own

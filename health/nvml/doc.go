@@ -1,3 +1,3 @@
-// Package nvml is what the agent has from NVML beside DCGM: events as they happen, the processes and properties of each device,
-// the driver's memory limits and the compute mode. It is the only importer of go-nvml.
+// Package nvml gives the agent what DCGM lacks and NVML has: events as they happen, the processes and properties of each device, the
+// driver's memory limits and the compute mode. It is the only importer of go-nvml.
 package nvml

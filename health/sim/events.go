@@ -20,8 +20,8 @@ const (
 	eventsLossy = "lossy" // the event source works, and the driver's events do not arrive
 )
 
-// Events reports the events of the simulated driver as NVML does, until ctx ends: at once, whatever the source's state, and only
-// those from after the call. XIDs are also in the readings.
+// Events reports the events of the simulated driver as NVML does, until ctx ends: at once, whatever the source's state, and only events
+// from after the call. XIDs are also in the readings.
 func (s *Source) Events(ctx context.Context, to health.EventReceiver) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

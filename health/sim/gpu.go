@@ -56,9 +56,8 @@ func (s gpuState) over(below gpuState) gpuState {
 // idleUsed is the framebuffer in use without a job, MiB.
 const idleUsed = 4
 
-// values appends the values at t seconds: first those of the GPU, then those of each MIG device. DCGM has blanks for the
-// fields that are absent here: a partitioned GPU has no utilization and no NVLink, a MIG device has a framebuffer and
-// shares the rest with its GPU.
+// values appends the values at t seconds: first the GPU's, then each MIG device's. DCGM has blanks for the fields that are absent here: a
+// partitioned GPU has no utilization and no NVLink, a MIG device has a framebuffer and shares the rest with its GPU.
 func (g *gpu) values(t float64, c *gpuState, dcgm *generation, to []map[health.Field]float64) []map[health.Field]float64 {
 	const fields = 44 // at most, so that the map does not grow
 	var (

@@ -2,7 +2,7 @@ package sim
 
 import "slices"
 
-// processLoads are the loads of a GPU's devices that its processes make, instead of those of its workloads. nil: none.
+// processLoads are the loads that processes put on a GPU's devices, instead of its workloads. nil: none.
 type processLoads []processLoad
 
 // processLoad is the constant load of a device since a time in seconds.
@@ -27,8 +27,8 @@ func (g *gpu) load(device int, t float64) (now level, done float64) {
 	return now, p.done + g.loads[device].work(t, now.fast)
 }
 
-// updateLoads derives the loads at t from the processes: once an event has set those of a GPU, no GPU works without processes. Called with
-// mu held.
+// updateLoads derives the loads at t from the processes: once an event has set the processes of any GPU, no GPU works without processes.
+// Called with mu held.
 func (s *Source) updateLoads(t float64) {
 	set := slices.ContainsFunc(s.states, func(c gpuState) bool { return c.Processes != nil })
 	for i := range s.gpus {

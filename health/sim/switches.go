@@ -15,8 +15,8 @@ const (
 	fieldSwitchShutdown health.Field = 860 // °C
 )
 
-// measureSwitches returns the NVSwitches at t seconds. They get warmer with the average load of the GPUs; the limits are those
-// that dcgmi prints on an HGX H200.
+// measureSwitches returns the NVSwitches at t seconds. They get warmer with the average load of the GPUs; the limits are as dcgmi prints
+// them on an HGX H200.
 func (s *Source) measureSwitches(t float64) []health.Entity {
 	load := 0.0
 	for i := range s.gpus {

@@ -76,7 +76,7 @@ type File struct {
 	writes durable.Writes
 
 	mu     sync.Mutex // guards status
-	status Status     // without what is of writes
+	status Status     // without the fields about writes
 }
 
 // result is the outcome of the latest attempt to save a snapshot.
@@ -259,7 +259,7 @@ func (f *File) giveUnreadUp() {
 	f.lateRead(Saved{}, err)
 }
 
-// lateRead passes to LoadInTime's late what was read after the start.
+// lateRead passes the state that was read after the start to LoadInTime's late.
 func (f *File) lateRead(s Saved, err error) {
 	if f.late != nil {
 		f.late(s, err)

@@ -195,6 +195,8 @@ func tooManyContainers(resource string, n int) string {
 }
 
 // respond returns the response for a container with these devices. It reads files of the driver, so it ends with ctx.
+//
+//nolint:gocognit // redesigned by one function for each way of the device list
 func (a allocation) respond(ctx context.Context, r Resource, grants []grant) (*pluginapi.ContainerAllocateResponse, error) {
 	c := a.cfg
 	ids, cdiNames := make([]string, len(grants)), make([]string, len(grants))

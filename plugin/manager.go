@@ -174,7 +174,7 @@ type runningRegistrar struct {
 
 // Run serves the kubelet until ctx ends, then removes its sockets and returns nil. Run retries after errors and reports
 // them in Status. plugin.onStop decides which devices the kubelet keeps after the end.
-func (p *Plugin) Run(ctx context.Context) error {
+func (p *Plugin) Run(ctx context.Context) error { //nolint:gocognit // redesigned by a pure plan of what is served
 	var pods sync.WaitGroup
 	pods.Go(func() { p.pods.Run(ctx) })
 	defer pods.Wait()

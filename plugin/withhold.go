@@ -86,7 +86,7 @@ type answers struct{ offer, give offer.Answer }
 // the node's condition and in the IDs of its pods; it would also need the layout, which package health does not know.
 // Nothing is stored: the result follows from the layout and the last known holders, and ends with the holder. While the
 // holders are unknown, nothing is withheld for them.
-func (l *layout) decide(in layoutInput) {
+func (l *layout) decide(in layoutInput) { //nolint:gocognit // redesigned by the layout by device
 	facts, related := &in.facts, offer.RelatedTo(in.snap)
 	isOwn := func(h podresources.Holder) bool { return findResource(l.resources, h.Resource).index(h.DeviceID) >= 0 }
 	for _, r := range l.resources {

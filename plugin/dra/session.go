@@ -92,7 +92,7 @@ func (d *Driver) setSession(s *session) {
 }
 
 // run follows the configuration, the snapshots and the claims. It returns when ctx ends or the devices are released.
-func (s *session) run(ctx context.Context) {
+func (s *session) run(ctx context.Context) { //nolint:gocognit // redesigned by one decider of the handover
 	s.Log.Info("serving claims", zap.String("driver", s.driver), zap.String("pool", s.Node))
 	var asking sync.WaitGroup
 	defer asking.Wait()

@@ -38,6 +38,8 @@ const (
 
 // WatchHealthStatus sends the health of the published devices until ctx ends: changes at once, and everything again with a poll some
 // time later. Without polls the kubelet soon counts the health as unknown, as it is.
+//
+//nolint:gocognit // redesigned by a pure comparison of the reports
 func (s service) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	d := s.sockets.Driver
 	var sent map[string]kubeletplugin.DeviceHealth

@@ -167,6 +167,19 @@ func (m *modelNode) available(resource string) (ids []string) {
 	return ids
 }
 
+// leftByInitContainer returns, now and then, the IDs of a pod whose next container must use what its init container leaves.
+func (m *modelNode) leftByInitContainer(resource string) []string {
+	n := len(m.pods)
+	if n == 0 || m.IntN(10) > 0 {
+		return nil
+	}
+	p := m.pods[m.IntN(n)]
+	if p.resource != resource || slices.ContainsFunc(p.ids, func(id string) bool { return !m.healthy[resource][id] }) {
+		return nil
+	}
+	return p.ids
+}
+
 // admit requests IDs for a container as the kubelet does.
 func (m *modelNode) admit() {
 	if len(m.healthy) == 0 {
@@ -178,13 +191,7 @@ func (m *modelNode) admit() {
 	if len(available) == 0 {
 		return
 	}
-	// Init containers leave their IDs to the next container of the pod, which must use them.
-	var required []string
-	if n := len(m.pods); n > 0 && m.IntN(10) == 0 {
-		if p := m.pods[m.IntN(n)]; p.resource == s.name && !slices.ContainsFunc(p.ids, func(id string) bool { return !m.healthy[s.name][id] }) {
-			required = p.ids
-		}
-	}
+	required := m.leftByInitContainer(s.name)
 	size := len(required) + 1 + m.IntN(min(len(available), 12))
 	size = min(size, len(required)+len(available))
 	var ids []string

@@ -93,114 +93,119 @@ const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x0
 
 const ping = "\x00\x00\x08\x06\x00\x00\x00\x00\x00abcdefgh"
 
+// containersWith requests the same IDs for each of n containers.
+func containersWith(n int, ids ...string) *pluginapi.AllocateRequest {
+	return request(slices.Repeat([][]string{ids}, n)...)
+}
+
+// attacks are what clients do that are not the kubelet, by name.
+var attacks = map[string]func(a *attacker){
+	"2000 streams of one client": func(a *attacker) {
+		c := a.client()
+		for range 2000 {
+			a.follow(c, true)
+		}
+		// The kubelet's, and as many as one client may have.
+		a.waitStatus(func(s ResourceStatus) bool { return s.Streams == maxStreams+1 })
+	},
+	"100 clients": func(a *attacker) {
+		for range 100 {
+			a.follow(a.client(), true)
+		}
+		a.waitStatus(func(s ResourceStatus) bool { return s.Streams == 101 })
+	},
+	"clients that do not read": func(a *attacker) {
+		for range 4 {
+			// The smallest windows: some ten lists.
+			c := a.client(grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(64<<10))
+			for range maxStreams {
+				a.follow(c, false)
+			}
+		}
+		a.waitStatus(func(s ResourceStatus) bool { return s.Streams == 4*maxStreams+1 })
+	},
+	"connections that do not read": func(a *attacker) {
+		for range 50 {
+			conn := a.raw()
+			a.running.Go(func() {
+				for err := error(nil); err == nil; { // the answers fill the socket
+					_, err = io.WriteString(conn, preface+strings.Repeat(ping, 100))
+				}
+			})
+		}
+	},
+	"idle connections": func(a *attacker) {
+		for range 300 {
+			a.raw()
+		}
+	},
+	"random bytes": func(a *attacker) {
+		for range 2 {
+			a.repeat(func() {
+				conn, err := new(net.Dialer).DialContext(a.ctx, "unix", a.socket())
+				if err != nil {
+					return
+				}
+				_, _ = io.WriteString(conn, preface)
+				_, _ = io.CopyN(conn, rand.Reader, 4096)
+				_ = conn.Close()
+			})
+		}
+	},
+	"canceled streams": func(a *attacker) {
+		c := a.client()
+		for range 2 {
+			a.repeat(func() {
+				ctx, cancel := context.WithCancel(a.ctx)
+				_, _ = c.ListAndWatch(ctx, &pluginapi.Empty{})
+				cancel()
+			})
+		}
+	},
+	"large allocations": func(a *attacker) {
+		c, giant, most := a.client(), containersWith(100_000), containersWith(maxContainers, id(0))
+		if _, err := c.Allocate(a.ctx, giant); status.Code(err) != codes.ResourceExhausted {
+			a.Errorf("100000 containers: %v", err)
+		}
+		if resp, err := c.Allocate(a.ctx, most); err != nil || len(resp.ContainerResponses) != maxContainers {
+			a.Errorf("maxContainers: %v", err)
+		}
+		a.repeat(func() { _, _ = c.Allocate(a.ctx, giant) })
+		a.repeat(func() { _, _ = c.Allocate(a.ctx, most) })
+	},
+	"many IDs": func(a *attacker) {
+		c := a.client()
+		for id, want := range map[string]codes.Code{id(0): codes.InvalidArgument, "x": codes.NotFound} {
+			req := containersWith(1, slices.Repeat([]string{id}, 500_000)...)
+			if _, err := c.Allocate(a.ctx, req); status.Code(err) != want {
+				a.Errorf("500000 times %s: %v", id, err)
+			}
+			a.repeat(func() { _, _ = c.Allocate(a.ctx, req) })
+		}
+	},
+	"large messages": func(a *attacker) {
+		c, giant := a.client(), containersWith(1, strings.Repeat("x", maxRequestBytes))
+		if _, err := c.Allocate(a.ctx, giant); status.Code(err) != codes.ResourceExhausted {
+			a.Errorf("%d bytes: %v", maxRequestBytes, err)
+		}
+		a.repeat(func() { _, _ = c.Allocate(a.ctx, giant) })
+	},
+	"large metadata": func(a *attacker) {
+		c := a.client()
+		ctx := metadata.AppendToOutgoingContext(a.ctx, "bomb", strings.Repeat("x", 10*maxHeaderBytes))
+		if _, err := c.GetDevicePluginOptions(ctx, &pluginapi.Empty{}); err == nil {
+			a.Errorf("%d bytes of metadata were accepted", 10*maxHeaderBytes)
+		}
+		for range 2 {
+			a.repeat(func() { _, _ = c.GetDevicePluginOptions(ctx, &pluginapi.Empty{}) })
+		}
+	},
+}
+
 // The kubelet gets its lists and allocations whatever other clients do.
 func TestKubeletServedDuringAttacks(t *testing.T) {
-	containers := func(n int, ids ...string) *pluginapi.AllocateRequest {
-		return request(slices.Repeat([][]string{ids}, n)...)
-	}
 	const replicas, devices = 100, 7 + 100
-	for name, attack := range map[string]func(a *attacker){
-		"2000 streams of one client": func(a *attacker) {
-			c := a.client()
-			for range 2000 {
-				a.follow(c, true)
-			}
-			// The kubelet's, and as many as one client may have.
-			a.waitStatus(func(s ResourceStatus) bool { return s.Streams == maxStreams+1 })
-		},
-		"100 clients": func(a *attacker) {
-			for range 100 {
-				a.follow(a.client(), true)
-			}
-			a.waitStatus(func(s ResourceStatus) bool { return s.Streams == 101 })
-		},
-		"clients that do not read": func(a *attacker) {
-			for range 4 {
-				// The smallest windows: some ten lists.
-				c := a.client(grpc.WithStaticStreamWindowSize(64<<10), grpc.WithStaticConnWindowSize(64<<10))
-				for range maxStreams {
-					a.follow(c, false)
-				}
-			}
-			a.waitStatus(func(s ResourceStatus) bool { return s.Streams == 4*maxStreams+1 })
-		},
-		"connections that do not read": func(a *attacker) {
-			for range 50 {
-				conn := a.raw()
-				a.running.Go(func() {
-					for err := error(nil); err == nil; { // the answers fill the socket
-						_, err = io.WriteString(conn, preface+strings.Repeat(ping, 100))
-					}
-				})
-			}
-		},
-		"idle connections": func(a *attacker) {
-			for range 300 {
-				a.raw()
-			}
-		},
-		"random bytes": func(a *attacker) {
-			for range 2 {
-				a.repeat(func() {
-					conn, err := new(net.Dialer).DialContext(a.ctx, "unix", a.socket())
-					if err != nil {
-						return
-					}
-					_, _ = io.WriteString(conn, preface)
-					_, _ = io.CopyN(conn, rand.Reader, 4096)
-					_ = conn.Close()
-				})
-			}
-		},
-		"canceled streams": func(a *attacker) {
-			c := a.client()
-			for range 2 {
-				a.repeat(func() {
-					ctx, cancel := context.WithCancel(a.ctx)
-					_, _ = c.ListAndWatch(ctx, &pluginapi.Empty{})
-					cancel()
-				})
-			}
-		},
-		"large allocations": func(a *attacker) {
-			c, giant, most := a.client(), containers(100_000), containers(maxContainers, id(0))
-			if _, err := c.Allocate(a.ctx, giant); status.Code(err) != codes.ResourceExhausted {
-				a.Errorf("100000 containers: %v", err)
-			}
-			if resp, err := c.Allocate(a.ctx, most); err != nil || len(resp.ContainerResponses) != maxContainers {
-				a.Errorf("maxContainers: %v", err)
-			}
-			a.repeat(func() { _, _ = c.Allocate(a.ctx, giant) })
-			a.repeat(func() { _, _ = c.Allocate(a.ctx, most) })
-		},
-		"many IDs": func(a *attacker) {
-			c := a.client()
-			for id, want := range map[string]codes.Code{id(0): codes.InvalidArgument, "x": codes.NotFound} {
-				req := containers(1, slices.Repeat([]string{id}, 500_000)...)
-				if _, err := c.Allocate(a.ctx, req); status.Code(err) != want {
-					a.Errorf("500000 times %s: %v", id, err)
-				}
-				a.repeat(func() { _, _ = c.Allocate(a.ctx, req) })
-			}
-		},
-		"large messages": func(a *attacker) {
-			c, giant := a.client(), containers(1, strings.Repeat("x", maxRequestBytes))
-			if _, err := c.Allocate(a.ctx, giant); status.Code(err) != codes.ResourceExhausted {
-				a.Errorf("%d bytes: %v", maxRequestBytes, err)
-			}
-			a.repeat(func() { _, _ = c.Allocate(a.ctx, giant) })
-		},
-		"large metadata": func(a *attacker) {
-			c := a.client()
-			ctx := metadata.AppendToOutgoingContext(a.ctx, "bomb", strings.Repeat("x", 10*maxHeaderBytes))
-			if _, err := c.GetDevicePluginOptions(ctx, &pluginapi.Empty{}); err == nil {
-				a.Errorf("%d bytes of metadata were accepted", 10*maxHeaderBytes)
-			}
-			for range 2 {
-				a.repeat(func() { _, _ = c.GetDevicePluginOptions(ctx, &pluginapi.Empty{}) })
-			}
-		},
-	} {
+	for name, attack := range attacks {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, snapshot(8))
 			h.setConfig(func(c *Config) {

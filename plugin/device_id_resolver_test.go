@@ -100,8 +100,6 @@ func FuzzResolver(f *testing.F) {
 		f.Add("example.com/fpga", id)
 	}
 	snap := partitioned("1g.10gb 2g.20gb", whole)
-	gke := regexp.MustCompile(`^nvidia[0-9]+(/gi[0-9]+)?(/vgpu[0-9]+)?$`)
-	index := regexp.MustCompile(`^([+-]?[0-9]+|[0-9]+:[0-9]+)$`)
 	f.Fuzz(func(t *testing.T, resource, id string) {
 		for _, s := range []*health.Snapshot{nil, snap} {
 			resolve := newResolver(configured(func(c *Config) { c.MIGStrategy = MIGMixed }), s)
@@ -109,24 +107,7 @@ func FuzzResolver(f *testing.F) {
 			if again, same := resolve(resource, id); again != device || same != ok {
 				t.Fatalf("%q resolves to %q, then to %q", id, device, again)
 			}
-			byUUID := strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-")
-			base, _, _ := strings.Cut(id, "::")
-			switch {
-			case !ok && (device != "" || byUUID):
-				t.Errorf("%q does not resolve, but returns %q", id, device)
-			case byUUID && string(device) != base:
-				t.Errorf("%q resolves to %q", id, device)
-			case ok && !byUUID:
-				if _, exists := search(snap, func(d *health.Device) bool { return d.ID == device }); !exists || s == nil {
-					t.Errorf("%q resolves to %q, which this node lacks", id, device)
-				}
-				if !strings.HasPrefix(resource, "nvidia.com/") {
-					t.Errorf("%q of %q resolves to a GPU", id, resource)
-				}
-				if !gke.MatchString(base) && !index.MatchString(base) {
-					t.Errorf("%q resolves to %q", id, device)
-				}
-			}
+			checkResolved(t, s, resource, id, device, ok)
 			if strings.HasSuffix(id, ":") {
 				return // no device has such an ID
 			}
@@ -142,4 +123,32 @@ func FuzzResolver(f *testing.F) {
 			}
 		}
 	})
+}
+
+var (
+	gkeID   = regexp.MustCompile(`^nvidia[0-9]+(/gi[0-9]+)?(/vgpu[0-9]+)?$`)
+	indexID = regexp.MustCompile(`^([+-]?[0-9]+|[0-9]+:[0-9]+)$`)
+)
+
+// checkResolved checks the device behind an ID: a UUID resolves to itself, another ID only to a device of the snapshot.
+func checkResolved(t *testing.T, snap *health.Snapshot, resource, id string, device health.DeviceID, ok bool) {
+	t.Helper()
+	byUUID := strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-")
+	base, _, _ := strings.Cut(id, "::")
+	switch {
+	case !ok && (device != "" || byUUID):
+		t.Errorf("%q does not resolve, but returns %q", id, device)
+	case byUUID && string(device) != base:
+		t.Errorf("%q resolves to %q", id, device)
+	case ok && !byUUID:
+		if snap == nil || !slices.Contains(snap.DeviceIDs(), device) {
+			t.Errorf("%q resolves to %q, which this node lacks", id, device)
+		}
+		if !strings.HasPrefix(resource, "nvidia.com/") {
+			t.Errorf("%q of %q resolves to a GPU", id, resource)
+		}
+		if !gkeID.MatchString(base) && !indexID.MatchString(base) {
+			t.Errorf("%q resolves to %q", id, device)
+		}
+	}
 }

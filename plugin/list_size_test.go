@@ -41,22 +41,39 @@ func unhealthyCopy(snap *health.Snapshot) *health.Snapshot {
 	return &bad
 }
 
+// entries returns a configuration for n replicas: those of all entries without a number.
+func entries(all ...SharedResource) func(n int) Config {
+	return func(n int) Config {
+		return configured(func(c *Config) {
+			c.MIGStrategy = MIGMixed
+			c.Sharing.TimeSlicing.Resources = slices.Clone(all)
+			for i := range all {
+				if r := &c.Sharing.TimeSlicing.Resources[i]; r.Replicas == 0 {
+					r.Replicas = n
+				}
+			}
+		})
+	}
+}
+
+// largestList returns the number of replicas that an error of the layout suggests. The error must have one text per key.
+func largestList(t *testing.T, err, resource string, keys []string) (largest int) {
+	t.Helper()
+	texts := strings.Split(err, "; ")
+	for i, text := range texts {
+		key, rest, _ := strings.Cut(text, ".replicas: ")
+		if _, scanErr := fmt.Sscanf(rest, "expected at most %d,", &largest); scanErr != nil || len(texts) != len(keys) ||
+			key != "plugin.sharing.timeSlicing.resources"+keys[i] || !strings.Contains(rest, "found 1000") ||
+			!strings.Contains(rest, "limit of 4 MiB") || !strings.Contains(rest, resource) {
+			t.Fatalf("%q, want the keys %v: %v", err, keys, scanErr)
+		}
+	}
+	return largest
+}
+
 // The number in the error fits, with every device unhealthy, and the next does not.
 func TestLayoutRefusesTooLargeList(t *testing.T) {
 	const mig1, mig3 = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
-	entries := func(all ...SharedResource) func(n int) Config {
-		return func(n int) Config {
-			return configured(func(c *Config) {
-				c.MIGStrategy = MIGMixed
-				c.Sharing.TimeSlicing.Resources = slices.Clone(all)
-				for i := range all {
-					if r := &c.Sharing.TimeSlicing.Resources[i]; r.Replicas == 0 {
-						r.Replicas = n
-					}
-				}
-			})
-		}
-	}
 	withOther := largestNode()
 	withOther.Devices[len(withOther.Devices)-1].Device.Profile = "3g.40gb"
 	withOther.Devices[len(withOther.Devices)-1].Device.Memory = migMemory["3g.40gb"] << 20
@@ -105,16 +122,7 @@ func TestLayoutRefusesTooLargeList(t *testing.T) {
 			if !slices.Equal(names, c.left) {
 				t.Errorf("offered %v, want %v", names, c.left)
 			}
-			var largest int
-			texts := strings.Split(l.err, "; ")
-			for i, text := range texts {
-				key, rest, _ := strings.Cut(text, ".replicas: ")
-				if _, err := fmt.Sscanf(rest, "expected at most %d,", &largest); err != nil || len(texts) != len(c.keys) ||
-					key != "plugin.sharing.timeSlicing.resources"+c.keys[i] || !strings.Contains(rest, "found 1000") ||
-					!strings.Contains(rest, "limit of 4 MiB") || !strings.Contains(rest, mig1) {
-					t.Fatalf("%q, want the keys %v: %v", l.err, c.keys, err)
-				}
-			}
+			largest := largestList(t, l.err, mig1, c.keys)
 			for n, fits := range map[int]bool{largest: true, largest + 1: false} {
 				cfg := c.cfg(n)
 				r := findResource(newLayout(layoutInput{cfg: &cfg, snap: unhealthyCopy(c.snap)}).resources, mig1)

@@ -3,6 +3,8 @@ package dra
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -115,6 +117,31 @@ func TestPrepareRefusedAfterFullDisk(t *testing.T) {
 	n.wantNoMPS()
 }
 
+// giveDevicesOf changes the checkpoint: claim to has the devices of claim from.
+func (n *claimNode) giveDevicesOf(from, to types.UID) {
+	n.t.Helper()
+	file, err := readCheckpoint(n.pluginDir())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	c := file.Claims[to]
+	c.Devices = file.Claims[from].Devices
+	file.Claims[to] = c
+	text, err := json.Marshal(file)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(n.pluginDir(), checkpointName), text, 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *claimNode) warning() string {
+	var s Status
+	n.prepare.status(&s)
+	return s.Warning
+}
+
 // Two claims of a checkpoint that exclude each other: one without a CDI spec was never prepared and goes. If both are prepared, both stay.
 func TestHealCheckpoint(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -133,48 +160,25 @@ func TestHealCheckpoint(t *testing.T) {
 				n.create(c)
 				n.must(c)
 			}
-			path := filepath.Join(n.pluginDir(), checkpointName)
-			file, err := readCheckpoint(n.pluginDir())
-			if err != nil {
-				t.Fatal(err)
-			}
-			broken := file.Claims["uid-b"]
-			broken.Devices = file.Claims["uid-a"].Devices
-			file.Claims["uid-b"] = broken
-			text, err := json.Marshal(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, text, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			n.giveDevicesOf("uid-a", "uid-b")
 			for _, name := range c.noSpec {
 				if err := n.prepare.disk.removeSpec(n.cfg.CDI.Dir, "uid-"+name); err != nil {
 					t.Fatal(err)
 				}
 			}
 			n.restart("boot-1")
-			var got []types.UID
-			for uid := range n.prepare.state.Load().Claims {
-				got = append(got, uid)
-			}
-			if slices.Sort(got); !slices.Equal(got, c.want) {
+			if got := slices.Sorted(maps.Keys(n.prepare.state.Load().Claims)); !slices.Equal(got, c.want) {
 				t.Errorf("claims %v, want %v", got, c.want)
 			}
-			var s Status
-			if n.prepare.status(&s); strings.Contains(s.Warning, "default/a") != c.warning {
-				t.Errorf("warning %q", s.Warning)
+			if text := n.warning(); strings.Contains(text, "default/a") != c.warning {
+				t.Errorf("warning %q", text)
 			}
 			n.refused(claim("new", result("gpu-2")), reasonInUse)
-			if err := n.unprepare(other); err != nil { // any write
+			if err := errors.Join(n.unprepare(other), n.unprepare(b)); err != nil { // each is a write
 				t.Fatal(err)
 			}
-			if err := n.unprepare(b); err != nil {
-				t.Fatal(err)
-			}
-			s = Status{}
-			if n.prepare.status(&s); strings.Contains(s.Warning, "default/a") {
-				t.Errorf("warning %q of a claim that has its device alone", s.Warning)
+			if text := n.warning(); strings.Contains(text, "default/a") {
+				t.Errorf("warning %q of a claim that has its device alone", text)
 			}
 			want := slices.DeleteFunc(c.want, func(uid types.UID) bool { return uid == "uid-c" || uid == "uid-b" })
 			if got := n.prepared(); !slices.Equal(got, want) {

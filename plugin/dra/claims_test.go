@@ -642,7 +642,8 @@ func TestPrepareRefuses(t *testing.T) {
 	}
 }
 
-const gpuConfigMPS = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi"}}}`
+const gpuConfigMPS = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS",` +
+	`"mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPinnedDeviceMemoryLimit":"10Gi"}}}`
 
 func TestPrepareAccepts(t *testing.T) {
 	tests := map[string]struct {

@@ -804,27 +804,54 @@ func TestDriverPublishesPCIeRoot(t *testing.T) {
 	g.await("published with both roots", func() bool { return rooted() == 2 })
 }
 
-// What an operator sees of the slices is what the API server has or, while it has none, what would be published, with the reason.
+// deviceNames returns the names of the devices in slices.
+func deviceNames(s PublishedSlices) (names []string) {
+	for _, item := range s.List.Items {
+		for _, d := range item.Spec.Devices {
+			names = append(names, d.Name)
+		}
+	}
+	return names
+}
+
+func (g *driverRig) slices() PublishedSlices {
+	g.t.Helper()
+	s, err := g.Slices(g.t.Context())
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return s
+}
+
+// wantUnpublished checks that Slices returns what would be published of the first three devices, and why it is not.
+func (g *driverRig) wantUnpublished(reason string) {
+	g.t.Helper()
+	if s := g.slices(); !strings.Contains(s.NotPublished, reason) || !slices.Equal(deviceNames(s), []string{"gpu-0", "gpu-1", "gpu-2"}) {
+		g.t.Errorf("%s: %+v", s.NotPublished, s.List)
+	}
+}
+
+// wantPublished checks that Slices returns the slice of the API server.
+func (g *driverRig) wantPublished() {
+	g.t.Helper()
+	s, published := g.slices(), g.api.Slices()
+	if s.NotPublished != "" || len(s.List.Items) != 1 || len(published) != 1 {
+		g.t.Fatalf("%s: %+v, published %+v", s.NotPublished, s.List, published)
+	}
+	got, want := s.List.Items[0], published[0]
+	if got.Kind != "ResourceSlice" || got.APIVersion != "resource.k8s.io/v1" || s.List.Kind != "ResourceSliceList" ||
+		got.Name != "node1-gpu.nvidia.com-0" || got.Spec.Pool.Generation != 1 {
+		g.t.Errorf("%s %s %s", got.APIVersion, got.Kind, got.Name)
+	}
+	if want.Spec.Pool.Generation = got.Spec.Pool.Generation; !equality.Semantic.DeepEqual(got.Spec, want.Spec) {
+		g.t.Errorf("%+v, want %+v", got.Spec, want.Spec)
+	}
+}
+
+// An operator sees the slices of the API server. While it has none, the operator sees what would be published, with the reason.
 func TestSlices(t *testing.T) {
 	t.Parallel()
 	g := newDriverRig(t, func(c *plugin.Config) { c.API = plugin.APIDevicePlugin })
-	slicesOf := func() PublishedSlices {
-		t.Helper()
-		s, err := g.Slices(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
-	}
-	namesOf := func(s PublishedSlices) (names []string) {
-		for _, item := range s.List.Items {
-			for _, d := range item.Spec.Devices {
-				names = append(names, d.Name)
-			}
-		}
-		return names
-	}
-	all := []string{"gpu-0", "gpu-1", "gpu-2"}
 	snap := g.snapshots.Load()
 	g.snapshots.Store(&health.Snapshot{Source: health.Source{Err: "no driver"}})
 	g.start()
@@ -832,42 +859,22 @@ func TestSlices(t *testing.T) {
 		t.Errorf("before the first poll: %v", err)
 	}
 	g.snapshots.Store(snap)
-	if s := slicesOf(); s.NotPublished != "plugin.api is devicePlugin" || !slices.Equal(namesOf(s), all) {
-		t.Errorf("%s: %+v", s.NotPublished, s.List)
-	}
+	g.wantUnpublished("plugin.api is devicePlugin")
 	g.configure(func(c *plugin.Config) { c.Enabled = false })
-	if s := slicesOf(); s.NotPublished != "plugin.enabled is false" || !slices.Equal(namesOf(s), all) {
-		t.Errorf("%s: %+v", s.NotPublished, s.List)
-	}
+	g.wantUnpublished("plugin.enabled is false")
 	g.plugin.Store(&plugin.Handover{Reason: "pod ml/train holds GPU 0"})
 	g.configure(func(c *plugin.Config) { c.Enabled, c.API = true, plugin.APIDRA })
 	g.awaitErr("ml/train")
-	if s := slicesOf(); !strings.Contains(s.NotPublished, "ml/train") || !slices.Equal(namesOf(s), all) {
-		t.Errorf("%s: %+v", s.NotPublished, s.List)
-	}
+	g.wantUnpublished("ml/train")
 
 	g.api.Deny("create resourceslices")
 	g.plugin.Store(&plugin.Handover{Released: true})
 	g.await("refused by the API server", func() bool { return strings.Contains(g.Status().PublishErr, "forbidden") })
-	if s := slicesOf(); !strings.Contains(s.NotPublished, "forbidden") || !slices.Equal(namesOf(s), all) {
-		t.Errorf("%s: %+v", s.NotPublished, s.List)
-	}
+	g.wantUnpublished("forbidden")
 	g.restart() // without the pause after a refusal
 	g.api.Deny()
 	g.awaitServing()
-	s := slicesOf()
-	published := g.api.Slices()
-	if s.NotPublished != "" || len(s.List.Items) != 1 || len(published) != 1 {
-		t.Fatalf("%s: %+v, published %+v", s.NotPublished, s.List, published)
-	}
-	got, want := s.List.Items[0], published[0]
-	if got.Kind != "ResourceSlice" || got.APIVersion != "resource.k8s.io/v1" || s.List.Kind != "ResourceSliceList" ||
-		got.Name != "node1-gpu.nvidia.com-0" || got.Spec.Pool.Generation != 1 {
-		t.Errorf("%s %s %s", got.APIVersion, got.Kind, got.Name)
-	}
-	if want.Spec.Pool.Generation = got.Spec.Pool.Generation; !equality.Semantic.DeepEqual(got.Spec, want.Spec) {
-		t.Errorf("%+v, want %+v", got.Spec, want.Spec)
-	}
+	g.wantPublished()
 	g.api.Answer(func(r apiservertest.Request) error {
 		if r.Verb == "update" {
 			return errors.New("overloaded")
@@ -876,12 +883,19 @@ func TestSlices(t *testing.T) {
 	})
 	g.poll(breakGPU0(testDevices()[:3])...)
 	g.await("behind", func() bool { return g.Status().Behind })
-	if s := slicesOf(); s.NotPublished == "" || len(s.List.Items[0].Spec.Devices[0].Taints) != 1 {
+	if s := g.slices(); s.NotPublished == "" || len(s.List.Items[0].Spec.Devices[0].Taints) != 1 {
 		t.Errorf("%s: %+v", s.NotPublished, s.List)
 	}
-	g.end()
+}
 
-	// Another process plans with the names of the first.
+// Another process plans with the names that the first has published.
+func TestSlicesKeepNames(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	g.start()
+	g.awaitServing()
+	g.wantPublished()
+	g.end()
 	renamed := testDevices()[:3]
 	renamed[0].Device.Minor, renamed[2].Device.Minor = 2, 0
 	missing := testDevices()[3:5] // its properties are asked for
@@ -897,7 +911,7 @@ func TestSlices(t *testing.T) {
 		Properties: g.properties, Log: zap.NewNop(),
 	})
 	planned, err := planner.Slices(t.Context())
-	if got := namesOf(planned); err != nil || !slices.Equal(got, append(all, "gpu-3", mig0)) {
+	if got := deviceNames(planned); err != nil || !slices.Equal(got, []string{"gpu-0", "gpu-1", "gpu-2", "gpu-3", mig0}) {
 		t.Errorf("planned %q, %v", got, err)
 	}
 	if id := *planned.List.Items[0].Spec.Devices[0].Attributes["uuid"].StringValue; id != "GPU-0" {
@@ -905,7 +919,8 @@ func TestSlices(t *testing.T) {
 	}
 	g.poll()
 	planned, err = planner.Slices(t.Context())
-	if err != nil || len(planned.List.Items) != 1 || planned.List.Items[0].Spec.Pool.ResourceSliceCount != 1 || len(namesOf(planned)) != 0 {
+	items := planned.List.Items
+	if err != nil || len(items) != 1 || items[0].Spec.Pool.ResourceSliceCount != 1 || len(deviceNames(planned)) != 0 {
 		t.Errorf("of no device: %+v, %v", planned.List, err)
 	}
 }

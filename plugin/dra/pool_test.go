@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/zap"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -695,71 +696,18 @@ func problemsOfDevice(d resourceapi.Device) (problems []string) {
 	if n := len(d.Attributes) + len(d.Capacity); n > 32 {
 		bad("%d attributes and capacities", n)
 	}
-	checkName := func(name resourceapi.QualifiedName) {
-		domain, id, qualified := strings.Cut(string(name), "/")
-		if !qualified {
-			domain, id = "x", domain
-		}
-		if len(validation.IsDNS1123Subdomain(domain)) > 0 || len(domain) > 63 || len(validation.IsCIdentifier(id)) > 0 || len(id) > 32 {
-			bad("name %s", name)
-		}
-	}
 	for name, a := range d.Attributes {
-		checkName(name)
-		values := 0
-		if a.StringValue != nil {
-			values++
-			if len(*a.StringValue) > 64 || *a.StringValue == "" || !utf8.ValidString(*a.StringValue) {
-				bad("%s: %q", name, *a.StringValue)
-			}
-		}
-		if a.VersionValue != nil {
-			values++
-			if len(*a.VersionValue) > 64 || !semver.MatchString(*a.VersionValue) {
-				bad("%s: %q", name, *a.VersionValue)
-			}
-		}
-		if a.IntValue != nil {
-			values++
-			if *a.IntValue < 0 {
-				bad("%s: %d", name, *a.IntValue)
-			}
-		}
-		if a.BoolValue != nil {
-			values++
-		}
-		if values != 1 || a.IntValues != nil || a.StringValues != nil || a.BoolValues != nil || a.VersionValues != nil {
-			bad("%s has %d values", name, values)
+		if !isQualifiedName(name) || !isAttribute(a) {
+			bad("%s: %+v", name, a)
 		}
 	}
 	shared := d.AllowMultipleAllocations != nil && *d.AllowMultipleAllocations
 	for name, c := range d.Capacity {
-		checkName(name)
-		if c.Value.Sign() < 0 {
-			bad("%s: %s", name, c.Value.String())
+		if !isQualifiedName(name) || !isCapacity(c) {
+			bad("%s: %+v, %+v", name, c, c.RequestPolicy)
 		}
-		policy := c.RequestPolicy
-		if (policy != nil) != (shared && name == capacityMemory) {
-			bad("%s: request policy %v, shared %v", name, policy, shared)
-		}
-		if policy == nil {
-			continue
-		}
-		if policy.Default == nil || policy.Default.Cmp(c.Value) != 0 || (policy.ValidRange == nil) == (len(policy.ValidValues) == 0) {
-			bad("%s: %+v", name, policy)
-			continue
-		}
-		if r := policy.ValidRange; r != nil {
-			next := r.Min.DeepCopy()
-			next.Add(*r.Step)
-			if r.Step.Sign() <= 0 || next.Cmp(c.Value) > 0 || (policy.Default.Value()-r.Min.Value())%r.Step.Value() != 0 {
-				bad("%s: %+v", name, r)
-			}
-		}
-		for _, v := range policy.ValidValues {
-			if v.Cmp(*policy.Default) != 0 {
-				bad("%s: %s", name, v.String())
-			}
+		if (c.RequestPolicy != nil) != (shared && name == capacityMemory) {
+			bad("%s: request policy %v, shared %v", name, c.RequestPolicy, shared)
 		}
 	}
 	names := map[string]bool{}
@@ -767,20 +715,75 @@ func problemsOfDevice(d resourceapi.Device) (problems []string) {
 		bad("%d taints", len(d.Taints))
 	}
 	for _, taint := range d.Taints {
-		name := taintName(taint)
-		if len(validation.IsQualifiedName(taint.Key))+len(validation.IsValidLabelValue(taint.Value)) > 0 || names[name] ||
-			taint.TimeAdded.IsZero() || taint.TimeAdded.Nanosecond() != 0 {
+		if name := taintName(taint); names[name] || !isTaint(taint) {
 			bad("taint %+v", taint)
+		} else {
+			names[name] = true
 		}
-		if text, err := json.Marshal(taint.TimeAdded); err != nil || len(text) != len(`"2000-01-01T00:00:00Z"`) {
-			bad("taint %s: time %s, %v", taint.Key, text, err)
-		}
-		if !slices.Contains([]resourceapi.DeviceTaintEffect{"None", "NoSchedule", "NoExecute"}, taint.Effect) {
-			bad("taint %+v", taint)
-		}
-		names[name] = true
 	}
 	return problems
+}
+
+// isQualifiedName reports whether the API server accepts the name of an attribute or a capacity.
+func isQualifiedName(name resourceapi.QualifiedName) bool {
+	domain, id, qualified := strings.Cut(string(name), "/")
+	if !qualified {
+		domain, id = "x", domain
+	}
+	return len(validation.IsDNS1123Subdomain(domain)) == 0 && len(domain) <= 63 && len(validation.IsCIdentifier(id)) == 0 && len(id) <= 32
+}
+
+// isAttribute reports whether an attribute has one value that the API server accepts.
+func isAttribute(a resourceapi.DeviceAttribute) bool {
+	values := 0
+	if text := a.StringValue; text != nil {
+		values++
+		if len(*text) > 64 || *text == "" || !utf8.ValidString(*text) {
+			return false
+		}
+	}
+	if version := a.VersionValue; version != nil {
+		values++
+		if len(*version) > 64 || !semver.MatchString(*version) {
+			return false
+		}
+	}
+	if a.IntValue != nil {
+		values++
+		if *a.IntValue < 0 {
+			return false
+		}
+	}
+	if a.BoolValue != nil {
+		values++
+	}
+	return values == 1 && a.IntValues == nil && a.StringValues == nil && a.BoolValues == nil && a.VersionValues == nil
+}
+
+// isCapacity reports whether a capacity is not negative, and whether its request policy, if any, has the whole as its default and one range
+// or list of values with it.
+func isCapacity(c resourceapi.DeviceCapacity) bool {
+	policy := c.RequestPolicy
+	if c.Value.Sign() < 0 || policy == nil {
+		return c.Value.Sign() >= 0
+	}
+	if policy.Default == nil || policy.Default.Cmp(c.Value) != 0 || (policy.ValidRange == nil) == (len(policy.ValidValues) == 0) {
+		return false
+	}
+	if r := policy.ValidRange; r != nil {
+		next := r.Min.DeepCopy()
+		next.Add(*r.Step)
+		return r.Step.Sign() > 0 && next.Cmp(c.Value) <= 0 && (policy.Default.Value()-r.Min.Value())%r.Step.Value() == 0
+	}
+	return !slices.ContainsFunc(policy.ValidValues, func(v resource.Quantity) bool { return v.Cmp(*policy.Default) != 0 })
+}
+
+// isTaint reports whether the API server accepts a taint as it is: times are whole seconds there.
+func isTaint(taint resourceapi.DeviceTaint) bool {
+	text, err := json.Marshal(taint.TimeAdded)
+	return len(validation.IsQualifiedName(taint.Key))+len(validation.IsValidLabelValue(taint.Value)) == 0 &&
+		!taint.TimeAdded.IsZero() && taint.TimeAdded.Nanosecond() == 0 && err == nil && len(text) == len(`"2000-01-01T00:00:00Z"`) &&
+		slices.Contains([]resourceapi.DeviceTaintEffect{"None", "NoSchedule", "NoExecute"}, taint.Effect)
 }
 
 // randomInput returns an input with values that no driver should have.

@@ -535,6 +535,27 @@ func TestFollowerLosesLimits(t *testing.T) {
 	})
 }
 
+// expectReasons checks that the driver limits the containers of GPU-a if it is able to, and why not else: the reason is a part of the
+// devices' without limits or, if the limits are hidden, of the containers'.
+func (n *node) expectReasons(able, hidden bool, reason string) {
+	n.Helper()
+	s, driver := n.Latest().Load(), n.Capabilities().Load().Driver
+	if (s.Err != "") != hidden {
+		n.Errorf("error %q", s.Err)
+	}
+	for _, c := range s.Containers {
+		if (c.Enforcement == Driver) != able || (c.Reason == "") != able || driver[c.Device] != "" && c.Reason != driver[c.Device] ||
+			hidden && !strings.Contains(c.Reason, reason) {
+			n.Errorf("%+v", c)
+		}
+	}
+	for id, text := range driver {
+		if !strings.Contains(text, reason) && text != "" || strings.HasPrefix(text, string(id)) {
+			n.Errorf("%s: %q", id, text)
+		}
+	}
+}
+
 func TestFollowerExaminesNode(t *testing.T) {
 	both := func(a, b bool) map[health.DeviceID]bool { return map[health.DeviceID]bool{"GPU-a": a, "GPU-b": b} }
 	hooked := func(change func(n *node)) func(n *node) {
@@ -588,24 +609,8 @@ func TestFollowerExaminesNode(t *testing.T) {
 				n.start()
 				defer n.stop()
 				n.expectDriver(test.hook, test.want)
-				s := n.Latest().Load()
 				hidden := strings.HasSuffix(name, ", hooks") // nobody sees whether the hook works
-				if (s.Err != "") != hidden {
-					t.Errorf("error %q", s.Err)
-				}
-				able := test.want["GPU-a"] && n.Admin && !hidden
-				driver := n.Capabilities().Load().Driver
-				for _, c := range s.Containers {
-					if (c.Enforcement == Driver) != able || (c.Reason == "") != able || driver[c.Device] != "" && c.Reason != driver[c.Device] ||
-						hidden && !strings.Contains(c.Reason, test.reason) {
-						t.Errorf("%+v", c)
-					}
-				}
-				for id, reason := range driver {
-					if !strings.Contains(reason, test.reason) && reason != "" || strings.HasPrefix(reason, string(id)) {
-						t.Errorf("%s: %q", id, reason)
-					}
-				}
+				n.expectReasons(test.want["GPU-a"] && n.Admin && !hidden, hidden, test.reason)
 				if name == "cgroup v1" && n.driver.opened != 0 {
 					t.Error("the driver was examined in vain")
 				}

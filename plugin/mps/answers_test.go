@@ -83,27 +83,10 @@ func FuzzAnswers(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, answer string) {
-		pids, err := parsePIDs(answer)
-		if !slices.IsSorted(pids) || len(pids) > maxPIDs || len(pids) > 0 && pids[0] < 1 || err != nil && !errors.Is(err, errRefused) {
-			t.Errorf("%v, %v", pids, err)
-		}
-		var text strings.Builder
-		for _, pid := range pids {
-			fmt.Fprintln(&text, pid)
-		}
-		if again, err := parsePIDs(text.String()); err != nil || !slices.Equal(again, pids) {
-			t.Errorf("%v, %v, want %v", again, err, pids)
-		}
+		checkPIDs(t, answer)
+		checkPercentage(t, answer)
 		if s := parseServerStatus(answer); s != "" && !strings.Contains(strings.ToUpper(answer), s) {
 			t.Errorf("status %q", s)
-		}
-		if p, ok := parsePercentage(answer); ok {
-			if p < 0 || p > 100 {
-				t.Errorf("%v percent", p)
-			}
-			if again, ok := parsePercentage(strconv.FormatFloat(p, 'f', 6, 64)); !ok || math.Abs(again-p) > 1e-6 {
-				t.Errorf("%v, %t, want %v", again, ok, p)
-			}
 		}
 		if s, ok := parseSize(answer); ok && (s.bytes >= 1<<62 || s.unit < 1<<20 || !s.near(s.bytes)) {
 			t.Errorf("%+v", s)
@@ -117,8 +100,38 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
+func checkPIDs(t *testing.T, answer string) {
+	t.Helper()
+	pids, err := parsePIDs(answer)
+	if !slices.IsSorted(pids) || len(pids) > maxPIDs || len(pids) > 0 && pids[0] < 1 || err != nil && !errors.Is(err, errRefused) {
+		t.Errorf("%v, %v", pids, err)
+	}
+	var text strings.Builder
+	for _, pid := range pids {
+		fmt.Fprintln(&text, pid)
+	}
+	if again, err := parsePIDs(text.String()); err != nil || !slices.Equal(again, pids) {
+		t.Errorf("%v, %v, want %v", again, err, pids)
+	}
+}
+
+func checkPercentage(t *testing.T, answer string) {
+	t.Helper()
+	p, ok := parsePercentage(answer)
+	if !ok {
+		return
+	}
+	if p < 0 || p > 100 {
+		t.Errorf("%v percent", p)
+	}
+	if again, ok := parsePercentage(strconv.FormatFloat(p, 'f', 6, 64)); !ok || math.Abs(again-p) > 1e-6 {
+		t.Errorf("%v, %t, want %v", again, ok, p)
+	}
+}
+
 func FuzzDesiredFile(f *testing.F) {
-	f.Add(`{"version":1,"control":"c","stopped":true,"daemons":[{"device":"GPU-a","gpu":"GPU-a","index":0,"mig":false,"threadPercentage":25,"pinnedMemory":1,"leaving":true}]}`)
+	f.Add(`{"version":1,"control":"c","stopped":true,"daemons":[{"device":"GPU-a","gpu":"GPU-a","index":0,"mig":false,` +
+		`"threadPercentage":25,"pinnedMemory":1,"leaving":true}]}`)
 	f.Add(`{"version":1,"daemons":[{"device":"MIG-a","gpu":"GPU-a","index":3,"mig":true,"threadPercentage":25,"pinnedMemory":1}]}`)
 	f.Add(`{"version":2}`)
 	f.Add(`{"version":1,"daemons":[{"device":"../a","gpu":"GPU-a"}]}`)

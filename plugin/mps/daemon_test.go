@@ -15,12 +15,34 @@ import (
 	"go.uber.org/zap"
 )
 
+// pausesBetween has keepRunning run processes. It returns the pause before each but the first, and the end of the last.
+func pausesBetween(
+	ctx context.Context, restart chan struct{}, ran []time.Duration, errs []error,
+) (pauses []time.Duration, ended time.Time) {
+	ctx, cancel := context.WithCancel(ctx)
+	i := 0
+	keepRunning(ctx, func(context.Context) (time.Duration, error) {
+		if i > 0 {
+			pauses = append(pauses, time.Since(ended))
+		}
+		<-time.After(ran[i])
+		ended, i = time.Now(), i+1
+		if i == len(ran) {
+			cancel()
+		}
+		if i <= len(errs) {
+			return ran[i-1], errs[i-1]
+		}
+		return ran[i-1], errors.New("ended")
+	}, restart, func(error, time.Duration) {})
+	return pauses, ended
+}
+
 func TestBackoff(t *testing.T) {
 	const s = time.Second
-	errEnd := errors.New("ended")
 	for name, test := range map[string]struct {
 		ran     []time.Duration // of each process
-		errs    []error         // errEnd if absent
+		errs    []error         // any other error if absent
 		restart time.Duration   // after the start; 0 for none
 		want    []time.Duration // the most between the end of a process and the next start; the least is half of it
 	}{
@@ -32,29 +54,12 @@ func TestBackoff(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithCancel(t.Context())
 				restart := make(chan struct{}, 1)
 				begun := time.Now()
 				if test.restart > 0 {
 					time.AfterFunc(test.restart, func() { restart <- struct{}{} })
 				}
-				var got []time.Duration
-				var ended time.Time
-				i := 0
-				keepRunning(ctx, func(context.Context) (time.Duration, error) {
-					if i > 0 {
-						got = append(got, time.Since(ended))
-					}
-					<-time.After(test.ran[i])
-					ended, i = time.Now(), i+1
-					if i == len(test.ran) {
-						cancel()
-					}
-					if i <= len(test.errs) {
-						return test.ran[i-1], test.errs[i-1]
-					}
-					return test.ran[i-1], errEnd
-				}, restart, func(error, time.Duration) {})
+				got, ended := pausesBetween(t.Context(), restart, test.ran, test.errs)
 				for i, most := range test.want {
 					if got[i] < most/2 || got[i] > most {
 						t.Errorf("pauses %v, want %v", got, test.want)

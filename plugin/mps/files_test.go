@@ -16,7 +16,28 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// What a GPU's compute mode was is recorded before it is changed, and stays recorded until it is set back.
+// fakeComputeModes returns access to the mode of one GPU.
+func fakeComputeModes(t *testing.T, id health.DeviceID, mode *health.ComputeMode, getErr, setErr error) *ComputeModes {
+	return &ComputeModes{
+		Get: func(gpu health.DeviceID) (health.ComputeMode, error) {
+			if gpu != id {
+				t.Errorf("read of %s", gpu)
+			}
+			return *mode, getErr
+		},
+		Set: func(gpu health.DeviceID, to health.ComputeMode) error {
+			if gpu != id {
+				t.Errorf("set of %s", gpu)
+			}
+			if setErr == nil {
+				*mode = to
+			}
+			return setErr
+		},
+	}
+}
+
+// The former compute mode of a GPU is recorded before the mode changes, and stays recorded until it is set back.
 func TestComputeModes(t *testing.T) {
 	const (
 		normal    = health.ComputeModeDefault
@@ -68,23 +89,7 @@ func TestComputeModes(t *testing.T) {
 				t.Fatal(err)
 			}
 			mode := c.mode
-			m := &ComputeModes{
-				Get: func(gpu health.DeviceID) (health.ComputeMode, error) {
-					if gpu != id {
-						t.Errorf("read of %s", gpu)
-					}
-					return mode, c.getErr
-				},
-				Set: func(gpu health.DeviceID, to health.ComputeMode) error {
-					if gpu != id {
-						t.Errorf("set of %s", gpu)
-					}
-					if c.setErr == nil {
-						mode = to
-					}
-					return c.setErr
-				},
-			}
+			m := fakeComputeModes(t, id, &mode, c.getErr, c.setErr)
 			set := m.makeExclusive
 			if c.back {
 				set = m.setBack

@@ -1,7 +1,6 @@
 package mps
 
 import (
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -506,8 +505,22 @@ func TestFollowerOneAnswerMissing(t *testing.T) {
 	})
 }
 
-// Another agent's daemon, which this one did not find at its start, ends only when nobody uses it. The file is again this agent's
-// when the other has ended.
+// awaitHeldDaemon returns the process of a device's daemon, 0 if none starts. The daemon must not end, because a container holds a share.
+func (h *followerTest) awaitHeldDaemon(name string, id health.DeviceID) (pid int) {
+	h.Helper()
+	for range 20 {
+		advance(time.Second)
+		if d := h.daemon(id); pid == 0 {
+			pid = d.pid
+		} else if d.pid != pid {
+			h.Fatalf("%s: daemon ended while a container held a share", name)
+		}
+	}
+	return pid
+}
+
+// Another agent's daemon, which this one did not find at its start, ends only when nobody uses it. The file is this agent's again when the
+// other agent has ended.
 func TestFollowerBesideAnotherAgent(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
 		h.ready(gpuA)
@@ -532,28 +545,19 @@ func TestFollowerBesideAnotherAgent(t *testing.T) {
 			h.hold(gpuB, string(gpuB)+"::mps4::3")
 			d := own
 			d.Daemons = slices.Clone(own.Daemons)
-			text := []byte(test.text)
 			if test.other != nil {
 				test.other(&d)
-				if text, err = json.Marshal(d); err != nil {
-					t.Fatal(err)
-				}
+				err = writeDesired(h.root, d)
+			} else {
+				_, err = desiredOptions().Replace(h.root.DesiredFile(), []byte(test.text))
 			}
-			if _, err := desiredOptions().Replace(h.root.DesiredFile(), text); err != nil {
+			if err != nil {
 				t.Fatal(err)
 			}
 			if test.want != nil {
 				test.want()
 			}
-			pid := 0
-			for range 20 {
-				advance(time.Second)
-				if d := h.daemon(gpuB); pid == 0 {
-					pid = d.pid
-				} else if d.pid != pid {
-					t.Fatalf("%s: daemon ended while a container held a share", name)
-				}
-			}
+			pid := h.awaitHeldDaemon(name, gpuB)
 			if others := slices.ContainsFunc(d.Daemons, func(d desiredDaemon) bool { return d.Device == gpuB }); others != (pid != 0) {
 				t.Errorf("%s: daemon %d", name, pid)
 			}

@@ -99,42 +99,57 @@ func FuzzHoldersByClaim(f *testing.F) {
 		resolve := claimsOf("gpu.nvidia.com")
 		h := NewHolders(time.Now(), &podsapi.ListPodResourcesResponse{PodResources: []*podsapi.PodResources{nil, {Containers: list}}},
 			Resolvers{noResource, resolve})
-		found := make(map[Holder]int)
-		for admin, by := range map[bool]map[health.DeviceID][]Holder{false: h.By, true: h.Admin} {
-			for device, holders := range by {
-				if !slices.IsSortedFunc(holders, compareHolders) {
-					t.Errorf("%s: %v is not sorted", device, holders)
-				}
-				for _, held := range holders {
-					found[held]++
-					if id, isAdmin, ok := resolve("", held.DeviceID, held.Claim); !ok || id != device || isAdmin != admin || !held.ByClaim() ||
-						held.Resource != "" {
-						t.Errorf("%s is held by %+v", device, held)
-					}
-				}
+		found := checkClaimHolders(t, h, resolve)
+		for _, held := range claimHoldersOf(list) {
+			want := 0
+			if _, _, ok := resolve("", held.DeviceID, held.Claim); ok && held.ByClaim() {
+				want = 1
 			}
-		}
-		for _, c := range list {
-			for _, r := range c.GetDynamicResources() {
-				for _, d := range r.GetClaimResources() {
-					held := Holder{
-						Container: c.GetName(), DeviceID: d.GetDeviceName(),
-						Claim: ClaimRef{r.GetClaimName(), d.GetDriverName(), d.GetPoolName(), d.GetShareId(), ""},
-					}
-					if d != nil {
-						held.Claim.CDI = cdiName(d.GetDeviceName())
-					}
-					want := 0
-					if _, _, ok := resolve("", held.DeviceID, held.Claim); ok && held.ByClaim() {
-						want = 1
-					}
-					if found[held] != want {
-						t.Errorf("%+v is listed %d times, want %d", held, found[held], want)
-					}
-				}
+			if found[held] != want {
+				t.Errorf("%+v is listed %d times, want %d", held, found[held], want)
 			}
 		}
 	})
+}
+
+// checkClaimHolders checks that each holder is sorted and listed with its device, and counts them.
+func checkClaimHolders(t *testing.T, h Holders, resolve ClaimResolver) map[Holder]int {
+	t.Helper()
+	found := make(map[Holder]int)
+	for admin, by := range map[bool]map[health.DeviceID][]Holder{false: h.By, true: h.Admin} {
+		for device, holders := range by {
+			if !slices.IsSortedFunc(holders, compareHolders) {
+				t.Errorf("%s: %v is not sorted", device, holders)
+			}
+			for _, held := range holders {
+				found[held]++
+				if id, isAdmin, ok := resolve("", held.DeviceID, held.Claim); !ok || id != device || isAdmin != admin || !held.ByClaim() ||
+					held.Resource != "" {
+					t.Errorf("%s is held by %+v", device, held)
+				}
+			}
+		}
+	}
+	return found
+}
+
+// claimHoldersOf returns a holder for each device of the containers' claims.
+func claimHoldersOf(list []*podsapi.ContainerResources) (holders []Holder) {
+	for _, c := range list {
+		for _, r := range c.GetDynamicResources() {
+			for _, d := range r.GetClaimResources() {
+				held := Holder{
+					Container: c.GetName(), DeviceID: d.GetDeviceName(),
+					Claim: ClaimRef{r.GetClaimName(), d.GetDriverName(), d.GetPoolName(), d.GetShareId(), ""},
+				}
+				if d != nil {
+					held.Claim.CDI = cdiName(d.GetDeviceName())
+				}
+				holders = append(holders, held)
+			}
+		}
+	}
+	return holders
 }
 
 // A new kubelet lists containers later. Until it has settled, those of its predecessor keep their devices, also those with adminAccess.

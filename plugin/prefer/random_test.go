@@ -1,6 +1,7 @@
 package prefer
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
@@ -86,11 +87,7 @@ func checkAlone(t *testing.T, devices []Device, r Request, got []string) {
 	}
 	chosen := slices.DeleteFunc(slices.Clone(got), func(id string) bool { return slices.Contains(r.Required, id) })
 	if size == 1 && len(required) == 0 && !r.BestFit {
-		for id, rank := range rankOf {
-			if rank < rankOf[chosen[0]] && slices.Contains(r.Available, id) {
-				t.Fatalf("%s was chosen, %s is healthier, for %+v", chosen[0], id, r)
-			}
-		}
+		checkHealthiest(t, rankOf, chosen[0], r)
 		return
 	}
 	best, bestKey := -2, key{}
@@ -110,6 +107,16 @@ func checkAlone(t *testing.T, devices []Device, r Request, got []string) {
 	for _, id := range chosen {
 		if best != -2 && groupOf[id] != best {
 			t.Fatalf("%v, want IDs of %s only, for %+v", got, devices[max(0, best)].ID, r)
+		}
+	}
+}
+
+// checkHealthiest checks that no available ID has a better health than the chosen one.
+func checkHealthiest(t *testing.T, rankOf map[string]int, chosen string, r Request) {
+	t.Helper()
+	for id, rank := range rankOf {
+		if rank < rankOf[chosen] && slices.Contains(r.Available, id) {
+			t.Fatalf("%s was chosen, %s is healthier, for %+v", chosen, id, r)
 		}
 	}
 }
@@ -153,63 +160,66 @@ func randomGPUs(r *rand.Rand, n int) []Device {
 	return devices
 }
 
-// bruteForce examines every set of the pool, which begins with the required IDs. It returns the set with the best health,
-// then the best connected one, then the one that leaves the best connected rest, then the first.
+// candidates is a pool of devices of which sets are compared. A set has a bit for each device of the pool.
+type candidates struct {
+	top  *topology
+	pool []Device
+}
+
+// indexes returns the positions of a set in the topology, sorted.
+func (c *candidates) indexes(set uint) (sorted []int) {
+	for i := range c.pool {
+		if set>>i&1 == 1 {
+			sorted = append(sorted, c.top.index[c.pool[i].ID])
+		}
+	}
+	slices.Sort(sorted)
+	return sorted
+}
+
+func (c *candidates) connections(set uint) (total int32) {
+	indexes := c.indexes(set)
+	for n, i := range indexes {
+		for _, j := range indexes[:n] {
+			total += c.top.score[c.top.gpu[i]][c.top.gpu[j]]
+		}
+	}
+	return total
+}
+
+func (c *candidates) ranks(set uint) (total int) {
+	for i, d := range c.pool {
+		if set>>i&1 == 1 {
+			total += healthRank(d.State.Verdict.State)
+		}
+	}
+	return total
+}
+
+// better reports whether set a is preferred to b: its health is better, else it is connected better, else it leaves a better connected
+// rest, else it comes first.
+func (c *candidates) better(a, b uint) bool {
+	every := uint(1)<<len(c.pool) - 1
+	return cmp.Or(
+		c.ranks(b)-c.ranks(a), int(c.connections(a)-c.connections(b)), int(c.connections(every&^a)-c.connections(every&^b)),
+		slices.Compare(c.indexes(b), c.indexes(a)),
+	) > 0
+}
+
+// bruteForce examines every set of the pool, which begins with the required IDs, and returns the best.
 func bruteForce(devices, pool []Device, required, size int) []string {
-	top := newTopology(devices)
-	index := func(i int) int { return top.index[pool[i].ID] }
-	connections := func(set uint) (total int32) {
-		for i := range pool {
-			for j := range i {
-				if set>>i&1 == 1 && set>>j&1 == 1 {
-					total += top.score[top.gpu[index(i)]][top.gpu[index(j)]]
-				}
-			}
-		}
-		return total
-	}
-	ranks := func(set uint) (total int) {
-		for i, d := range pool {
-			if set>>i&1 == 1 {
-				total += healthRank(d.State.Verdict.State)
-			}
-		}
-		return total
-	}
-	indexes := func(set uint) (sorted []int) {
-		for i := range pool {
-			if set>>i&1 == 1 {
-				sorted = append(sorted, index(i))
-			}
-		}
-		slices.Sort(sorted)
-		return sorted
-	}
-	every, best := uint(1)<<len(pool)-1, uint(0)
-	for set := range every + 1 {
+	c := &candidates{newTopology(devices), pool}
+	best := uint(0)
+	for set := range uint(1) << len(pool) {
 		if bits.OnesCount(set) != size || bits.TrailingZeros(^set) < required {
 			continue
 		}
-		if best == 0 {
-			best = set
-			continue
-		}
-		better := ranks(best) - ranks(set)
-		if better == 0 {
-			better = int(connections(set) - connections(best))
-		}
-		if better == 0 {
-			better = int(connections(every&^set) - connections(every&^best))
-		}
-		if better == 0 {
-			better = slices.Compare(indexes(best), indexes(set))
-		}
-		if better > 0 {
+		if best == 0 || c.better(set, best) {
 			best = set
 		}
 	}
 	var out []string
-	for _, i := range indexes(best) {
+	for _, i := range c.indexes(best) {
 		out = append(out, devices[i].ID)
 	}
 	return out

@@ -586,6 +586,9 @@ func TestDriverRegistersAgain(t *testing.T) {
 		g.await("prepared again", func() bool { _, err := g.tryPrepare(a); return err == nil }) // the kubelet may still use the lost one
 	}
 
+	// The end of the health stream shows that the kubelet is gone. The kubelet opens one after the registration: it has when it gets a change.
+	g.poll(breakGPU0(testDevices()[:3])...)
+	g.await("unhealthy for the kubelet", func() bool { h, _ := g.kubelet.Health("node1/gpu-0"); return h.Health == "UNHEALTHY" })
 	g.kubelet.Stop()
 	g.awaitErr("the kubelet has closed its connection")
 	if g.Status().Registered {

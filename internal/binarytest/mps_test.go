@@ -401,9 +401,9 @@ func TestMPSDaemonFails(t *testing.T) {
 	}
 }
 
-// A release without multi-user mode and without a command for the memory limit: limits hold, clients of another user wait, and operators
+// A driver without multi-user mode and without a command for the memory limit: limits hold, clients of another user wait, and operators
 // are told when two pods hold a device.
-func TestMPSOlderRelease(t *testing.T) {
+func TestMPSOlderDriver(t *testing.T) {
 	t.Parallel()
 	n := newMPSNode(t, mpsConfig)
 	n.control.SetFaults(mpstest.AllDevices, mpstest.Faults{NoMultiUser: true, NoMemoryLimit: true})

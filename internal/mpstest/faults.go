@@ -13,10 +13,10 @@ type Faults struct {
 	ServerDelay   Duration `json:"serverDelay,omitzero"`
 	ExitAtStart   bool     `json:"exitAtStart,omitempty"`
 	HangAtStart   bool     `json:"hangAtStart,omitempty"`   // the daemon runs, and never serves its socket
-	NoMultiUser   bool     `json:"noMultiUser,omitempty"`   // an older release: -multiuser-server is a usage error
+	NoMultiUser   bool     `json:"noMultiUser,omitempty"`   // an older driver: -multiuser-server is a usage error
 	NoServers     bool     `json:"noServers,omitempty"`     // servers exit while they start
 	OwnSession    bool     `json:"ownSession,omitempty"`    // servers leave the process group and the session of the daemon
-	NoMemoryLimit bool     `json:"noMemoryLimit,omitempty"` // an older release: it cannot report the memory limit
+	NoMemoryLimit bool     `json:"noMemoryLimit,omitempty"` // an older driver: it cannot report the memory limit
 
 	// By command, such as get_server_list; AllCommands for any.
 	Delay  map[string]Duration `json:"delay,omitempty"`  // before the answer; the daemon serves no other command meanwhile

@@ -238,7 +238,7 @@ var defaults = scope{infix: "default_"}
 func ofServer(pid int) scope { return scope{server: strconv.Itoa(pid) + " "} }
 
 // hold has the limits of e.spec hold in a scope, and reports whether it set any. It sets nothing if the daemon reports them already. A
-// limit that the daemon cannot report, as in older releases, is set without proof.
+// limit that the daemon cannot report, as with older drivers, is set without proof.
 func (e *examiner) hold(ctx context.Context, s scope) (set bool, err error) {
 	threads, err := e.holdThreads(ctx, s)
 	if err != nil {

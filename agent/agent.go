@@ -205,7 +205,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	})
 	a.monitor.SetMPS(a.mps.State())
 	a.dra = dra.New(dra.Options{
-		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: boot, Released: a.plugin.Released(),
+		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: boot, PluginReleased: a.plugin.PluginReleased(),
 		Holders:    a.plugin.LatestHolders(),
 		Ask:        a.plugin.AskHolders,
 		Runtime:    &a.runtime,
@@ -219,7 +219,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	})
 	a.stateFile.AddSection(draSection, a.dra.Saved())
 	a.plugin.SetRuntime(&a.runtime)
-	a.plugin.SetDRA(a.dra.Released())
+	a.plugin.SetDRAReleased(a.dra.DRAReleased())
 	a.plugin.SetClaims(a.dra.ClaimDevice, a.dra.Prepared())
 	a.memoryLimits = a.newMemoryLimits(log.Named("memory limits"))
 	a.plugin.SetMemoryCapabilities(a.memoryLimits.Capabilities())

@@ -28,9 +28,10 @@ type Handover struct {
 	Pods     bool   // the reason is only that pods still hold devices: that ends by itself, maybe after days
 }
 
-// SetDRA sets where the plugin finds whether dynamic resource allocation has released the devices. Call it before Run. Without it, it has.
-func (p *Plugin) SetDRA(released *health.Latest[Handover]) {
-	p.dra = released
+// SetDRAReleased sets where the plugin finds whether dynamic resource allocation has released the devices. Call it before Run. Without it,
+// dynamic resource allocation counts as released.
+func (p *Plugin) SetDRAReleased(released *health.Latest[Handover]) {
+	p.draReleased = released
 	p.setTurn(turn{notServing: draUnknown})
 }
 
@@ -38,9 +39,9 @@ func (p *Plugin) SetDRA(released *health.Latest[Handover]) {
 // the node.
 func (p *Plugin) SetLock(l *nodelock.Lock) { p.lock = l }
 
-// Released holds whether the plugin has released the devices: with plugin.api dra, when no pod holds a device that a device plugin
+// PluginReleased holds whether the plugin has released the devices: with plugin.api dra, when no pod holds a device that a device plugin
 // allocated and the kubelet lists none.
-func (p *Plugin) Released() *health.Latest[Handover] { return &p.released }
+func (p *Plugin) PluginReleased() *health.Latest[Handover] { return &p.released }
 
 // SetClaims sets how the devices of claims are found in the kubelet's pod resources, and the prepared claims. Call it before Run. Without
 // it, claims have no devices.
@@ -206,8 +207,8 @@ func (p *Plugin) claimDevices() Handover {
 	if p.exclusive {
 		return Handover{}
 	}
-	if p.dra != nil {
-		switch dra := p.dra.Load(); {
+	if p.draReleased != nil {
+		switch dra := p.draReleased.Load(); {
 		case dra == nil:
 			return Handover{Reason: draUnknown}
 		case !dra.Released:
@@ -233,10 +234,10 @@ func (p *Plugin) claimDevices() Handover {
 
 // hasDRAReleased reports whether dynamic resource allocation has released the devices.
 func (p *Plugin) hasDRAReleased() bool {
-	if p.dra == nil {
+	if p.draReleased == nil {
 		return true
 	}
-	dra := p.dra.Load()
+	dra := p.draReleased.Load()
 	return dra != nil && dra.Released
 }
 

@@ -97,7 +97,7 @@ func TestHandover(t *testing.T) {
 		h := newHarness(t, snapshot(2))
 		h.version = v
 		var dra health.Latest[Handover]
-		h.p.SetDRA(&dra)
+		h.p.SetDRAReleased(&dra)
 		k := h.kubelet()
 		h.run()
 		h.waitPlugin(func(s Status) bool { return s.Err != "" && len(s.Resources) == 0 }) // whether claims are prepared is unknown
@@ -119,10 +119,10 @@ func TestHandover(t *testing.T) {
 		h.waitResource(k, gpu, listed(2, 2))
 		setAPI(APIDRA)
 		h.waitResource(k, gpu, listed(2, 1))
-		if r := h.p.Released().Load(); r.Released || h.p.Status().Off {
+		if r := h.p.PluginReleased().Load(); r.Released || h.p.Status().Off {
 			t.Errorf("released while a pod holds %v: %+v", a.Devices, r)
 		}
-		poll(h, "the reason", h.p.Released().Load, func(r *Handover) bool { return r.Pods && strings.Contains(r.Reason, a.Container.Pod) })
+		poll(h, "the reason", h.p.PluginReleased().Load, func(r *Handover) bool { return r.Pods && strings.Contains(r.Reason, a.Container.Pod) })
 		k.SetFault(kubelettest.Fault{ListError: "no answer"})
 		h.waitHolders(func(h podresources.Holders) bool { return h.Err != "" }) // no answer from before the fault is under way
 		k.Free(gpu, a.Devices...)
@@ -130,12 +130,12 @@ func TestHandover(t *testing.T) {
 			!strings.Contains(err.Error(), createAgain) {
 			t.Errorf("a waiting pod gets the freed device: %v", err)
 		}
-		if r := h.p.Released().Load(); r.Released {
+		if r := h.p.PluginReleased().Load(); r.Released {
 			t.Error("released while the kubelet does not answer")
 		}
 		k.SetFault(kubelettest.Fault{})
 		h.waitPlugin(func(s Status) bool { return s.Off && s.Err == "" && len(s.Resources) == 0 })
-		if r := h.p.Released().Load(); !r.Released {
+		if r := h.p.PluginReleased().Load(); !r.Released {
 			t.Errorf("off, but not released: %+v", r)
 		}
 		if r := k.State().Resources[gpu]; r.Allocatable() > 0 {
@@ -144,7 +144,7 @@ func TestHandover(t *testing.T) {
 
 		setAPI(APIDevicePlugin) // dynamic resource allocation still has the devices
 		h.waitPlugin(func(s Status) bool { return strings.Contains(s.Err, "must not matter now") })
-		if r := h.p.Released().Load(); r.Released || k.State().Resources[gpu].Allocatable() > 0 {
+		if r := h.p.PluginReleased().Load(); r.Released || k.State().Resources[gpu].Allocatable() > 0 {
 			t.Errorf("offered while the other API has the devices: %+v", r)
 		}
 		dra.Store(&Handover{Released: true})
@@ -158,7 +158,7 @@ func TestReleasedReason(t *testing.T) {
 	h := newHarness(t, nil)
 	wait := func(reason string) {
 		t.Helper()
-		poll(h, reason, h.p.Released().Load, func(r *Handover) bool {
+		poll(h, reason, h.p.PluginReleased().Load, func(r *Handover) bool {
 			return r != nil && !r.Released && !r.Pods && strings.Contains(r.Reason, reason)
 		})
 	}
@@ -174,7 +174,7 @@ func TestReleasedReason(t *testing.T) {
 	wait("no poll of the GPUs has succeeded yet")
 	h.snaps.Store(snapshot(1))
 	h.waitPlugin(func(s Status) bool { return s.Off && s.Err == "" })
-	if r := h.p.Released().Load(); !r.Released || r.Reason != "" {
+	if r := h.p.PluginReleased().Load(); !r.Released || r.Reason != "" {
 		t.Errorf("%+v", r)
 	}
 }
@@ -209,7 +209,7 @@ func TestHandoverMPS(t *testing.T) {
 			h.setConfig(change)
 			dra := &health.Latest[Handover]{}
 			dra.Store(&Handover{Reason: "claim ml/c"})
-			h.p.SetDRA(dra)
+			h.p.SetDRAReleased(dra)
 			ordered := &mps.Desired{Daemons: []mps.Spec{{Device: "GPU-0"}}}
 			h.p.MPS().Store(ordered)
 			h.kubelet()

@@ -59,7 +59,7 @@ func TestPluginAwaitsLock(t *testing.T) {
 	if s := second.waitPlugin(waits); len(s.Resources) > 0 || s.Off || len(second.p.Shares()) > 0 {
 		t.Errorf("%+v, shares %+v", s, second.p.Shares())
 	}
-	if r := second.p.Released().Load(); r == nil || r.Released || !strings.Contains(r.Reason, "another agent") {
+	if r := second.p.PluginReleased().Load(); r == nil || r.Released || !strings.Contains(r.Reason, "another agent") {
 		t.Errorf("released: %+v", r)
 	}
 	// The kubelet's devices are those of the first, not of another plugin.

@@ -44,7 +44,7 @@ type Plugin struct {
 	allocations allocationTimes
 	mps         health.Latest[mps.Desired]
 	lock        *nodelock.Lock             // nil: there is one agent
-	dra         *health.Latest[Handover]   // nil without dynamic resource allocation
+	draReleased *health.Latest[Handover]   // nil without dynamic resource allocation
 	claims      podresources.ClaimResolver // nil without dynamic resource allocation
 	released    health.Latest[Handover]
 	turn        health.Latest[turn]
@@ -192,8 +192,8 @@ func (p *Plugin) Run(ctx context.Context) error { //nolint:gocognit // redesigne
 	for {
 		changed, generated := p.layouts.watch(), p.cdi.Toolkit.Changed()
 		var draChanged, lockChanged <-chan struct{}
-		if p.dra != nil {
-			_, draChanged = p.dra.Watch()
+		if p.draReleased != nil {
+			_, draChanged = p.draReleased.Watch()
 		}
 		holds := true
 		if c := p.cfg.Load(); c != nil && c.Enabled {

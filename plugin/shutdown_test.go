@@ -123,7 +123,7 @@ func TestRegistrarFollowsReplacedDirectory(t *testing.T) {
 func TestStartupLogLevelOfDRA(t *testing.T) {
 	h := newHarness(t, snapshot(2))
 	var dra health.Latest[Handover]
-	h.p.SetDRA(&dra)
+	h.p.SetDRAReleased(&dra)
 	h.kubelet()
 	h.run()
 	h.waitLog(msgNothing, "about to learn", 1)

@@ -205,7 +205,7 @@ func TestRunRetriesCheckpoint(t *testing.T) {
 // A checkpoint that could not be written is no fault any more when the node serves no claims: nothing is refused, and nothing tries again.
 func TestCheckpointFailureEndsWithDRA(t *testing.T) {
 	d := New(Options{
-		Config: new(health.Latest[plugin.Config]), Released: new(health.Latest[plugin.Handover]),
+		Config: new(health.Latest[plugin.Config]), PluginReleased: new(health.Latest[plugin.Handover]),
 		Snapshots: new(health.Latest[health.Snapshot]), Holders: new(health.Latest[podresources.Holders]), Log: zap.NewNop(),
 	})
 	d.preparer.writes.Report("/checkpoint", syscall.ENOSPC)

@@ -42,13 +42,13 @@ const Domain = "gpu-node-agent"
 
 // Options configure a Driver. All fields but Runtime, Lock and Faster are required to run it.
 type Options struct {
-	Config    *health.Latest[plugin.Config]
-	Snapshots *health.Latest[health.Snapshot]
-	Node      string                               // the node's name in Kubernetes, which is also the name of the pool
-	BootID    string                               // identifies the boot; "" if unknown
-	Connect   func() (kubernetes.Interface, error) // opens a client of the API server, without a request
-	Released  *health.Latest[plugin.Handover]      // whether the device plugin has released the devices
-	Holders   *health.Latest[podresources.Holders] // never empty
+	Config         *health.Latest[plugin.Config]
+	Snapshots      *health.Latest[health.Snapshot]
+	Node           string                               // the node's name in Kubernetes, which is also the name of the pool
+	BootID         string                               // identifies the boot; "" if unknown
+	Connect        func() (kubernetes.Interface, error) // opens a client of the API server, without a request
+	PluginReleased *health.Latest[plugin.Handover]      // whether the device plugin has released the devices
+	Holders        *health.Latest[podresources.Holders] // never empty
 	// Ask asks the kubelet now and returns its answer, or the last one after a timeout; see podresources.Client.
 	Ask func(context.Context, time.Duration) podresources.Holders
 	// Runtime is the container runtime of the node, empty before it was asked for. nil: it is unknown.
@@ -191,7 +191,7 @@ func (d *Driver) awaitInstance(ctx context.Context) (i instance, ok bool) {
 	pauses := d.timing.pauses()
 	for ctx.Err() == nil {
 		cfg, cfgChanged := d.Config.Watch()
-		_, releasedChanged := d.Options.Released.Watch()
+		_, releasedChanged := d.Options.PluginReleased.Watch()
 		lock, lockChanged := d.requestLock(cfg)
 		var retry <-chan time.Time
 		switch serve, err := d.next(cfg, lock); {
@@ -270,7 +270,7 @@ func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (serve bool, err 
 		d.setWaiting(false, "", false)
 		return false, nil
 	}
-	if r := d.Options.Released.Load(); r == nil || !r.Released {
+	if r := d.Options.PluginReleased.Load(); r == nil || !r.Released {
 		r = cmp.Or(r, &plugin.Handover{Reason: "it is starting"})
 		d.setReleased("")
 		d.setWaiting(true, "waiting for the device plugin to release the devices: "+r.Reason, r.Pods)
@@ -278,7 +278,7 @@ func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (serve bool, err 
 	}
 	d.setReleased("dynamic resource allocation serves the devices")
 	// The plugin stores that it has not released the devices before it reads that the driver has: see plugin.Handover.
-	if r := d.Options.Released.Load(); !r.Released {
+	if r := d.Options.PluginReleased.Load(); !r.Released {
 		d.setReleased("")
 		return false, nil // Run sees the change
 	}
@@ -317,9 +317,9 @@ func neededCheckpoint(dir string) bool {
 	return c.needed() || err != nil && !errors.Is(err, fs.ErrNotExist)
 }
 
-// Released holds whether the driver has released the devices: with plugin.api devicePlugin, when no claim is prepared and no slice is
+// DRAReleased holds whether the driver has released the devices: with plugin.api devicePlugin, when no claim is prepared and no slice is
 // published.
-func (d *Driver) Released() *health.Latest[plugin.Handover] { return &d.released }
+func (d *Driver) DRAReleased() *health.Latest[plugin.Handover] { return &d.released }
 
 // setReleased stores why the devices are not released; empty if they are.
 func (d *Driver) setReleased(reason string) {
@@ -452,7 +452,7 @@ func (d *Driver) handingOver(s *session) bool {
 	if s != nil {
 		return !d.Config.Load().ServesDRA()
 	}
-	r := d.Options.Released.Load()
+	r := d.Options.PluginReleased.Load()
 	return r == nil || !r.Released
 }
 

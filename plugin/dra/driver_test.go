@@ -104,8 +104,8 @@ func servingRig(t *testing.T) *driverRig {
 // start starts a process of the driver, whose intervals are short.
 func (g *driverRig) start() {
 	o := Options{
-		Config: g.config, Snapshots: g.snapshots, Node: testNode, BootID: "boot", Connect: g.api.Client, Released: g.plugin, Holders: g.holders,
-		Ask:      g.ask,
+		Config: g.config, Snapshots: g.snapshots, Node: testNode, BootID: "boot", Connect: g.api.Client, PluginReleased: g.plugin,
+		Holders: g.holders, Ask: g.ask,
 		NoPlugin: func() bool { return false }, MPS: g.mps, Simulated: func() bool { return true }, Faster: 50,
 		Properties: func(ctx context.Context, d []health.Device) map[health.DeviceID]*health.Properties {
 			return g.properties(ctx, d)
@@ -212,14 +212,14 @@ func (g *driverRig) published() (devices []string) {
 // awaitReleased waits until the device plugin may have the devices.
 func (g *driverRig) awaitReleased() {
 	g.t.Helper()
-	g.await("released", func() bool { r := g.Released().Load(); return r != nil && r.Released })
+	g.await("released", func() bool { r := g.DRAReleased().Load(); return r != nil && r.Released })
 }
 
 // awaitNotReleased waits until the driver says why the device plugin must not have the devices.
 func (g *driverRig) awaitNotReleased(parts ...string) {
 	g.t.Helper()
 	g.await("unreleased because of "+strings.Join(parts, " and "), func() bool {
-		r := g.Released().Load()
+		r := g.DRAReleased().Load()
 		return r != nil && !r.Released && !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(r.Reason, part) })
 	})
 }
@@ -311,7 +311,7 @@ func TestDriverServesKubelet(t *testing.T) {
 	}; !slices.Equal(g.Dirs(), want) {
 		t.Errorf("directories %q, want %q", g.Dirs(), want)
 	}
-	if r := g.Released().Load(); r.Released || r.Reason == "" {
+	if r := g.DRAReleased().Load(); r.Released || r.Reason == "" {
 		t.Errorf("released %+v", r)
 	}
 	if devices, known := g.PublishedDevices(); !known || len(devices) != 3 {
@@ -356,19 +356,19 @@ func TestDriverAwaitsConfiguration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		config := &health.Latest[plugin.Config]{}
 		d := New(Options{
-			Config: config, Released: &health.Latest[plugin.Handover]{}, Snapshots: &health.Latest[health.Snapshot]{},
+			Config: config, PluginReleased: &health.Latest[plugin.Handover]{}, Snapshots: &health.Latest[health.Snapshot]{},
 			Log: zap.NewNop(),
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- d.Run(ctx) }()
 		synctest.Wait()
-		if d.Released().Load() != nil {
-			t.Errorf("released %+v", d.Released().Load())
+		if d.DRAReleased().Load() != nil {
+			t.Errorf("released %+v", d.DRAReleased().Load())
 		}
 		config.Store(&plugin.Config{Enabled: false, KubeletDir: t.TempDir()})
 		synctest.Wait()
-		if r := d.Released().Load(); r == nil || !r.Released {
+		if r := d.DRAReleased().Load(); r == nil || !r.Released {
 			t.Errorf("released %+v", r)
 		}
 		cancel()
@@ -404,7 +404,7 @@ func TestDriverHandsOver(t *testing.T) {
 		s.Err != "" || !s.Registered {
 		t.Errorf("status %+v", s)
 	}
-	if !g.Released().Load().Pods {
+	if !g.DRAReleased().Load().Pods {
 		t.Error("it does not wait for pods only")
 	}
 	g.refused(b, "releases the devices and prepares no new claim")
@@ -449,7 +449,7 @@ func TestDriverHandsOver(t *testing.T) {
 	if s := g.Status(); !s.Enabled || !s.WaitsForPods || !s.Handover || g.kubelet.Registered(g.driver) || len(g.api.Slices()) != 0 {
 		t.Errorf("status %+v", s)
 	}
-	if r := g.Released().Load(); !r.Released { // else both wait for each other
+	if r := g.DRAReleased().Load(); !r.Released { // else both wait for each other
 		t.Errorf("released %+v", r)
 	}
 	g.plugin.Store(&plugin.Handover{Released: true})
@@ -910,7 +910,7 @@ func TestSlicesKeepNames(t *testing.T) {
 	g.poll(append(renamed, missing...)...)
 	g.configure(usePlugin)
 	planner := New(Options{
-		Config: g.config, Snapshots: g.snapshots, Node: testNode, Released: &health.Latest[plugin.Handover]{}, Holders: g.holders,
+		Config: g.config, Snapshots: g.snapshots, Node: testNode, PluginReleased: &health.Latest[plugin.Handover]{}, Holders: g.holders,
 		Properties: g.properties, Log: zap.NewNop(),
 	})
 	planned, err := planner.Slices(t.Context())
@@ -1024,7 +1024,7 @@ func testReleaseAfterLostCheckpoint(t *testing.T, warning string, lose func(path
 	g.configure(usePlugin)
 	g.restart()
 	g.awaitNotReleased("waiting for the end of pods with claims that were prepared before the checkpoint was lost")
-	g.await("waiting for pods", func() bool { return g.Released().Load().Pods })
+	g.await("waiting for pods", func() bool { return g.DRAReleased().Load().Pods })
 	if s := g.Status(); !strings.Contains(s.Warning, warning) || !strings.Contains(s.Warning, "until these pods have ended") ||
 		len(g.api.Slices()) > 0 {
 		t.Errorf("warning %q, slices %+v", s.Warning, g.api.Slices())
@@ -1066,13 +1066,13 @@ func TestDriverNamesClaims(t *testing.T) {
 	of := func(i int) string { return fmt.Sprintf("default/c%d of default/a%d and default/z%d", i, i, i) }
 	g.awaitNotReleased("the end of claims " + strings.Join([]string{of(0), of(1), of(2), of(3), of(4)}, ", ") + ", 2 more")
 	g.unprepare(claims[0])
-	g.await("naming five of six claims", func() bool { return strings.HasSuffix(g.Released().Load().Reason, of(5)+", 1 more") })
+	g.await("naming five of six claims", func() bool { return strings.HasSuffix(g.DRAReleased().Load().Reason, of(5)+", 1 more") })
 	g.unprepare(claims[1])
-	g.await("naming five claims", func() bool { return strings.HasSuffix(g.Released().Load().Reason, of(5)+", "+of(6)) })
+	g.await("naming five claims", func() bool { return strings.HasSuffix(g.DRAReleased().Load().Reason, of(5)+", "+of(6)) })
 	for _, c := range claims[2:6] {
 		g.unprepare(c)
 	}
-	g.await("naming one claim", func() bool { return strings.HasSuffix(g.Released().Load().Reason, "the end of claim "+of(6)) })
+	g.await("naming one claim", func() bool { return strings.HasSuffix(g.DRAReleased().Load().Reason, "the end of claim "+of(6)) })
 }
 
 // Where the API server has no taints, a broken device is not published. A claim from before finds it and is told what is wrong; one that
@@ -1130,7 +1130,7 @@ func TestRestoreHandover(t *testing.T) {
 		"nonsense":   {[]string{text(early), `7`}, early},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := New(Options{Config: g.config, Snapshots: g.snapshots, Released: g.plugin, Holders: g.holders, Log: zap.NewNop()})
+			d := New(Options{Config: g.config, Snapshots: g.snapshots, PluginReleased: g.plugin, Holders: g.holders, Log: zap.NewNop()})
 			for i, text := range c.texts {
 				if err := d.Restore([]byte(text)); (err != nil) != (text == "7") || err != nil && !strings.Contains(err.Error(), "handover") {
 					t.Errorf("%d: %v", i, err)
@@ -1168,7 +1168,7 @@ func TestDriverSharesMemory(t *testing.T) {
 		t.Errorf("shares %+v", all)
 	}
 	planner := New(Options{
-		Config: g.config, Snapshots: g.snapshots, Node: testNode, Released: g.plugin, Holders: g.holders,
+		Config: g.config, Snapshots: g.snapshots, Node: testNode, PluginReleased: g.plugin, Holders: g.holders,
 		Properties: g.properties, Log: zap.NewNop(),
 	})
 	planner.SetMemoryCapabilities(limits)
@@ -1282,7 +1282,7 @@ func TestDriverReleasesDespiteOtherCalls(t *testing.T) {
 	g.configure(usePlugin)
 	g.await("released", func() bool {
 		_, _ = g.tryPrepare(a) // more often than every half second
-		r := g.Released().Load()
+		r := g.DRAReleased().Load()
 		return r != nil && r.Released
 	})
 }
@@ -1325,7 +1325,7 @@ func TestDriverReleasesAfterSlices(t *testing.T) {
 	})
 	g.configure(usePlugin)
 	g.awaitNotReleased("removing the ResourceSlices of the node: ", "overloaded")
-	if g.Released().Load().Pods {
+	if g.DRAReleased().Load().Pods {
 		t.Error("it waits for pods")
 	}
 	g.configure(func(c *plugin.Config) { c.Enabled = false }) // nobody else reports the reason

@@ -110,7 +110,7 @@ func TestOrphans(t *testing.T) {
 	}
 	d := New(Options{
 		Config: new(health.Latest[plugin.Config]), Holders: new(health.Latest[podresources.Holders]),
-		Released: new(health.Latest[plugin.Handover]), Log: zap.NewNop(),
+		PluginReleased: new(health.Latest[plugin.Handover]), Log: zap.NewNop(),
 	})
 	cfg := plugin.DefaultConfig()
 	d.Config.Store(&cfg)

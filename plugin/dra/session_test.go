@@ -60,8 +60,8 @@ func prepareSessionIn(t *testing.T, api *apiservertest.Server, kubeletDir string
 	g.config.Store(&cfg)
 	d := New(Options{
 		Config: &g.config, Runtime: &g.runtime, Snapshots: &g.snapshots, Node: publishNode, Connect: g.api.Client,
-		Released: &health.Latest[plugin.Handover]{},
-		Holders:  &g.holders, Ask: g.ask, NoPlugin: func() bool { return g.noPlugin }, Simulated: func() bool { return true }, Log: zap.NewNop(),
+		PluginReleased: &health.Latest[plugin.Handover]{}, Holders: &g.holders, Ask: g.ask,
+		NoPlugin: func() bool { return g.noPlugin }, Simulated: func() bool { return true }, Log: zap.NewNop(),
 		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
 	})
 	write := d.preparer.disk.writeFile
@@ -308,7 +308,7 @@ func TestSessionReleasesAfterDisk(t *testing.T) {
 		g.config.Store(&cfg)
 		reason := func() string {
 			g.advance(5 * time.Second)
-			return g.session.Released().Load().Reason
+			return g.session.DRAReleased().Load().Reason
 		}
 		if r := reason(); !strings.Contains(r, "the checkpoint is being written") {
 			t.Errorf("reason %q", r)
@@ -323,7 +323,7 @@ func TestSessionReleasesAfterDisk(t *testing.T) {
 		full.Store(false)
 		g.advance(5 * time.Second)
 		if g.session.preparer.needed() {
-			t.Errorf("not released: %+v", g.session.Released().Load())
+			t.Errorf("not released: %+v", g.session.DRAReleased().Load())
 		}
 		g.wantDevices()
 	})

@@ -123,14 +123,14 @@ func (a *inProcess) start(v sequence.Values) error {
 	a.lock = nodelock.New(nodelock.Self(), log.Named("lock")).Faster(a.faster)
 	a.plugin = plugin.NewFaster(a.faster, a.cfg, a.snapshots, log.Named("plugin"))
 	a.dra = dra.New(dra.Options{
-		Config: a.cfg, Snapshots: a.snapshots, Node: nodeName, BootID: "boot", Connect: a.connect, Released: a.plugin.Released(),
+		Config: a.cfg, Snapshots: a.snapshots, Node: nodeName, BootID: "boot", Connect: a.connect, PluginReleased: a.plugin.PluginReleased(),
 		Holders: a.plugin.LatestHolders(),
 		Ask:     a.plugin.AskHolders, NoPlugin: func() bool { return false },
 		MPS: a.plugin.MPS(), Lock: a.lock, Simulated: func() bool { return true }, Faster: a.faster, Log: log.Named("dra"),
 		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
 	})
 	a.plugin.SetLock(a.lock)
-	a.plugin.SetDRA(a.dra.Released())
+	a.plugin.SetDRAReleased(a.dra.DRAReleased())
 	a.plugin.SetClaims(a.dra.ClaimDevice, a.dra.Prepared())
 	ctx, cancel := context.WithCancel(context.Background())
 	a.cancel, a.ended = cancel, &sync.WaitGroup{}

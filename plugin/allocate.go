@@ -90,8 +90,8 @@ type allocation struct {
 	uuid   func() string // for the key of an annotation, which must be unique in a pod
 }
 
-// allocate answers an Allocate call with one response per container. Its error is a *refusal, or that of ctx. The contents of a response
-// and their order are those of NVIDIA's plugin (NVIDIA/k8s-device-plugin, internal/plugin/server.go).
+// allocate answers an Allocate call with one response per container. Its error is a *refusal, or ctx's. A response has the same contents in
+// the same order as a response of NVIDIA's plugin (NVIDIA/k8s-device-plugin, internal/plugin/server.go).
 //
 // A device that has just become unhealthy is refused although the kubelet requested it: the kubelet does not have the new
 // list yet, and a container on a dead GPU would fail later and with a worse error. This cannot break a running pod,

@@ -106,7 +106,7 @@ func setEnvs(resp *pluginapi.ContainerAllocateResponse, env map[string]string) {
 	maps.Copy(resp.Envs, env)
 }
 
-// The interface of MPS clients. The paths in the container are those of NVIDIA's plugin.
+// The interface of MPS clients. The paths in the container equal the paths of NVIDIA's plugin.
 const (
 	envMPSPipes   = "CUDA_MPS_PIPE_DIRECTORY"
 	envMPSLogs    = "CUDA_MPS_LOG_DIRECTORY"
@@ -120,7 +120,7 @@ const (
 func containerPipeDir(resource string) string { return path.Join(mpsDir, resource, "pipe") }
 
 // addMPS makes the container a client of the device's MPS daemon, with the limits of its shares together. A client may remove limits
-// in its environment, but not the daemon's own: those are of one share if a container may request no more.
+// in its environment, but not the daemon's own. The daemon's are the limits of one share if a container may request no more.
 func (g grant) addMPS(resp *pluginapi.ContainerAllocateResponse, resource string, root mps.Root) {
 	s := g.share
 	if s == nil || !s.mps {

@@ -50,7 +50,7 @@ const (
 
 // DRAConfig is the `dra` section, for API dra.
 type DRAConfig struct {
-	DriverName string   `yaml:"driverName"` // in DeviceClasses and claims; gpu.nvidia.com is that of NVIDIA's driver
+	DriverName string   `yaml:"driverName"` // in DeviceClasses and claims; gpu.nvidia.com is NVIDIA's driver
 	EvictOn    []string `yaml:"evictOn"`    // taints of findings that evict pods: xid=79, lost
 }
 
@@ -145,7 +145,7 @@ func (c Config) Notes() []string {
 	return notes
 }
 
-// oneOf returns an error unless value is one of those that the key accepts.
+// oneOf returns an error unless the key accepts value.
 func oneOf(key, value string, accepted ...string) error {
 	if slices.Contains(accepted, value) {
 		return nil

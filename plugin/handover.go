@@ -17,8 +17,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-// Handover is whether an API that does not serve the node's devices has released them, so that another may serve them. Pods of two APIs
-// could get one device twice, because neither the kubelet nor the scheduler compares them.
+// Handover is whether an API has released the node's devices, so that the other may serve them. Otherwise pods of two APIs could get
+// one device twice, because neither the kubelet nor the scheduler compares the APIs.
 //
 // Each API stores that it has not released the devices before it reads whether the other has, and serves only if the other has. So
 // the two never serve at once, however fast the configuration changes back and forth.
@@ -73,8 +73,8 @@ type releaseStep struct {
 	pods   bool   // Handover.Pods
 }
 
-// next decides the next step. An answer of the kubelet counts only if it was asked some time after the last allocation could have been
-// made: the kubelet records one after the plugin's answer. No timeout replaces an answer.
+// next decides the next step. An answer of the kubelet counts only if the plugin asked some time after the last possible allocation,
+// because the kubelet records an allocation after the plugin's answer. No timeout replaces an answer.
 func (r *release) next() releaseStep {
 	a := r.allocatable
 	counts := func(at time.Time) bool { return at.After(r.since.Add(r.settle)) }
@@ -112,8 +112,8 @@ func (r *release) next() releaseStep {
 	return releaseStep{}
 }
 
-// pluginPods returns the pods that hold devices of a device plugin, ours or another, and whether one of them holds an ID of the form that
-// ours has.
+// pluginPods returns the pods that hold devices of a device plugin, ours or another. It also reports whether one of them holds an ID in the
+// form of ours.
 func pluginPods(facts *offer.Facts) (pods []Pod, served bool) {
 	for device, h := range facts.HeldByPlugins() {
 		pods = append(pods, Pod{h.Namespace, h.Pod})
@@ -122,8 +122,8 @@ func pluginPods(facts *offer.Facts) (pods []Pod, served bool) {
 	return uniquePods(pods), served
 }
 
-// handOver follows plugin.api. It reports whether the resources of the layout may be served and why they are not offered to new pods; there
-// is no reason if they are, and if dynamic resource allocation is to serve the devices. It belongs to Run.
+// handOver follows plugin.api. It reports whether the resources of the layout may be served, and why they are not offered to new pods. The
+// reason is empty if they are offered, and if dynamic resource allocation is to serve the devices. It belongs to Run.
 func (p *Plugin) handOver() (serve bool, notOffered Handover) {
 	cfg, snap := p.cfg.Load(), p.snapshots.Load()
 	serves := len(p.registrars()) > 0
@@ -201,8 +201,8 @@ func isStarting(reason string) bool {
 	return reason == draUnknown || strings.HasPrefix(reason, holdersUnknown)
 }
 
-// claimDevices returns why the plugin must not offer devices to pods; there is no reason if it may. It may from the moment when dynamic
-// resource allocation had released the devices, and the kubelet had said which pods hold them, until the plugin releases them.
+// claimDevices returns why the plugin must not offer devices to pods; the reason is empty if it may. It may once dynamic resource
+// allocation has released the devices and the kubelet has then said which pods hold them. It may until it releases them itself.
 func (p *Plugin) claimDevices() Handover {
 	if p.exclusive {
 		return Handover{}

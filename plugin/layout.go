@@ -38,8 +38,8 @@ type Device struct {
 	held  bool     // a container holds this ID
 }
 
-// Healthy reports whether the kubelet lists the device as healthy: it may allocate it, or a container has it that keeps it. Only
-// health.Unhealthy prevents that: a node does not stop because the state of a GPU is unknown.
+// Healthy reports whether the list says that the device is healthy: the kubelet may allocate it, or a container keeps it. Only
+// health.Unhealthy prevents that. An unknown state does not: a node does not stop because the state of a GPU is unknown.
 func (d Device) Healthy() bool {
 	return d.may.offer.Allows(offer.Offer) || d.held && d.may.offer.Keeps()
 }

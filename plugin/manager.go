@@ -264,8 +264,8 @@ func (p *Plugin) SetRuntime(r *health.Latest[cdi.Runtime]) { p.layouts.runtime =
 // GenerateCDI generates parts of CDI specs with the driver until ctx ends; see cdi.Toolkit.Run.
 func (p *Plugin) GenerateCDI(ctx context.Context) { p.cdi.Toolkit.Run(ctx) }
 
-// missingReason returns why there is nothing to serve, or not every resource; it is empty if the plugin is disabled, and if dynamic
-// resource allocation is to serve the devices: that reports why they are not released.
+// missingReason returns why there is nothing to serve, or not every resource. It is empty if the plugin is disabled. It is empty as well if
+// dynamic resource allocation is to serve the devices, which then reports why they are not released.
 func (p *Plugin) missingReason(now *layout) (reason string) {
 	if now.cfg != nil && now.snap.Polled() {
 		p.logUnmatchedRefs(now.cfg.UnmatchedRefs(now.snap.Bindings, now.snap.Devices))

@@ -105,7 +105,7 @@ type uniformLayout struct {
 	profile string // of the MIG devices; empty for whole GPUs
 }
 
-// includes reports whether a device is one of those offered. The partitions of an inaccessible GPU are unknown, so it
+// includes reports whether a device is offered. The partitions of an inaccessible GPU are unknown, so it
 // counts as unchanged.
 func (u uniformLayout) includes(c *candidate) bool {
 	if c.state.Device.Kind == health.KindMIG {

@@ -390,9 +390,9 @@ func (r *registrar) register(ctx context.Context) {
 	r.registrations++
 }
 
-// checkHeld updates whether the kubelet may hold the fixed path, before a registration. It does from the Register call,
-// whatever became of the answer, until it closed the stream of that registration or restarted. An open stream contradicts
-// a restart: kubelet.sock was only touched.
+// checkHeld updates whether the kubelet may hold the fixed path, before a registration. The kubelet holds it from the Register
+// call, whatever its answer, until it closes the stream of that registration or restarts. An open stream contradicts a restart:
+// then something only touched kubelet.sock.
 func (r *registrar) checkHeld() {
 	count := r.srv.streams.counts()
 	if count.open == 0 {

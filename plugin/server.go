@@ -153,8 +153,8 @@ func (s *server) GetPreferredAllocation(ctx context.Context,
 	return resp, nil
 }
 
-// preferDevices returns the devices as package prefer takes them, and whether single units are chosen by best fit: those of memory
-// are, because a spread of small requests would leave no room for a large one.
+// preferDevices returns the devices as package prefer takes them, and whether single units are chosen by best fit. Units of memory are,
+// because a spread of small requests would leave no room for a large one.
 func (r Resource) preferDevices() (devices []prefer.Device, bestFit bool) {
 	devices = make([]prefer.Device, len(r.Devices))
 	for i, d := range r.Devices {

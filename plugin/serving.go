@@ -15,7 +15,7 @@ type ServedDevice struct {
 	Offered  bool                // under a resource
 	Sharing  Sharing
 	Replicas int  // of time-slicing and MPS; 1 for others
-	Renamed  bool // the resource of the shared device is not that of whole ones
+	Renamed  bool // the resource of the shared device has another name than the resource of whole devices
 }
 
 // Serving returns how the plugin serves the devices of a snapshot. While the other API still releases the devices, it is how the plugin

@@ -35,7 +35,7 @@ func (e *shareEntry) form() deviceid.Form {
 	return deviceid.Form{Kind: deviceid.Replica}
 }
 
-// share sets how each device is shared and its resource after sharing. It removes those that cannot be shared as configured.
+// share sets how each device is shared and its resource after sharing. It removes the devices that cannot be shared as configured.
 func (l *layout) share(in layoutInput, offered []candidate) []candidate {
 	entries := in.cfg.Sharing.entries()
 	if len(entries) == 0 {
@@ -248,8 +248,8 @@ func (l *layout) checkListSize(devices []candidate) bool {
 	return false
 }
 
-// listBytes returns the size of a ListAndWatch response with all IDs of these devices. units returns the form and the number
-// of those of a shared device. All are unhealthy, because that takes more bytes than healthy.
+// listBytes returns the size of a ListAndWatch response with all IDs of these devices. units returns the form and the number of the IDs of
+// a shared device. All are unhealthy, because that takes more bytes than healthy.
 func listBytes(devices []candidate, units func(*candidate) (deviceid.Form, int)) (size int) {
 	for i := range devices {
 		c := &devices[i]

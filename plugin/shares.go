@@ -31,7 +31,7 @@ type share struct {
 	form    deviceid.Form // of the kubelet's IDs of the units
 	units   int           // IDs of the device: replicas, MPS shares, or units of memory
 	single  bool          // a container may request one unit only
-	renamed bool          // the resource is not that of devices that are not shared
+	renamed bool          // the resource has another name than the resource of unshared devices
 	unit    uint64        // SharingMemory: bytes of a unit
 
 	mps     bool   // MPS serves the device
@@ -42,7 +42,7 @@ type share struct {
 
 	unready   string // why containers cannot use the device although it works: its MPS daemon; empty if they can
 	faulty    bool   // unready is a fault, not a start
-	displaced string // why the device is withheld for a container that holds it under an ID outside the layout; empty if none does
+	displaced string // why the device is withheld: a container holds it under an ID outside the layout; empty if none does
 
 	free    int // units that no container holds, 0 if one holds the device under an ID outside the layout; -1 if the holders are unknown
 	largest int // the largest request of a container that the device can serve now; -1 if the holders are unknown
@@ -79,7 +79,7 @@ type ShareUnits struct {
 	Reason      string                // why Enforcement is not the configured one; empty if it is
 }
 
-// HasUnit reports whether an ID of the kubelet is that of a unit that is offered.
+// HasUnit reports whether an ID of the kubelet names a unit that is offered.
 func (u ShareUnits) HasUnit(id string) bool {
 	unit := deviceid.Parse(id)
 	return u.Form.Kind != deviceid.Whole && unit.Form() == u.Form && unit.Device() == u.Device && unit.Number() < u.Total
@@ -157,9 +157,9 @@ func (l *layout) countFree(holders map[health.DeviceID][]podresources.Holder) {
 // MPS returns what MPS daemons must run; empty until the devices are known.
 func (p *Plugin) MPS() *health.Latest[mps.Desired] { return &p.mps }
 
-// storeMPS stores what MPS daemons must run if that has changed. It is unknown until the devices are, and until the kubelet was asked
-// who holds them: after a start with another configuration, a container may still hold a device without MPS. For the same reason
-// nothing changes while a kubelet that has answered before does not.
+// storeMPS stores which MPS daemons must run if that has changed. It is unknown until the devices are known and the kubelet was asked who
+// holds them: after a start with another configuration, a container may still hold a device without MPS. For the same reason nothing
+// changes while a kubelet that has answered before does not answer.
 func (p *Plugin) storeMPS(now *layout) {
 	if now.cfg == nil || now.cfg.Enabled && (!now.snap.Polled() || now.holders == nil || now.holders.Pending || now.holders.Forgotten()) {
 		return
@@ -172,9 +172,9 @@ func (p *Plugin) storeMPS(now *layout) {
 	}
 }
 
-// mpsSpecs returns the daemons of all devices that MPS serves. The limits of a daemon hold for each of its clients. So they are
-// those of one share only if no container can have more. A device that a container still holds without MPS, or with other limits,
-// follows when the container has ended: a daemon for it would keep the container from its GPU, or change its limits.
+// mpsSpecs returns the daemons of all devices that MPS serves. The limits of a daemon hold for each of its clients. So they are the limits
+// of one share only if no container can have more shares. A device that a container still holds without MPS, or with other limits, gets its
+// daemon when the container has ended: an earlier daemon would keep the container from its GPU, or change its limits.
 func (l *layout) mpsSpecs() (specs []mps.Spec) {
 	for _, r := range l.resources {
 		for units := range r.byDevice() {

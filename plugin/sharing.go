@@ -303,7 +303,7 @@ const controlSocket = "control"
 
 func (m *MPS) validate() error {
 	var errs []error
-	// The longest path of a socket below the root: that of a daemon of the longest ID.
+	// The longest path of a socket below the root belongs to the daemon with the longest ID.
 	control := filepath.Join(mps.Root(m.Root).PipeDir(health.DeviceID("MIG-"+strings.Repeat("0", 36))), controlSocket)
 	switch {
 	case !filepath.IsAbs(m.Root):

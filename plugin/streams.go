@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// streams counts the open ListAndWatch streams. It separates those of the newest registration from older ones, because
+// streams counts the open ListAndWatch streams. It separates the streams of the newest registration from older ones, because
 // the kubelet can drop a new stream and keep an old one.
 type streams struct {
 	changed chan struct{} // receives a token when a stream opens or ends

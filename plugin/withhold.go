@@ -57,7 +57,7 @@ func withheldReason(group []withheldDevice) string {
 	return strings.Join(reasons, "; ")
 }
 
-// withheldTexts describes withheld devices, those of one GPU and resource in one text.
+// withheldTexts describes withheld devices, one text for each GPU and resource.
 func withheldTexts(all []withheldDevice) (texts []string) {
 	for _, group := range byGPU(all).All() {
 		w := group[0]
@@ -144,7 +144,7 @@ func (l *layout) decide(in layoutInput) { //nolint:gocognit // redesigned by the
 // releasingReason is why a device is withheld while the node changes from one API to the other.
 const releasingReason = "plugin.api has changed to " + APIDRA + ", which serves the devices when the running GPU pods have ended"
 
-// logWithheld logs withheld devices once, those of one GPU in one line, and once when they are offered again.
+// logWithheld logs withheld devices once, one line for each GPU, and once when they are offered again.
 func (p *Plugin) logWithheld(before, after *layout) {
 	has := func(all []withheldDevice, id health.DeviceID) bool {
 		return slices.ContainsFunc(all, func(w withheldDevice) bool { return w.device.ID == id })

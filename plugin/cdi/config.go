@@ -15,7 +15,7 @@ type Config struct {
 	// Generate writes a spec as NVIDIA's plugin does. Without it a spec must exist: the NVIDIA container toolkit maintains
 	// one in /var/run/cdi from version 1.18 on.
 	Generate bool   `yaml:"generate"`
-	Kind     string `yaml:"kind"` // VENDOR/CLASS of the names; empty: that of the program that writes the spec
+	Kind     string `yaml:"kind"` // VENDOR/CLASS of the names; empty: as the program that writes the spec has it
 	Dir      string `yaml:"dir"`  // where specs are written, and read from in addition to /etc/cdi
 	// nvidia-cdi-hook or nvidia-ctk on the host; empty: specs without hooks, and without nvcdi
 	HookPath         string `yaml:"hookPath"`
@@ -49,13 +49,13 @@ func (c Config) EffectiveKind() string {
 // QualifiedName returns the CDI name of a device, VENDOR/CLASS=NAME.
 func (c Config) QualifiedName(device string) string { return c.EffectiveKind() + "=" + device }
 
-// file returns the path of the generated spec. It equals that of NVIDIA's plugin, so that ours replaces a spec that
+// file returns the path of the generated spec. It equals the path of NVIDIA's plugin, so that ours replaces a spec that
 // NVIDIA's plugin left behind.
 func (c Config) file() string {
 	return filepath.Join(c.Dir, strings.ReplaceAll(c.EffectiveKind(), "/", "-")+".json")
 }
 
-// Dirs returns the directories of the specs that are written, or read if those of others are used.
+// Dirs returns the directories of the specs that are written, or read if other programs write them.
 func (c Config) Dirs() []string {
 	if c.Generate {
 		return []string{c.Dir}

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
-// Host locates device nodes and driver files. The roots are those of the configuration.
+// Host locates device nodes and driver files. The roots come from the configuration.
 type Host struct {
 	FS                  fs.FS  // the agent's view of the file system, from its root on
 	DriverRoot          string // where the driver is installed on the host
@@ -33,8 +33,8 @@ func (h Host) devRoot() string { return cmp.Or(h.DevRoot, h.DriverRoot, "/") }
 // driverFS returns the file system below the driver's root.
 func (h Host) driverFS() (fs.FS, error) { return fs.Sub(h.FS, relative(h.driverRoot())) }
 
-// ControlNodes returns the device nodes that every container with a GPU needs, without those that the host lacks
-// (NVIDIA/libnvidia-container; the order is that of NVIDIA's plugin).
+// ControlNodes returns the device nodes that every container with a GPU needs (NVIDIA/libnvidia-container), in the order of NVIDIA's
+// plugin. It leaves out nodes that the host lacks.
 func (h Host) ControlNodes() []string {
 	all := []string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset"}
 	return slices.DeleteFunc(all, func(node string) bool { return !h.hasNode(node) })
@@ -63,7 +63,7 @@ func exists(fsys fs.FS, name string) bool {
 // relative converts an absolute path to one that fs.FS accepts.
 func relative(p string) string { return cmp.Or(strings.TrimPrefix(path.Clean(p), "/"), ".") }
 
-// DeviceNodes returns the device nodes of a device: /dev/nvidia<minor>, and for a MIG device those of its two
+// DeviceNodes returns the device nodes of a device: /dev/nvidia<minor>, and for a MIG device the nodes of its two
 // capabilities.
 func (h Host) DeviceNodes(d *health.Device) ([]string, error) {
 	minor, err := h.minor(d)

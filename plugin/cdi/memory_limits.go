@@ -44,7 +44,7 @@ func (in Input) limitsHook(gpu health.DeviceID) *specs.Hook {
 
 // LimitHooks finds the devices for which the specs have a hook that sets memory limits.
 type LimitHooks struct {
-	staticDir string // as that of Writer
+	staticDir string // as in Writer
 	log       *zap.Logger
 
 	mu    sync.Mutex // guards the fields below

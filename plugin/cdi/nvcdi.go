@@ -19,12 +19,12 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
 )
 
-// nvcdiEdits returns nvcdi's edits of a device, or those of all devices if the ID is empty.
+// nvcdiEdits returns nvcdi's edits of a device, or its edits of all devices if the ID is empty.
 //
-// The spec must work with every toolkit and runtime that the agent's own generator serves. So the hooks are those of all
-// releases of nvidia-cdi-hook and nvidia-ctk: before 1.18 they fail on an unknown one, and the container with them. Where memory
-// is shared and the driver can limit it, there is also the hook of 1.20 that sets the limits. And there are no additional group IDs, which
-// need CDI 0.7. nvsandboxutils stays off: it is another library of the driver, of which a missing function would end the process.
+// The spec must work with every toolkit and runtime that the agent's own generator serves. So it has only hooks that all releases of
+// nvidia-cdi-hook and nvidia-ctk have: before 1.18 the programs fail on an unknown hook, and the container with them. Where memory is
+// shared and the driver can limit it, there is also the hook of 1.20 that sets the limits. There are no additional group IDs, which need
+// CDI 0.7. nvsandboxutils stays off: it is another library of the driver, and a function that it lacks would end the process.
 func nvcdiEdits(r request, id health.DeviceID, log *zap.Logger) (*specs.ContainerEdits, error) {
 	library, release, err := nvml.Use()
 	if err != nil {
@@ -62,8 +62,8 @@ func nvcdiEdits(r request, id health.DeviceID, log *zap.Logger) (*specs.Containe
 	return h.finish(&cdi.ContainerEdits{ContainerEdits: &devices[0].ContainerEdits})
 }
 
-// finish removes duplicates, and replaces the agent's paths of the driver's files by those of the host. It removes the numbers of device
-// nodes, which a container runtime finds itself: those of nvidia-uvm and nvidia-caps change when the modules are loaded again.
+// finish removes duplicates, and replaces the agent's paths of the driver's files by the host's. It removes the numbers of device nodes,
+// which a container runtime finds itself: the numbers of nvidia-uvm and nvidia-caps change when the modules are loaded again.
 func (h Host) finish(edits *cdi.ContainerEdits) (*specs.ContainerEdits, error) {
 	spec := specs.Spec{ContainerEdits: *edits.ContainerEdits}
 	dedupe, err := transform.NewDedupe()

@@ -24,7 +24,7 @@ type Support uint8
 
 // The values of Support.
 const (
-	SupportUnknown Support = iota // the version is unknown, or that of a runtime of which nothing is known
+	SupportUnknown Support = iota // the version is unknown, or nothing is known of the runtime
 	SupportIgnored                // it starts containers without these devices, and without an error
 	SupportDepends                // it does so unless a setting on the host is set, which no pod sees
 	Supported

@@ -203,9 +203,8 @@ func (r *run) call(ctx context.Context, req *request, id health.DeviceID) (*spec
 	}
 }
 
-// spec returns the spec of the devices from their parts, of which that of all devices must exist. A device without a part has
-// its device nodes only. As in newSpec, a device without known nodes is left out; so is one whose nodes do not exist, of which
-// nvcdi only warns.
+// spec returns the spec of the devices from their parts. The part of all devices must exist. A device without a part has its device nodes
+// only. As in newSpec, a device without known nodes is left out. So is a device whose nodes do not exist, of which nvcdi only warns.
 func (s *partSet) spec(in Input) (spec *specs.Spec, warnings []string, err error) {
 	spec = &specs.Spec{Version: specVersion, Kind: in.Config.EffectiveKind(), ContainerEdits: *s.byDevice[""].edits}
 	var texts grouped.Texts
@@ -242,8 +241,7 @@ func minimumVersion(spec *specs.Spec) (string, error) {
 	return max(v, specVersion), nil // both have one digit per number
 }
 
-// checkNodes returns an error unless edits contain the device nodes and these exist. Without nodes, edits must contain that of
-// a GPU.
+// checkNodes returns an error unless edits contain the device nodes and these exist. Without nodes, edits must contain the node of a GPU.
 func (h Host) checkNodes(edits *specs.ContainerEdits, nodes []string) error {
 	if len(nodes) == 0 && !slices.ContainsFunc(nodePaths(edits), regexp.MustCompile(`^/dev/nvidia[0-9]+$`).MatchString) {
 		return fmt.Errorf("expected a device node /dev/nvidiaN, found %q", nodePaths(edits))

@@ -306,7 +306,7 @@ func specFiles(dirs []string) []specFile {
 	return files
 }
 
-// maxSpecSize limits the specs that are read, in bytes; those of large machines have some 100 KiB.
+// maxSpecSize limits the specs that are read, in bytes; specs of large machines have some 100 KiB.
 const maxSpecSize = 16 << 20
 
 // readSpecs collects the device names of the kind.
@@ -330,7 +330,7 @@ func (w *Writer) readSpecs() {
 	w.specNames = slices.Compact(w.specNames)
 }
 
-// foreignSpec is the part of a spec that is read of other programs', so that newer CDI versions are accepted.
+// foreignSpec is the part that is read of another program's spec, so that newer CDI versions are accepted.
 type foreignSpec struct {
 	Kind           string       `yaml:"kind"`
 	ContainerEdits foreignEdits `yaml:"containerEdits"` // of all devices

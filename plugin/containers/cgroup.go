@@ -22,7 +22,7 @@ type Ref struct {
 var podElement = regexp.MustCompile(
 	`^(?:.*-)?pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?::[^:]*:([0-9a-f]{64}))?$`)
 
-// containerElement matches the element below that of the pod: <ID>, or <runtime>-<ID>.scope with systemd's driver.
+// containerElement matches the element below the pod's: <ID>, or <runtime>-<ID>.scope with systemd's driver.
 var containerElement = regexp.MustCompile(`^(?:[a-z-]+-)?([0-9a-f]{64})(?:\.scope)?$`)
 
 // ParseCgroup returns the container of a process by its /proc/PID/cgroup, which has a line per hierarchy; with version 2

@@ -83,7 +83,7 @@ func (c *Cgroups) Dir(id string) (string, error) {
 			dir = containerDir(filepath.Join(in, name), id)
 		}
 		parent = in
-		return dir != "", false // containers can create any group below those of their pods
+		return dir != "", false // containers can create any group below their pods' groups
 	}
 	for _, p := range c.parents {
 		if c.search(p, find) {
@@ -120,7 +120,7 @@ func (c *Cgroups) Keep(keep func(id string) bool) {
 	}
 }
 
-// containerDir returns the group of a container among those of a pod, "" if there is none. CRI-O's monitor of a container can have a
+// containerDir returns the group of a container among the groups of a pod, "" if there is none. CRI-O's monitor of a container can have a
 // group beside it, crio-conmon-<ID>.scope, as on OpenShift.
 func containerDir(pod, id string) string {
 	for _, name := range subdirs(pod) {
@@ -131,8 +131,7 @@ func containerDir(pod, id string) string {
 	return ""
 }
 
-// search visits the groups below a directory, those of a level before those below them, until visit has found one. A directory that
-// vanishes meanwhile has no groups.
+// search visits the groups below a directory level by level, until visit has found one. A directory that vanishes meanwhile has no groups.
 func (c *Cgroups) search(top string, visit func(in, name string) (found, descend bool)) bool {
 	level, searched := []string{top}, 0
 	for range maxSearchDepth {

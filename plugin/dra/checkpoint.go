@@ -102,7 +102,7 @@ func (c checkpoint) without(uid types.UID) checkpoint {
 // needed reports whether pods may have devices, or may get them.
 func (c checkpoint) needed() bool { return c.Publishing || c.Lost || len(c.Claims) > 0 }
 
-// remember returns a copy with these names. If they are too many, it forgets those of devices that are not published and that no claim has.
+// remember returns a copy with these names. If they are too many, it forgets names of devices that are not published and that no claim has.
 func (c checkpoint) remember(names map[health.DeviceID]string, published map[string]health.DeviceID) checkpoint {
 	c.Names = maps.Clone(names)
 	if len(names) <= maxNames {

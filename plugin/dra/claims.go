@@ -43,7 +43,7 @@ type Claim struct {
 
 // ClaimDevice is a device, or a share of one, that a claim has.
 type ClaimDevice struct {
-	Request string          `json:"request"` // the name in the claim, without that of a subrequest
+	Request string          `json:"request"` // the name in the claim, without the name of a subrequest
 	Pool    string          `json:"pool"`
 	Name    string          `json:"name"` // of the published device
 	Device  health.DeviceID `json:"device"`
@@ -132,7 +132,7 @@ type disk struct {
 }
 
 // preparer prepares claims for the kubelet. Its checkpoint has every claim before a container can get a device of it, and as long as one
-// may. The CDI spec of a claim is written last: a claim of the checkpoint that has one is prepared.
+// may. The CDI spec of a claim is written last. A checkpointed claim is prepared once its CDI spec exists.
 type preparer struct {
 	options      *Options
 	published    *health.Latest[Claims]
@@ -189,7 +189,7 @@ func newPreparer(o *Options, claims *health.Latest[Claims]) *preparer {
 	}
 }
 
-// open reads the checkpoint in the driver's directory. It creates nothing. Its error means that there is a file which may be readable
+// open reads the checkpoint in the driver's directory. It creates nothing. An error means that there is a file, and that it may be readable
 // later.
 func (p *preparer) open(dir string) error {
 	p.writing <- struct{}{}
@@ -262,8 +262,8 @@ func (p *preparer) refresh(ctx context.Context) error {
 	return nil
 }
 
-// heal removes claims without a CDI spec that exclude each other, or one that has a spec: no container has their devices. The file has them
-// until its next write.
+// heal removes each claim without a CDI spec that excludes another claim: no container has its devices. The file has these claims until its
+// next write.
 func (p *preparer) heal(c *checkpoint, dir string) {
 	claims := c.offerClaims(filepath.Base(dir))
 	doubled, _ := claims.Doubled()
@@ -310,9 +310,9 @@ func (p *preparer) change(ctx context.Context, apply func(checkpoint) (next chec
 	return p.enqueue(ctx, &change{apply: apply, done: make(chan error, 1)})
 }
 
-// removeClaim removes a claim from the checkpoint, also if that cannot be written: a full disk must not keep pods from ending, because
-// their volumes are removed only after that. The file has the claim until the next write. A later process that reads it there removes it
-// as soon as another claim needs its devices, or at its sweep.
+// removeClaim removes a claim from the checkpoint, even if the checkpoint cannot be written: a full disk must not keep pods from ending,
+// because the kubelet removes their volumes only after that. The file has the claim until the next write. A later process that reads it
+// there removes it as soon as another claim needs its devices, or at its sweep.
 func (p *preparer) removeClaim(ctx context.Context, uid types.UID) error {
 	return p.enqueue(ctx, &change{removes: true, done: make(chan error, 1), apply: func(c checkpoint) (checkpoint, bool, error) {
 		_, exists := c.Claims[uid]
@@ -416,7 +416,7 @@ func (p *preparer) write(path string, text []byte) error {
 	return nil
 }
 
-// retryWrite writes the checkpoint again if the last write has failed: the claim or the name that it was for may not come again, and then
+// retryWrite writes the checkpoint again if the last write has failed. The claim or the name of that write may not come again, and then
 // nothing would tell that the disk works.
 func (p *preparer) retryWrite(ctx context.Context) {
 	if p.writes.Failure().Err == "" {

@@ -49,10 +49,10 @@ func (p *preparer) getClaim(ctx context.Context, namespace, name string) (*resou
 	return claim, nil
 }
 
-// removeStale waits until a claim that keeps another one from a device is unprepared, if it does not exist any more or is not allocated to
-// that device: its container may still run. After a pod is deleted by force, the kubelet may prepare the claim of a new pod before it ends
-// that of the old one, and does not list the old one. One that cannot have a container is removed. The error is a refusal of the other
-// claim.
+// removeStale deals with a stale claim that keeps another claim from a device: it does not exist any more, or is not allocated to that
+// device. A stale claim that cannot have a container is removed. Otherwise its container may still run, so removeStale waits until the
+// kubelet unprepares the claim. After a pod is deleted by force, the kubelet may prepare the claim of a new pod before it ends the old
+// pod's claim, and it does not list the old pod. The error is a refusal of the other claim.
 func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict) error {
 	c, exists := p.state.Load().Claims[types.UID(found.Claim.UID)]
 	if !exists {
@@ -87,8 +87,7 @@ func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict) error
 		case <-changed:
 		case <-wait.Done():
 			return refuse(reasonInUse, "device %s is prepared for claim %s, which does not exist any more or has other devices, and which the "+
-				"kubelet "+
-				"has not unprepared yet; the kubelet tries again", found.Device, &c)
+				"kubelet has not unprepared yet; the kubelet tries again", found.Device, &c)
 		}
 	}
 }
@@ -126,8 +125,8 @@ func (p *preparer) users(c *Claim, claim *resourceapi.ResourceClaim) string {
 // holdersTimeout limits the wait for the kubelet's answer: it waits for the call.
 const holdersTimeout = 2 * time.Second
 
-// askHolders returns which containers hold devices, as of an answer to a question since the call began, or else the last answer. They are
-// unknown if it is from before the driver had its devices: devices of claims have names since then.
+// askHolders returns which containers hold devices. It asks the kubelet, and falls back to the last answer. The holders are unknown if that
+// answer is older than the driver's devices, because devices of claims have names only since then.
 func (p *preparer) askHolders(ctx context.Context) podresources.Holders {
 	h := lastAnswer(p.options.Ask(ctx, holdersTimeout))
 	p.mu.Lock()
@@ -138,7 +137,7 @@ func (p *preparer) askHolders(ctx context.Context) podresources.Holders {
 	return h
 }
 
-// lastAnswer returns holders of which the last answer counts, as long as it is not too old, although the kubelet refuses since.
+// lastAnswer returns holders without the kubelet's refusal, so that its last answer counts until that is too old.
 func lastAnswer(h podresources.Holders) podresources.Holders {
 	if !h.Forgotten() && time.Since(h.At) <= podresources.MaxHoldersAge {
 		h.Err = ""
@@ -146,7 +145,8 @@ func lastAnswer(h podresources.Holders) podresources.Holders {
 	return h
 }
 
-// exemptAdmins removes the holders of a claim's devices that have adminAccess, which is unknown after the checkpoint was lost.
+// exemptAdmins removes the holders of a claim's devices that have adminAccess. After the checkpoint was lost, only the API server knows
+// that.
 //
 //nolint:forbidigo // it completes the facts
 func (p *preparer) exemptAdmins(
@@ -198,7 +198,7 @@ func (c *checkpoint) lacks(h podresources.Holder, driver string) bool {
 	return true
 }
 
-// onlyAdmin reports whether a claim has a device with adminAccess, and not without.
+// onlyAdmin reports whether a claim has a device with adminAccess only.
 func onlyAdmin(claim *resourceapi.ResourceClaim, driver, device string) (admin bool) {
 	for _, r := range resultsOf(claim, driver) {
 		if r.Device != device {
@@ -245,8 +245,8 @@ func (p *preparer) run(ctx context.Context) {
 	}
 }
 
-// sweep removes claims that do not exist any more, or that have other devices now, and that cannot have a container, and the specs of
-// claims that are not prepared.
+// sweep removes stale claims that cannot have a container: they do not exist any more, or have other devices now. It also removes the specs
+// of claims that are not prepared.
 func (p *preparer) sweep(ctx context.Context) {
 	s, in := p.state.Load(), p.input.Load()
 	if in == nil || in.cfg == nil {
@@ -290,8 +290,8 @@ func (p *preparer) sweep(ctx context.Context) {
 	p.sweepSpecs(ctx, in.cfg.CDI.Dir)
 }
 
-// removeUnused removes a claim that does not exist any more, or that has other devices now, if it cannot have a container: it has no CDI
-// spec, because it was never prepared, or was unprepared when the checkpoint could not be written, and no pod holds it.
+// removeUnused removes a stale claim if it cannot have a container: no pod holds it, and it has no CDI spec. Then it was never prepared, or
+// it was unprepared while the checkpoint could not be written.
 func (p *preparer) removeUnused(ctx context.Context, c *Claim) (removed bool, err error) {
 	end, err := p.begin(ctx, c.UID)
 	if err != nil {
@@ -420,8 +420,8 @@ func (p *preparer) orderMPS(ctx context.Context) {
 	}
 }
 
-// mpsDesired returns the MPS daemons of the claims. The limits of a daemon are those of a whole device; the limits of shares are in the
-// environment of their containers.
+// mpsDesired returns the MPS daemons of the claims. A daemon has the limits of a whole device; the environment of a container has the
+// limits of its share.
 func mpsDesired(in *claimInput, claims *Claims) mps.Desired {
 	c := &in.cfg.Sharing.MPS
 	desired := mps.Desired{Root: mps.Root(c.Root), Control: c.Control}

@@ -191,7 +191,7 @@ func (d *Driver) awaitInstance(ctx context.Context) (i instance, ok bool) {
 	pauses := d.timing.pauses()
 	for ctx.Err() == nil {
 		cfg, cfgChanged := d.Config.Watch()
-		_, releasedChanged := d.Options.PluginReleased.Watch()
+		_, releasedChanged := d.PluginReleased.Watch()
 		lock, lockChanged := d.requestLock(cfg)
 		var retry <-chan time.Time
 		switch serve, err := d.next(cfg, lock); {
@@ -239,14 +239,13 @@ func (d *Driver) serveWhileHeld(ctx context.Context, i instance) {
 	}
 }
 
-// next reports whether to serve now: because the configuration says so, or because an earlier process or configuration has left claims or
-// slices. An error means that it is not known which claims are prepared, or that the driver cannot end them. Then nothing may serve the
-// devices.
+// next reports whether to serve now: the configuration says so, or an earlier process or configuration has left claims or slices. An error
+// means that the prepared claims are unknown, or that the driver cannot end them. Then nothing may serve the devices.
 func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (serve bool, err error) {
 	if cfg == nil {
 		return false, nil
 	}
-	if !lock.Held { // the checkpoint may be that of the holder
+	if !lock.Held { // the checkpoint may belong to the holder
 		d.setReleased(lock.Reason)
 		d.mu.Lock() // the lock logs why
 		defer d.mu.Unlock()
@@ -270,7 +269,7 @@ func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (serve bool, err 
 		d.setWaiting(false, "", false)
 		return false, nil
 	}
-	if r := d.Options.PluginReleased.Load(); r == nil || !r.Released {
+	if r := d.PluginReleased.Load(); r == nil || !r.Released {
 		r = cmp.Or(r, &plugin.Handover{Reason: "it is starting"})
 		d.setReleased("")
 		d.setWaiting(true, "waiting for the device plugin to release the devices: "+r.Reason, r.Pods)
@@ -278,7 +277,7 @@ func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (serve bool, err 
 	}
 	d.setReleased("dynamic resource allocation serves the devices")
 	// The plugin stores that it has not released the devices before it reads that the driver has: see plugin.Handover.
-	if r := d.Options.PluginReleased.Load(); !r.Released {
+	if r := d.PluginReleased.Load(); !r.Released {
 		d.setReleased("")
 		return false, nil // Run sees the change
 	}
@@ -348,14 +347,14 @@ func (d *Driver) Claims() *health.Latest[Claims] { return &d.claims }
 // Prepared holds the prepared claims, for decisions.
 func (d *Driver) Prepared() *health.Latest[offer.Claims] { return &d.preparer.prepared }
 
-// names are the devices by their names in the pool of an instance, also those that are no longer published. They are immutable.
+// names are the devices by their names in the pool of an instance, including devices that are no longer published. They are immutable.
 type names struct {
 	instance
 	byName    map[string]health.DeviceID
 	published map[string]health.DeviceID // of these
 }
 
-// storeNames stores the names of a pool and those that are remembered.
+// storeNames stores the names of a pool and the remembered names.
 func (d *Driver) storeNames(i instance, pool *Pool, remembered map[health.DeviceID]string) {
 	next := &names{instance: i, byName: make(map[string]health.DeviceID, len(remembered)), published: pool.ByName}
 	for id, name := range remembered {
@@ -452,7 +451,7 @@ func (d *Driver) handingOver(s *session) bool {
 	if s != nil {
 		return !d.Config.Load().ServesDRA()
 	}
-	r := d.Options.PluginReleased.Load()
+	r := d.PluginReleased.Load()
 	return r == nil || !r.Released
 }
 

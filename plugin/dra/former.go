@@ -20,7 +20,7 @@ import (
 // claims show by their CDI specs, and former has the name.
 func CheckFormer(c, former *plugin.Config, bootID string) error {
 	if !c.Enabled && (former == nil || !former.Enabled) {
-		return nil // the claims may be those of another agent
+		return nil // the claims may belong to another agent
 	}
 	for _, file := range checkpoints(c.KubeletDir) {
 		dir := filepath.Dir(file)

@@ -18,8 +18,8 @@ import (
 // ClaimDevice finds the device behind a device of a claim in the kubelet's pod resources: it is a podresources.ClaimResolver.
 //
 // A prepared claim names its devices. Other claims of the driver have devices of the published pool. While the driver has no pool yet, or
-// another one of the same name serves the node, such as NVIDIA's, names of devices are those that this driver would publish. So are those
-// of claims that an agent has prepared, whatever the name of its driver was.
+// another driver of the same name serves the node, such as NVIDIA's, ClaimDevice takes the names that this driver would publish. It takes
+// them as well for claims that an agent has prepared, whatever the name of its driver was.
 func (d *Driver) ClaimDevice(namespace, name string, c podresources.ClaimRef) (id health.DeviceID, admin, ok bool) {
 	if prepared := d.prepared(namespace, name, c); prepared != nil {
 		return prepared.Device, prepared.Admin, true
@@ -81,11 +81,11 @@ func (d *Driver) PreparedAt(h podresources.Holder) (at time.Time) {
 // slice.
 var placedMIG = regexp.MustCompile(`^(gpu-[0-9]+-mig-[a-z0-9-]+)-[0-9]+-[0-9]+$`)
 
-// gpuPrefix matches the name of the GPU in that of a MIG device.
+// gpuPrefix matches the name of the GPU in the name of a MIG device.
 var gpuPrefix = regexp.MustCompile(`^gpu-[0-9]+`)
 
 // deviceByName returns the device that NVIDIA's driver publishes under a name. A MIG device whose placement is unknown is found by its
-// profile, if its GPU has one of it only.
+// profile, if its GPU has only one device of that profile.
 func deviceByName(snap *health.Snapshot, name string) (id health.DeviceID, ok bool) {
 	cfg := plugin.DefaultConfig() // without include and exclude
 	devices, _ := cfg.SelectDevices(snap, nil, false)

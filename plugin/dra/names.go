@@ -10,8 +10,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// nameDevices sets the names of the selected devices: those that they have been published under, else those of NVIDIA's driver, so that
-// a program that derives the GPU from the name works. If another device has that name, the UUID is the name.
+// nameDevices sets the names of the selected devices. A device keeps the name that it was published under. Otherwise it gets its name in
+// NVIDIA's driver, so that a program that derives the GPU from the name works, or its UUID if another device has that name.
 func (b *builder) nameDevices() {
 	b.names = make(map[health.DeviceID]string, len(b.selected))
 	used := make(map[string]bool, len(b.selected))

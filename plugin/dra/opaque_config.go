@@ -116,7 +116,7 @@ func mebibytes(q resource.Quantity) (uint64, error) {
 	return uint64(n) &^ (1<<20 - 1), nil
 }
 
-// limits returns the limits of each client on a device, whose number among those of the request is index.
+// limits returns the limits of each client on a device. index is the number of the device among the devices of the request.
 func (m *opaqueMPS) limits(device health.DeviceID, index int) (threads int, pinned uint64, err error) {
 	threads = 100
 	if m == nil {
@@ -141,8 +141,8 @@ func (m *opaqueMPS) limits(device health.DeviceID, index int) (threads int, pinn
 	return threads, pinned, nil
 }
 
-// configFor returns the configuration of a result, nil for none. Those of the class come first, and the last one that fits the kind of the
-// device applies. All of the driver must be valid: a claim must not depend on the device that it got.
+// configFor returns the configuration of a result, nil for none. The configurations of the class come first, and the last one that fits the
+// kind of the device applies. All configurations for the driver must be valid: a claim must not depend on the device that it got.
 func configFor(all []resourceapi.DeviceAllocationConfiguration, driver string, result *resourceapi.DeviceRequestAllocationResult,
 	kind health.Kind,
 ) (*opaqueConfig, error) {

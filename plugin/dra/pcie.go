@@ -6,8 +6,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// PCIeRoots reads the PCIe root of each GPU from sysfs, for PoolInput. It leaves out those that sysfs does not have, such as simulated
-// ones.
+// PCIeRoots reads the PCIe root of each GPU from sysfs, for PoolInput. It leaves out GPUs that sysfs lacks, such as simulated ones.
 func PCIeRoots(devices []health.DeviceState, sysfs ...deviceattribute.MachineModifier) map[string]string {
 	roots := make(map[string]string)
 	for i := range devices {

@@ -35,8 +35,8 @@ type PoolInput struct {
 	// What can limit the memory of containers: nil before the node is examined, and Examined false if nothing examines it.
 	Capabilities *memlimits.Capabilities
 	Examined     bool
-	// Whether devices may be offered, and what the API server has of those of which this is unknown: the taints by the name of the device.
-	// Such a device is not added, and its taints are not cleared. nil: no container has a device.
+	// Whether devices may be offered. Before has the taints on the API server, by the name of the device, for devices of which that is
+	// unknown. Such a device is not added, and its taints are not cleared. nil: no container has a device.
 	Offers map[health.DeviceID]offer.Answer
 	Before map[string][]resourceapi.DeviceTaint
 	// What the API server has. Without taints, unhealthy devices are not published; without shares, the memory of GPUs is not shared.
@@ -64,7 +64,7 @@ func BuildPool(in PoolInput) Pool {
 		for n < len(selected) && n < maxDevices && selected[n].State.Device.GPU() == selected[0].State.Device.GPU() {
 			n++
 		}
-		// The layout is that of all devices, so that one that is not published does not move the others.
+		// Devices that are not published have a place as well, so that they do not move the others.
 		if b.placed+n > maxDevices {
 			pool.add(slice)
 			slice, b.placed = Slice{}, 0

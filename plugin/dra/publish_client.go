@@ -19,8 +19,8 @@ import (
 // publishTimeout limits one request. A watch has no limit.
 const publishTimeout = 10 * time.Second
 
-// sliceClient is the client that the controller of ResourceSlices gets. It limits the time of requests, repeats those of the informer
-// itself, whose pauses grow to a minute, and reports to the publisher.
+// sliceClient is the client that the controller of ResourceSlices gets. It limits the time of requests and reports to the publisher. It
+// repeats the informer's requests itself, because the informer's pauses grow to a minute.
 type sliceClient struct {
 	kubernetes.Interface
 	p *publisher

@@ -18,7 +18,7 @@ const (
 	maxRefusedPause = 30 * time.Second // while the agent lacks a right or the API server lacks the API
 )
 
-// retryPauses are those between tries.
+// retryPauses are the pauses between tries.
 type retryPauses struct{ backoff.Backoff }
 
 // after returns the pause after a failed try.
@@ -31,8 +31,8 @@ func (p *retryPauses) after(err error) time.Duration {
 }
 
 // sliceQueue is the queue of the controller of ResourceSlices. It retries within seconds, where the library waits up to 1,000, and it
-// knows what the controller has written: the controller calls Forget after a success and AddRateLimited after a failure. All methods
-// but those of the embedded queue are called by the controller's one worker.
+// knows what the controller has written: the controller calls Forget after a success and AddRateLimited after a failure. Only the
+// controller's one worker calls these methods; others call the methods of the embedded queue.
 type sliceQueue struct {
 	workqueue.TypedDelayingInterface[string]
 	p     *publisher

@@ -180,7 +180,7 @@ func signal(c chan<- struct{}) {
 	}
 }
 
-// run publishes until ctx ends, and leaves the slices: those of a driver that restarts within 30 seconds stay.
+// run publishes until ctx ends, and leaves the slices: the kubelet keeps them if the driver restarts within 30 seconds.
 func (p *publisher) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(p.withLogger(ctx))
 	defer p.change(func() { clear(p.failures.now) })
@@ -344,7 +344,7 @@ func (p *publisher) retry(ctx context.Context, op operation, f func() error) boo
 	}
 }
 
-// withLogger returns a context whose logger is that of client-go. Its messages are only for debugging: errors reach the publisher.
+// withLogger returns a context with client-go's logger. Its messages are only for debugging: errors reach the publisher.
 func (p *publisher) withLogger(ctx context.Context) context.Context {
 	return klog.NewContext(ctx, funcr.New(func(_, text string) { p.log.Debug("client-go: " + text) }, funcr.Options{}))
 }

@@ -231,7 +231,7 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 	if !asked || runtime.Away { // slices too need an API server that answers
 		s.publishes = false
 		reason := strings.TrimSuffix(runtimeUnasked+": "+runtime.Err, ": ")
-		if s.preparer.publishing() { // those of an earlier process stay
+		if s.preparer.publishing() { // the slices of an earlier process stay
 			s.setError("", append(slices.Clip(pool.Warnings), reason))
 		} else {
 			s.setError(reason, pool.Warnings)
@@ -361,7 +361,7 @@ func (s *session) clear(ctx context.Context, pool *Pool) error {
 		return nil
 	}
 	if s.clearing == notClearing {
-		s.clearing = withdrawing // at least those of a driver before this one
+		s.clearing = withdrawing // at least the slices of a driver before this one
 		if s.preparer.publishing() {
 			s.clearing = tainting
 		}
@@ -502,7 +502,7 @@ func (s *session) describeClaims(claims map[types.UID]Claim) string {
 	return "claims " + strings.Join(texts, ", ")
 }
 
-// setError stores why nothing is published, and warnings. It logs those that are new.
+// setError stores why nothing is published, and warnings. It logs new ones.
 func (s *session) setError(err string, warnings []string) {
 	for _, w := range warnings {
 		if !slices.Contains(s.loggedWarn, w) {
@@ -600,7 +600,7 @@ func (p *properties) missing(snap *health.Snapshot) (devices []health.Device) {
 	return devices
 }
 
-// add stores properties, without those of removed devices.
+// add stores properties, except properties of removed devices.
 func (p *properties) add(snap *health.Snapshot, asked []health.Device, found map[health.DeviceID]*health.Properties) {
 	next := &foundProperties{byID: make(map[health.DeviceID]*health.Properties), asked: make(map[health.DeviceID]bool)}
 	if last := p.latest.Load(); last != nil {

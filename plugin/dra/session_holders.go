@@ -12,8 +12,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-// sessionHolders is what a session knows of the containers that hold devices. Device plugins may have given devices to containers since the
-// slices on the API server were written: by another agent, or by one that could not see the checkpoint.
+// sessionHolders is what a session knows of the containers that hold devices. Since the slices on the API server were written, device
+// plugins may have given devices to containers: the plugin of another agent, or of an agent that could not see the checkpoint.
 type sessionHolders struct {
 	known  chan struct{} // closed when the kubelet has said, since the devices are known, which containers hold them
 	before health.Latest[publishedBefore]

@@ -176,9 +176,9 @@ func (s *sockets) forgetRegistration() {
 	s.accepted, s.refusal, s.lastStreamEnd = false, "", time.Time{}
 }
 
-// answered reports whether no call runs and the kubelet has the answers to those that ended claims. It would lose one that is sent while
-// the sockets close, and without the driver it could not ask again: the pod of a claim would not end. Pods whose claims are refused, and
-// other processes, may call often, and their answers do not matter.
+// answered reports whether no call runs and the kubelet has the answers to the calls that ended claims. The kubelet would lose an answer
+// that is sent while the sockets close, and without the driver it could not ask again: the pod of the claim would not end. Answers to other
+// calls do not matter: pods whose claims are refused, and other processes, may call often.
 func (s *sockets) answered() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -47,8 +47,8 @@ func (d *driver) close() {
 	}
 }
 
-// examine examines the devices that were not examined yet, and those that failed when it is time, or at once after another presence. A
-// device that failed is repeated soon if it or its presence is new.
+// examine examines devices that were not examined yet. It repeats a device that failed when it is time, or at once if its presence has
+// changed. A device that failed is repeated soon if it or its presence is new.
 func (d *driver) examine(ctx context.Context, snap *health.Snapshot, now time.Time) {
 	if version := snap.Source.Versions.Driver; d.examined == nil || version != d.version {
 		d.version, d.examined, d.retry, d.again = version, make(map[health.DeviceID]examination), newRetry(), newRetry()

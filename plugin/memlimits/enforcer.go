@@ -213,7 +213,7 @@ func idsByName(names containers.Names) map[containers.Container][]string {
 }
 
 // enforce reads the limits of a container, sets them if they are not in force, and reads them back. The container has an ID for each of
-// its starts, of which one runs. The error is that of a call, which leaves the last result.
+// its starts, of which one runs. A call that fails returns its error, and leaves the last result.
 func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit, now time.Time) (err error) {
 	reason, found := notRunning, false
 	slices.SortFunc(ids, func(a, b string) int { return e.absent[a].Compare(e.absent[b]) }) // those that have ended last
@@ -252,8 +252,8 @@ func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit,
 	return err
 }
 
-// update reads the limits of a target, and sets them if they are not in force. The container keeps a tighter limit, which may be that of
-// its own environment.
+// update reads the limits of a target, and sets them if they are not in force. The container keeps a tighter limit, which its
+// own environment may have set.
 //
 // The soft limit is 0. It would reserve memory, and the kubelet gives each unit once, so the hard limits alone keep what is free for
 // the others. A reservation can stay with the parent group after the container's group was removed.

@@ -88,7 +88,7 @@ func refuses(answer string) bool {
 	}, func(text string) bool { return strings.Contains(answer, text) })
 }
 
-// lacksCommand reports whether an error is that of a control program that does not have the command.
+// lacksCommand reports whether an error means that the control program does not have the command.
 func lacksCommand(err error) bool {
 	text := strings.ToLower(fmt.Sprint(err))
 	return errors.Is(err, errRefused) && (strings.Contains(text, "unknown") || strings.Contains(text, "unrecognized"))

@@ -9,7 +9,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 )
 
-// desiredVersion is that of Root.DesiredFile. The agent and mps-daemon may be of different releases: a release reads files of its
+// desiredVersion is the version of Root.DesiredFile. The agent and mps-daemon may be of different releases: a release reads files of its
 // version and of earlier ones, ignores keys that it lacks, and raises the version only for a change that others would misread.
 const desiredVersion = 1
 

@@ -48,7 +48,7 @@ type examiner struct {
 
 	spec     Spec // the limits that were set
 	pid      int  // the daemon to which the fields below belong
-	limited  bool // the defaults are those of spec
+	limited  bool // the defaults equal spec
 	adopted  bool
 	pinnedBy bool // a limit of memory may be set, and the daemon may be unable to report it
 	percent  float64
@@ -98,7 +98,7 @@ func (e *examiner) checkFiles() error {
 	return nil
 }
 
-// ask asks the daemon. Its error is that of a daemon that could not be asked.
+// ask asks the daemon. An error means that the daemon could not be asked.
 func (e *examiner) ask(ctx context.Context, r request, x *examination) error {
 	now := time.Now()
 	// The limits of a share are unknown if its device leaves and no file names it.
@@ -228,8 +228,8 @@ func (e *examiner) allClients(ctx context.Context) (map[int][]int, error) {
 	return clients, nil
 }
 
-// scope is whose limits a command concerns: the defaults for servers that start later, or those of a running server for clients that
-// connect later.
+// scope is whose limits a command concerns: the defaults, for servers that start later, or a running server's, for clients that connect
+// later.
 type scope struct{ infix, server string }
 
 //nolint:gochecknoglobals // a constant

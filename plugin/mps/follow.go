@@ -78,7 +78,7 @@ type run struct {
 	*Follower
 	root    Root
 	desired *Desired
-	devices map[health.DeviceID]*device // the desired ones, and those that leave
+	devices map[health.DeviceID]*device // desired ones, and ones that leave
 
 	file    desiredFile // the content of Root.DesiredFile
 	unread  bool        // the file was missing or bad: mps-daemon may run daemons that are not known here
@@ -272,7 +272,7 @@ func (d *device) inUse(f *offer.Facts) bool {
 	return d.last == nil || d.last.pid != d.pid || !d.last.listed.After(d.leaving) || d.hasClients()
 }
 
-// release lets mps-daemon stop the daemon of a device that leaves, once nobody uses it, and forgets the device when it has ended.
+// release lets mps-daemon stop the daemon of a device that leaves, once nobody uses it. It forgets the device when the daemon has ended.
 func (r *run) release(id health.DeviceID, d *device, f *offer.Facts) {
 	switch {
 	case d.leaving.IsZero() || !r.asked:

@@ -4,7 +4,7 @@
 //	gpu-node-agent:            Follower   ─► tells the Supervisor which daemons to run, sets and reads back their limits, judges
 //	                                         them ─► health.MPSState ─► Monitor ─► Snapshot
 //
-// Both share the directory Root of the node. The control program's commands are those of MPS v2
+// Both share the directory Root of the node. They use the control program's commands of MPS v2
 // (https://docs.nvidia.com/deploy/mps/latest/mpsv2-interface.html).
 package mps
 

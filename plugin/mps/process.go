@@ -38,8 +38,8 @@ func environment(r Root, id health.DeviceID) []string {
 	return append(env, pipeVariable+"="+r.PipeDir(id), logVariable+"="+r.LogDir(id))
 }
 
-// closeOnExec keeps open files from the next child. Those of Go have O_CLOEXEC, those that NVML opens may not. Linux before 5.11 lacks
-// the call.
+// closeOnExec keeps open files from the next child. Files that Go opens have O_CLOEXEC; files that NVML opens may not. Linux before 5.11
+// lacks the call.
 func closeOnExec() { _ = unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) }
 
 // startTime returns when a process started, zero if unknown or if it does not run. A process can make it block.
@@ -87,7 +87,7 @@ func errHung(pid int) error {
 	return fmt.Errorf("process %d of MPS does not end although it was killed; look for hung tasks in the kernel log", pid)
 }
 
-// kill kills the orphans and returns those that have not ended. It reads no file of a process: a process can block its readers.
+// kill kills the orphans and returns the ones that have not ended. It reads no file of a process: a process can block its readers.
 func (o *orphans) kill() (left []int, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

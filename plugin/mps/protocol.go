@@ -23,7 +23,7 @@ type Status struct {
 	Version string         `json:"version"`         // of the program
 	Shm     string         `json:"shm,omitempty"`   // why Root.ShmDir is not /dev/shm of the daemons; empty if it is
 	Error   string         `json:"error,omitempty"` // why Root.DesiredFile is not followed; empty if it is, or if there is none
-	Daemons []DaemonStatus `json:"daemons"`         // by device; also those that do not run yet, and those that are being stopped
+	Daemons []DaemonStatus `json:"daemons"`         // by device; also daemons that do not run yet or are being stopped
 }
 
 // DaemonStatus is the state of the process of a daemon.

@@ -16,7 +16,7 @@ import (
 )
 
 // Import applies a file (see "As a configuration file" in the README of NVIDIA's plugin) to base: keys of the file
-// override those of base. It treats the file as NVIDIA's plugin does, so resource names and devices stay the same. It
+// override keys of base. It treats the file as NVIDIA's plugin does, so resource names and devices stay the same. It
 // returns a warning for each key without effect, here or in NVIDIA's plugin. Errors name the key in the file.
 func Import(text []byte, base plugin.Config) (plugin.Config, []string, error) {
 	var tree map[string]any

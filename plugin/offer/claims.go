@@ -63,9 +63,9 @@ type Denial struct {
 
 func (d *Denial) Error() string { return fmt.Sprintf("device %s: %s", d.Part.Name, d.Answer.Reason()) }
 
-// Grant decides whether a claim gets its devices: each as its request says, and all of them beside the prepared claims. What is returned
-// without a permission are the prepared claims that keep it from its devices, or an error: a *Denial, or that the claim could not have its
-// devices if nobody else had any. offered has the memory that all shares of a device may have.
+// Grant decides whether a claim gets its devices: each as its request says, and all of them beside the prepared claims. Otherwise it
+// returns the prepared claims that keep the claim from its devices, or an error. The error is a *Denial, or says that the claim could not
+// have its devices even if nobody else had any. offered has the memory that all shares of a device may have.
 func (f *Facts) Grant(claim *Claim, requests []Request, offered map[health.DeviceID]uint64) (Grant, []Conflict, error) {
 	for i := range requests {
 		r := requests[i]
@@ -83,8 +83,8 @@ func (f *Facts) Grant(claim *Claim, requests []Request, offered map[health.Devic
 	return Grant{claim.UID}, nil, nil
 }
 
-// partners returns which holders of a device do not keep it from a claim: those of the claim itself, of claims that are prepared, because
-// they count as prepared claims, and of other shares.
+// partners returns which holders of a device do not keep it from a claim: holders of the claim itself and of other shares. Holders of
+// prepared claims do not either, because the prepared claims themselves count.
 func (f *Facts) partners(claim *Claim, p *Part) func(podresources.Holder) bool {
 	return func(h podresources.Holder) bool {
 		switch {
@@ -109,7 +109,7 @@ type Conflict struct {
 }
 
 // Conflicts returns what keeps a claim from its devices, at most one conflict for each prepared claim, in order. offered has the memory
-// that all shares of a device may have. The error is that the claim cannot have its devices whatever others have.
+// that all shares of a device may have. It returns an error if the claim cannot have its devices whatever others have.
 func (f *Facts) Conflicts(claim *Claim, offered map[health.DeviceID]uint64) (found []Conflict, err error) {
 	for i := range claim.Parts {
 		d := &claim.Parts[i]

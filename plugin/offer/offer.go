@@ -62,8 +62,8 @@ type Answer struct {
 // Allows reports whether the answer is to this purpose, and yes.
 func (a Answer) Allows(p Purpose) bool { return a.purpose == p && a.code == Allowed }
 
-// Keeps reports whether a container that has the device keeps it as it has it: what is wrong concerns others only. The kubelet shows
-// the health of a container's device in the pod's status, and restarts no container whose device is unhealthy.
+// Keeps reports whether a container that has the device keeps it: the reason concerns other containers only. The kubelet shows the health
+// of a container's device in the pod's status, and restarts no container whose device is unhealthy.
 func (a Answer) Keeps() bool { return a.code == Allowed || a.code >= Unknown }
 
 // Code returns the reason's code.
@@ -90,8 +90,8 @@ type Facts struct {
 	// Recent are allocations that the kubelet may not list yet, by device.
 	Recent map[health.DeviceID][]podresources.Holder
 	Claims Claims // that are prepared
-	// NoPlugin means that no device plugin of ours has served in this boot: where the kubelet does not tell who has devices, nobody has one by
-	// it.
+	// NoPlugin means that no device plugin of ours has served in this boot. Then nobody has a device by it, even if the kubelet does not tell
+	// who has devices.
 	NoPlugin bool
 
 	NoCDI      string // why the container runtime would start new containers without their devices; empty if it would not, as far as is known
@@ -128,29 +128,19 @@ type Request struct {
 // Decide answers a request. The rule, by precedence:
 //
 //   - Without the lock of the node, or its turn between the APIs, this process offers and gives nothing.
-//   - An unhealthy device, whether by a measurement or by a decision, is neither offered nor given by the device plugin. With DRA its
-//
-// taints tell
-//
-//	  the scheduler, and it is given to claims that tolerate them.
-//	- A container that holds the device, the GPU that it is a part of, or a part of it keeps it from everybody to whom that container is no
-//	  partner: under IDs of another resource or another kind of sharing, whole against MIG, by the other API. What a container holds under
-//
-// an ID
-//
-//	that is asked for, it shares: that ID stays listed as healthy, and the other units of the device stay offered. A prepared claim
-//
-// counts as a
-//
-//	  container, from before its container starts.
-//	- Nothing is taken from a container, and nothing is taken or added on the word of a kubelet that may not have read all its pods.
-//	- While the container runtime surely ignores the devices of containers, none is offered or given, also not for adminAccess. Containers
-//
-// keep theirs.
+//   - The device plugin neither offers nor gives an unhealthy device, whether a measurement or a decision makes it unhealthy. With DRA its
+//     taints tell the scheduler, and claims that tolerate them get it.
+//   - A container that holds the device, its GPU or a part of it keeps it from everybody who is no partner of that container: who asks for
+//     IDs of another resource or another kind of sharing, for whole against MIG, or by the other API. A container shares what it holds
+//     under an ID that is asked for: that ID stays listed as healthy, and the other units of the device stay offered. A prepared claim
+//     counts as a container, from before its container starts.
+//   - Nothing is taken from a container, and nothing is taken or added on the word of a kubelet that may not have read all its pods.
+//   - While the container runtime surely ignores the devices of containers, none is offered or given, also not for adminAccess. Containers
+//     keep theirs.
 //   - While the node changes from one API to the other, or only some can use the device, it is offered to no new pod.
 //
-// Inputs that two processes or two APIs change are read in this order: what this one has stored about itself, that it does not serve, and
-// then the other's. So of two that change at once, at most one serves.
+// Two processes or two APIs may change their inputs at once. Each first stores about itself that it does not serve, then reads what the
+// other has stored. So at most one of the two serves.
 func (f *Facts) Decide(r *Request) Answer {
 	no := func(c Code, reason string) Answer {
 		return Answer{purpose: r.Purpose, code: c, reason: reason, pending: c == Releasing || c == Blocked && r.Pending}

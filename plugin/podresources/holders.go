@@ -23,7 +23,7 @@ type Holder struct {
 	Claim ClaimRef // zero for an extended resource of a device plugin
 }
 
-// ClaimRef identifies what a container got by dynamic resource allocation. The namespace of the claim is that of the pod.
+// ClaimRef identifies what a container got by dynamic resource allocation. The namespace of the claim is the pod's.
 type ClaimRef struct {
 	Name, Driver, Pool string
 	ShareID            string // of a share of a device; empty for a whole one

@@ -43,7 +43,7 @@ func (s setScore) beats(o setScore) bool {
 	return s.inner > o.inner || s.inner == o.inner && s.loss < o.loss
 }
 
-// search visits the sets in lexical order and skips those that cannot beat the best one so far: nearly all of them where
+// search visits the sets in lexical order and skips sets that cannot beat the best one so far: nearly all of them where
 // every GPU has the same links, as with NVSwitch. Arrays keep it off the heap.
 type search struct {
 	candidates, size int

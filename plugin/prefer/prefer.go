@@ -148,7 +148,7 @@ func (c *choice) answer(size int) []string {
 }
 
 // chooseGPUs completes the set with whole GPUs. Health alone decides the worst rank that is needed: all GPUs of better
-// ranks are in the set, and connections decide among those of the worst rank.
+// ranks are in the set, and connections decide among the GPUs of the worst rank.
 func (c *choice) chooseGPUs() {
 	var byRank [rankUnhealthy + 1][]int
 	for i, s := range c.status {

@@ -246,7 +246,7 @@ func (m *modelNode) admit() {
 			p.memory[d.State.Device.ID] = limitOf(m.T, d.share.kind, resp.ContainerResponses[0].Envs)
 		}
 	}
-	if len(required) > 0 { // the pod's IDs are now also those of its next container
+	if len(required) > 0 { // the pod's next container has these IDs now, too
 		m.pods = slices.DeleteFunc(m.pods, func(q modelPod) bool { return q.resource == s.name && slices.Equal(q.ids, required) })
 	}
 	m.pods = append(m.pods, p)
@@ -273,7 +273,7 @@ func isSubset(of, ids []string) bool {
 	return !slices.ContainsFunc(of, func(id string) bool { return !slices.Contains(ids, id) })
 }
 
-// fits reports whether a request can be served: one device has enough, or those that a container may combine. It is false if the
+// fits reports whether a request can be served: one device has enough, or the devices that a container may combine have. It is false if the
 // kubelet's list is out of date for an ID that counts.
 func (m *modelNode) fits(r Resource, available, required []string, size int) bool {
 	group := func(id string) (health.DeviceID, bool) {

@@ -84,7 +84,7 @@ func units(gpu, from, to int) (ids []string) {
 	return ids
 }
 
-// idsOf returns the resource's IDs for those of units. It keeps the others.
+// idsOf replaces IDs of units by the resource's IDs. It keeps the others.
 func idsOf(r Resource, ids []string) []string {
 	ids = slices.Clone(ids)
 	for i, id := range ids {

@@ -52,8 +52,8 @@ type recentAllocations struct {
 	at map[podresources.Holder]time.Time
 }
 
-// add adds the requested IDs that the resource has. Call it before the layout is read that decides about them: a later layout withholds
-// them, and an earlier one is that layout.
+// add adds the requested IDs that the resource has. Call it before reading the layout that decides about them: then every later layout
+// withholds them.
 func (a *recentAllocations) add(r Resource, req *pluginapi.AllocateRequest, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

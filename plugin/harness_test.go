@@ -27,7 +27,7 @@ const gpu = "nvidia.com/gpu"
 
 func id(i int) string { return fmt.Sprintf("GPU-%d", i) }
 
-// snapshot returns n healthy GPUs like those of an H100 machine: all connected over NVLink, half of them near each NUMA
+// snapshot returns n healthy GPUs as in an H100 machine: all connected over NVLink, half of them near each NUMA
 // node.
 func snapshot(n int) *health.Snapshot {
 	s := &health.Snapshot{Seq: 1, At: time.Unix(1, 0), Source: health.Source{Status: health.SourceUp}}

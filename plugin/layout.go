@@ -21,7 +21,7 @@ import (
 // Resource is an extended resource with the devices that the kubelet may allocate under its name.
 type Resource struct {
 	Name    string
-	Devices []Device // by index; those of one device are adjacent and numbered from 0
+	Devices []Device // by index; the IDs of one device are adjacent and numbered from 0
 
 	Unschedulable *Unschedulable // nil if the holders are unknown
 

@@ -41,7 +41,7 @@ func unhealthyCopy(snap *health.Snapshot) *health.Snapshot {
 	return &bad
 }
 
-// entries returns a configuration for n replicas: those of all entries without a number.
+// entries returns a configuration in which each entry without a number of replicas has n.
 func entries(all ...SharedResource) func(n int) Config {
 	return func(n int) Config {
 		return configured(func(c *Config) {
@@ -138,7 +138,7 @@ func TestLayoutRefusesTooLargeList(t *testing.T) {
 	}
 }
 
-// The computed size is that of the message.
+// The computed size equals the size of the message.
 func TestListBytes(t *testing.T) {
 	snap := unhealthyCopy(largestNode())
 	snap.Devices = snap.Devices[16:20]

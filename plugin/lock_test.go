@@ -62,7 +62,7 @@ func TestPluginAwaitsLock(t *testing.T) {
 	if r := second.p.PluginReleased().Load(); r == nil || r.Released || !strings.Contains(r.Reason, "another agent") {
 		t.Errorf("released: %+v", r)
 	}
-	// The kubelet's devices are those of the first, not of another plugin.
+	// The kubelet's devices belong to the first agent, not to another plugin.
 	poll(second, "the kubelet's devices", second.p.pods.Allocatable.Load, func(a *podresources.Allocatable) bool {
 		return a != nil && len(a.IDs[gpu]) == 4
 	})

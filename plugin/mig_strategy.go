@@ -176,7 +176,7 @@ func uniformLayoutOf(selected []candidate) (u uniformLayout, reason string) {
 	return uniformLayout{profile: mig.profile}, ""
 }
 
-// warnDiffering warns about each GPU that differs from those offered, or has MIG devices that do.
+// warnDiffering warns about each GPU that differs from the offered devices, or has MIG devices that differ.
 func (l *layout) warnDiffering(selected []candidate, now uniformLayout) {
 	for i := range selected {
 		c := &selected[i]

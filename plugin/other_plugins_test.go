@@ -31,7 +31,7 @@ func TestOtherPlugins(t *testing.T) {
 	h.waitResource(k, foreign, func(r kubelettest.Resource) bool { return r.Allocatable() == 1 })
 	h.waitPlugin(func(s Status) bool { return s.OtherPlugins[foreign] == 1 })
 	if streams, allocates := other.Calls(); streams != 1 || allocates != 0 {
-		t.Errorf("%d streams and %d allocations, want those of the kubelet", streams, allocates)
+		t.Errorf("%d streams and %d allocations, want only the kubelet's", streams, allocates)
 	}
 	h.setConfig(func(c *Config) { c.Resource = foreign + "s" }) // our own former resource is none of another plugin
 	h.waitResource(k, foreign+"s", listed(2, 2))

@@ -94,7 +94,7 @@ func (c Config) resourceNames() []string {
 	return all
 }
 
-// migPrefix returns the start of the names of MIG resources: "nvidia.com/mig-". The domain is that of the GPUs.
+// migPrefix returns the start of the names of MIG resources: "nvidia.com/mig-". The domain is the GPUs' domain.
 func (c Config) migPrefix() string {
 	domain, _, _ := strings.Cut(c.Resource, "/")
 	return domain + "/" + migPrefix

@@ -200,7 +200,7 @@ func checkAnswer(t *testing.T, r Resource, cfg Config, ids []string, a *pluginap
 }
 
 // checkShare checks that MPS shares and memory are of one device, that they come with their environment, and that no other devices
-// do. It returns the mounts without those of MPS.
+// do. It returns the mounts without the mounts of MPS.
 func checkShare(t *testing.T, r Resource, ids []string, a *pluginapi.ContainerAllocateResponse) []*pluginapi.Mount {
 	t.Helper()
 	var shared *Device

@@ -11,7 +11,7 @@ import (
 )
 
 // A device is written as ID[:PROFILE], followed by "-" if it is not offered, else by its sharing and "x" with its replicas, and by "'" if
-// its resource is another than that of whole devices.
+// its resource is not the resource of whole devices.
 func TestServing(t *testing.T) {
 	mixed := func(c *Config) { c.MIGStrategy = MIGMixed }
 	snap := partitioned("1g.10gb", whole, whole, whole, whole)

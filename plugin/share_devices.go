@@ -74,8 +74,7 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *
 	e, d := c.entry, c.device()
 	if e.kind != SharingTimeSlicing && d.Kind == health.KindGPU && d.MIGMode {
 		l.misfits.Addf(d.Name(), "plugin.%s: expected MIG devices or GPUs that are not in MIG mode; set plugin.migStrategy to mixed or single, "+
-			"or "+
-			"disable MIG mode", e.key)
+			"or disable MIG mode", e.key)
 		return false
 	}
 	s := &share{kind: e.kind, form: e.form(), units: e.replicas, single: e.single, free: -1, largest: -1}

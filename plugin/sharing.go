@@ -273,7 +273,7 @@ func (e *shareEntry) validateOverlap(earlier []shareEntry) error {
 	return nil
 }
 
-// overlap describes what an entry certainly has in common with f, and how to end that; it is empty if there is nothing. Which devices
+// overlap describes which devices an entry certainly has in common with f, and how to end that; empty if there are none. Which devices
 // different selectors have in common depends on the node.
 func (e *shareEntry) overlap(f *shareEntry) string {
 	if e.name != "" && e.name != f.name { // the name is empty for memory: devices of any resource

@@ -12,9 +12,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-// withheldDevice is a working device that is not offered to new pods, because a pod holds it, its GPU or a part of it
-// under an ID outside the layout: a whole GPU that is now shared, or a replica of one that is now whole; or because nothing enforces
-// the memory of its units.
+// withheldDevice is a working device that is not offered to new pods. A pod holds it, its GPU or a part of it under an ID outside the
+// layout: a whole GPU that is now shared, or a replica of a GPU that is now whole. Or nothing enforces the memory of its units.
 type withheldDevice struct {
 	resource string
 	device   *health.Device

@@ -193,7 +193,7 @@ func TestListAndWatchFollowsHolders(t *testing.T) {
 	})
 }
 
-// Sharing changes while three of four GPUs are held: new pods get the free GPU, then those that become free.
+// Sharing changes while three of four GPUs are held: new pods get the free GPU, then each GPU that becomes free.
 func TestSharingChangeWhileHeld(t *testing.T) {
 	t.Parallel()
 	h, k := startHarness(t, snapshot(4))

@@ -101,8 +101,8 @@ func (h Host) finish(edits *cdi.ContainerEdits) (*specs.ContainerEdits, error) {
 	return e, nil
 }
 
-// below returns a path relative to a root, with a leading slash. A path that is not below the root is one to which an absolute
-// link in the root leads, so it is relative already.
+// below returns a path relative to a root, with a leading slash. A path that is not below the root is relative already: an absolute link in
+// the root leads to it.
 func below(root, p string) string {
 	if rest, ok := strings.CutPrefix(p, strings.TrimSuffix(root, "/")+"/"); ok {
 		return "/" + rest

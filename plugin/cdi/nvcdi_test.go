@@ -224,7 +224,7 @@ func names(devices []Device) (names []string) {
 	return names
 }
 
-// allEdits returns the edits for all devices, then those of each.
+// allEdits returns the edits for all devices, then the edits of each.
 func allEdits(spec *specs.Spec) []*specs.ContainerEdits {
 	all := []*specs.ContainerEdits{&spec.ContainerEdits}
 	for i := range spec.Devices {

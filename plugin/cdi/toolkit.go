@@ -140,7 +140,7 @@ type result struct {
 	err   error
 }
 
-// generate generates the parts that are missing or old, and reports whether it has all. If the common part fails, NVML does, and
+// generate generates the parts that are missing or old, and reports whether it has all. If the common part fails, NVML fails, so
 // no device is tried.
 func (r *run) generate(ctx context.Context, req *request) bool {
 	before := r.t.parts.Load()

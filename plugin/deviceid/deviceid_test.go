@@ -102,7 +102,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// FuzzUnit checks that the text of an ID has all its parts, and so is that of no other.
+// FuzzUnit checks that the text of an ID has all its parts, so that no other ID has that text.
 func FuzzUnit(f *testing.F) {
 	f.Add("GPU-1", uint8(0), uint32(0), uint32(0))
 	f.Add("GPU-1", uint8(1), uint32(0), uint32(9))

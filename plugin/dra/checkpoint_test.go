@@ -83,7 +83,7 @@ func FuzzCheckpoint(f *testing.F) {
 	})
 }
 
-// The names of removed devices do not grow without bound; those of published devices and of claims stay.
+// The names of removed devices do not grow without bound. The names of published devices and of claims stay.
 func TestRememberIsBounded(t *testing.T) {
 	c := checkpoint{Claims: map[types.UID]Claim{"a": {UID: "a", Devices: []ClaimDevice{{Device: "MIG-7", Name: "x"}}}}}
 	names := make(map[health.DeviceID]string)
@@ -98,7 +98,7 @@ func TestRememberIsBounded(t *testing.T) {
 	names["GPU-1"] = "gpu-1"
 	if err := n.prepare.remember(t.Context(), names); err != nil ||
 		!reflect.DeepEqual(n.prepare.names(), map[health.DeviceID]string{"GPU-1": "gpu-1", "MIG-0": "gpu-0-mig-0", "MIG-1": "gpu-0-mig-1"}) {
-		t.Errorf("%v: %d names, want those of the node", err, len(n.prepare.names()))
+		t.Errorf("%v: %d names, want the names of the node", err, len(n.prepare.names()))
 	}
 	delete(names, "GPU-1")
 	delete(names, "MIG-0")

@@ -41,8 +41,8 @@ func claimHolder(c *resourceapi.ResourceClaim, device string) podresources.Holde
 	}
 }
 
-// A container that holds a device by a device plugin keeps it, its GPU and its parts from claims, except from those with adminAccess and
-// those that were prepared before.
+// A container that holds a device by a device plugin keeps it, its GPU and its parts from claims, except from claims with adminAccess and
+// claims that were prepared before.
 func TestPrepareDeviceOfPlugin(t *testing.T) {
 	n := newClaimNode(t)
 	before := claim("before", result("gpu-0"))

@@ -32,7 +32,7 @@ func (n *claimNode) awaitMPS(want ...mps.Spec) {
 	}
 }
 
-// Each device that claims use by MPS has one daemon, with the limits of a whole device: those of shares are in the environment of
+// Each device that claims use by MPS has one daemon, with the limits of a whole device. The limits of shares are in the environment of
 // containers.
 func TestClaimsOrderMPSDaemons(t *testing.T) {
 	n := newClaimNode(t, func(c *plugin.Config) {

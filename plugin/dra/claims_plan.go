@@ -43,8 +43,8 @@ type plan struct {
 	offered  map[health.DeviceID]uint64 // the memory that all shares of a device may have
 }
 
-// newPlan returns what a claim gets, or why it gets nothing. It asks nobody but, once after a start, what checks the CDI spec of the
-// devices.
+// newPlan returns what a claim gets, or why it gets nothing. It waits for nothing except, once after a start, for the first check of the
+// devices' CDI spec.
 func (p *preparer) newPlan(
 	ctx context.Context, in *claimInput, facts *offer.Facts, claim *resourceapi.ResourceClaim,
 	results []resourceapi.DeviceRequestAllocationResult,
@@ -138,7 +138,7 @@ func (pl *plan) mergedSpecs() (specs []cdi.ClaimDevice) {
 	return specs
 }
 
-// factsFor returns what the decision about a claim depends on. What the checkpoint has, and claims with adminAccess only, are given
+// factsFor returns what the decision about a claim depends on. A claim of the checkpoint, or one with adminAccess only, gets its devices
 // whatever containers hold.
 func (p *preparer) factsFor(
 	ctx context.Context, in *claimInput, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult, exists bool,
@@ -212,7 +212,7 @@ func refusalOf(err error) error {
 	return refuse(reason, "%s", text)
 }
 
-// find returns the device of a result. A device that was published, and is not for now, is found as well: its claim may be older.
+// find returns the device of a result. It also finds a device that was published and is not for now, because its claim may be older.
 func (p *preparer) find(in *claimInput, r *resourceapi.DeviceRequestAllocationResult) (*health.DeviceState, error) {
 	if r.Pool != p.options.Node {
 		return nil, refuse(reasonUnknownDevice, "device %s: expected pool %s, found %q", r.Device, p.options.Node, r.Pool)
@@ -314,7 +314,7 @@ func claimMount(m *kubeletapi.Mount) cdi.ClaimMount {
 	return cdi.ClaimMount{HostPath: m.GetHostPath(), ContainerPath: m.GetContainerPath(), ReadOnly: m.GetReadOnly()}
 }
 
-// sharedMemory returns what is offered of a device's memory. If it is not shared any more, claims from before have all of it.
+// sharedMemory returns what is offered of a device's memory. If the memory is not shared any more, earlier claims may have all of it.
 func (p *preparer) sharedMemory(in *claimInput, device *health.Device) plugin.SharedMemory {
 	selected, _ := in.cfg.SelectDevices(in.snap, p.memoryCapabilities(), p.capabilities != nil)
 	for _, s := range selected {

@@ -21,7 +21,7 @@ type randomCluster struct {
 	number int
 	exist  []*resourceapi.ResourceClaim             // on the API server
 	used   map[types.UID]*resourceapi.ResourceClaim // the kubelet has called for them, and unprepares them
-	undone map[types.UID]bool                       // of these, those that were never prepared, or whose last call to unprepare failed
+	undone map[types.UID]bool                       // of these, claims that were never prepared, or whose last call to unprepare failed
 	steps  []string
 }
 

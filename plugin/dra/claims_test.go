@@ -1545,7 +1545,7 @@ func TestPrepareBeforeOpen(t *testing.T) {
 	}
 }
 
-// A refusal names the pods that have the device: those that the claim is reserved for, and those that the kubelet lists.
+// A refusal names the pods that have the device: pods that the claim is reserved for, and pods that the kubelet lists.
 func TestPrepareNamesUsers(t *testing.T) {
 	for name, c := range map[string]struct {
 		edit    func(*resourceapi.ResourceClaim)
@@ -1656,7 +1656,7 @@ func TestSweepLost(t *testing.T) {
 	}
 }
 
-// The spec of the devices keeps those of claims that are not published any more: a container that restarts needs them.
+// The spec of the devices keeps devices of claims that are not published any more: a container that restarts needs them.
 func TestBaseSpecOfClaims(t *testing.T) {
 	n := newClaimNode(t)
 	n.must(claim("a", result("gpu-0")))

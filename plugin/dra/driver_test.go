@@ -55,7 +55,7 @@ type driverRig struct {
 	holders    *health.Latest[podresources.Holders]
 	mps        *health.Latest[mps.Desired]
 	properties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
-	options    func(*Options) // edits those of the next process
+	options    func(*Options) // edits the options of the next process
 	before     func(*Driver)  // is called before it runs
 }
 
@@ -507,7 +507,7 @@ func TestDriverOfAnotherName(t *testing.T) {
 	}
 }
 
-// While another driver of its name is on the node, a driver does not register and leaves the slices, which may be those of the other.
+// While another driver of its name is on the node, a driver does not register and leaves the slices, which may belong to the other.
 // Claims that it has prepared end with it all the same.
 func TestDriverBesideAnother(t *testing.T) {
 	t.Parallel()
@@ -711,7 +711,7 @@ func TestDriverNeedsLock(t *testing.T) {
 	g.awaitErr("another agent serves this node")
 	g.await("forgotten by the kubelet", func() bool { return !g.kubelet.Registered(g.driver) })
 	if n := len(g.api.Slices()); n != 1 {
-		t.Errorf("%d slices: those of the holder are gone", n)
+		t.Errorf("%d slices: the slices of the holder are gone", n)
 	}
 	endOther()
 	g.awaitServing()
@@ -775,7 +775,7 @@ func TestDriverAwaitsProperties(t *testing.T) {
 	g.awaitDevices(parent, byInstance)
 }
 
-// The root of a GPU's PCIe hierarchy is that of the machine. It is read again when there are other devices.
+// The root of a GPU's PCIe hierarchy comes from the machine. It is read again when there are other devices.
 func TestDriverPublishesPCIeRoot(t *testing.T) {
 	t.Parallel()
 	var buses []string
@@ -1273,7 +1273,7 @@ func TestDriverAnswersBeforeRelease(t *testing.T) {
 	}
 }
 
-// Calls that end no claim, as those of pods whose claims are refused, hold up no release.
+// Calls that end no claim, such as calls for pods whose claims are refused, hold up no release.
 func TestDriverReleasesDespiteOtherCalls(t *testing.T) {
 	t.Parallel()
 	g := servingRig(t)

@@ -118,8 +118,8 @@ func deviceByName(snap *health.Snapshot, name string) (id health.DeviceID, ok bo
 	return id, true
 }
 
-// Orphans describes the pods with claims that an agent before this one prepared, and that this agent has no driver for; empty if there is
-// none. A rollback to a release without dra.enabled leaves them: the agent has neither the checkpoint nor the rights that their end needs.
+// Orphans describes the pods whose claims an earlier agent prepared and this agent has no driver for; empty if there is none. A rollback to
+// a release without dra.enabled leaves such pods: the agent has neither the checkpoint nor the rights that their end needs.
 func (d *Driver) Orphans() string {
 	cfg, released := d.Config.Load(), d.released.Load()
 	d.mu.Lock()
@@ -140,8 +140,7 @@ func (d *Driver) Orphans() string {
 	}
 	slices.Sort(drivers)
 	return fmt.Sprintf("this agent has no driver %s for the claims of %s: such a pod cannot end, and 30 seconds after the end of the driver "+
-		"the kubelet has "+
-		"removed its ResourceSlices; until the pods have ended, set plugin.api to devicePlugin and give the agent the mounts and rights of DRA "+
-		"(in the chart --set dra.enabled=true --set config.plugin.api=devicePlugin)", strings.Join(slices.Compact(drivers), ", "),
-		plugin.PodNames(pods))
+		"the kubelet has removed its ResourceSlices; until the pods have ended, set plugin.api to devicePlugin and give the agent "+
+		"the mounts and rights of DRA (in the chart --set dra.enabled=true --set config.plugin.api=devicePlugin)",
+		strings.Join(slices.Compact(drivers), ", "), plugin.PodNames(pods))
 }

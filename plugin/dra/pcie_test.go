@@ -29,7 +29,7 @@ func TestPCIeRoots(t *testing.T) {
 	if want := map[string]string{"00000000:1B:00.0": "pci0000:16"}; !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	// The attribute is that of the GPU on each of its MIG devices.
+	// A MIG device has the attribute of its GPU.
 	snap := simulated(t, "h100-8-mig")
 	for name, d := range devicesOf(t, BuildPool(PoolInput{Config: configured(), Snapshot: snap, PCIeRoots: got})) {
 		root, has := d.Attributes[deviceattribute.StandardDeviceAttributePCIeRoot]

@@ -294,7 +294,7 @@ func TestTaintsOfMIG(t *testing.T) {
 	}
 }
 
-// Properties that NVML has and the snapshot does not are those of the GPU on its MIG devices, too.
+// MIG devices get the properties of their GPU that NVML has and the snapshot lacks, too.
 func TestPropertiesBesideSnapshot(t *testing.T) {
 	snap := simulated(t, "h100-8-mig")
 	parent, found := snap.Devices[0].Device.ID, false
@@ -641,7 +641,7 @@ func TestPoolIncludeExclude(t *testing.T) {
 	}
 }
 
-// checkPool checks the rules of the API server (pkg/apis/resource/validation of Kubernetes 1.36 and 1.37) and those of the pool.
+// checkPool checks the rules of the API server (pkg/apis/resource/validation of Kubernetes 1.36 and 1.37) and the pool's.
 func checkPool(t testing.TB, p Pool, snap *health.Snapshot) {
 	t.Helper()
 	for _, problem := range problemsOf(p, snap) {

@@ -23,8 +23,9 @@ const (
 	syncDelay    = time.Second // from a change by another writer to its correction
 	featureCheck = time.Hour   // between checks of the API server's features, which change with its release
 
-	// unseen is how long the controller takes a slice for existing that it has created and that no watch has shown. The kubelet may have wiped
-	// it meanwhile, so this is less than the controller's minute; the controller would create it twice if a watch were away for longer.
+	// unseen is how long the controller assumes that a slice exists which it has created and no watch has shown yet. The kubelet may have
+	// wiped the slice meanwhile, so this is less than the controller's minute. If a watch were away for longer, the controller would create
+	// the slice twice.
 	unseen = 15 * time.Second
 )
 
@@ -51,7 +52,7 @@ type publisher struct {
 	refusals  map[string]refusedDevice // by name of the device
 }
 
-// givenPool is a pool that the controller got. The controller takes what the API server has stored of it for what is desired.
+// givenPool is a pool that the controller got. The controller then desires what the API server has stored of it.
 type givenPool struct {
 	pool    *Pool
 	dropped bool // the API server has stored it without some fields

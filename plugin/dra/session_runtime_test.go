@@ -88,7 +88,7 @@ func TestSessionRuntimeUnsure(t *testing.T) {
 				g := prepareSession(t, apiservertest.New(t, publishNode))
 				g.runtime.Store(&runtime)
 				g.begin()
-				want := g.config.Load().JudgeRuntime(runtime).Warning() // only that of containerd 1.7 needs somebody to look
+				want := g.config.Load().JudgeRuntime(runtime).Warning() // only containerd 1.7 needs somebody to look
 				for range 2 {
 					g.poll(unchanged)
 					g.wantDevices("gpu-0", "gpu-1", "gpu-2")
@@ -243,7 +243,7 @@ func TestSessionRuntimeFullDisk(t *testing.T) {
 	})
 }
 
-// New claims are refused, those of monitors too. What is prepared stays so, and ends as usual.
+// New claims are refused, claims of monitors too. What is prepared stays so, and ends as usual.
 func TestPrepareRuntimeIgnoresCDI(t *testing.T) {
 	n := newClaimNode(t)
 	n.options.Runtime = &health.Latest[cdi.Runtime]{}

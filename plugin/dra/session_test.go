@@ -329,7 +329,7 @@ func TestSessionReleasesAfterDisk(t *testing.T) {
 	})
 }
 
-// Until the kubelet has said which containers hold devices, a taint keeps the stronger of its effects: that of before, and that of now.
+// Until the kubelet has said which containers hold devices, a taint keeps the stronger of its effects before and now.
 func TestSessionKeepsStrongerTaints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := apiservertest.New(t, publishNode)
@@ -374,7 +374,7 @@ func TestSessionKeepsStrongerTaints(t *testing.T) {
 	})
 }
 
-// The driver is asked again for properties that it did not know, less and less often, and at once for those of a new device.
+// The driver is asked again for properties that it did not know, less and less often. It is asked at once about a new device.
 func TestSessionAsksForProperties(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		devices := testDevices()[:2]

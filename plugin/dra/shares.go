@@ -16,8 +16,8 @@ func (d *Driver) Memory(h podresources.Holder) (bytes uint64, byMPS bool) {
 	return prepared.Memory, prepared.MPS
 }
 
-// Shares returns the memory of the devices that are published as shared, by index; none while the driver does not serve. What claims
-// have counts from when they are prepared. It may be called from any goroutine.
+// Shares returns the memory of the devices that are published as shared, by index; none while the driver does not serve. The memory of a
+// claim counts once the claim is prepared. It may be called from any goroutine.
 func (d *Driver) Shares() (all []plugin.ShareUnits) {
 	cfg, pool := d.Config.Load(), d.pool.Load()
 	d.mu.Lock()

@@ -169,7 +169,7 @@ func (s *sockets) status() (registered bool, err string) {
 	return true, ""
 }
 
-// forgetRegistration is for the end of the sockets: the kubelet registers the next ones.
+// forgetRegistration resets the registration at the end of the sockets: the kubelet registers the next ones.
 func (s *sockets) forgetRegistration() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

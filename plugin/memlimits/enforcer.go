@@ -135,7 +135,7 @@ func (e *enforcer) containers(snap *health.Snapshot) (list []Container) {
 	for i := range snap.Devices {
 		id := snap.Devices[i].Device.ID
 		first := len(list)
-		for _, h := range holders[id] { // sorted, so those of a container are adjacent
+		for _, h := range holders[id] { // sorted, so the holders of one container are adjacent
 			bytes, byMPS := e.memoryOf(h)
 			if bytes == 0 {
 				continue
@@ -216,7 +216,7 @@ func idsByName(names containers.Names) map[containers.Container][]string {
 // its starts, of which one runs. A call that fails returns its error, and leaves the last result.
 func (e *enforcer) enforce(c *Container, ids []string, running map[target]limit, now time.Time) (err error) {
 	reason, found := notRunning, false
-	slices.SortFunc(ids, func(a, b string) int { return e.absent[a].Compare(e.absent[b]) }) // those that have ended last
+	slices.SortFunc(ids, func(a, b string) int { return e.absent[a].Compare(e.absent[b]) }) // IDs that have ended come last
 	for _, id := range ids {
 		if at, absent := e.absent[id]; absent && (found || now.Sub(at) < refresh) {
 			continue // a search is long

@@ -159,7 +159,7 @@ func (e *enforcer) Late() (r result) {
 	return r
 }
 
-// result is that of a pass.
+// result is the result of a pass.
 type result struct {
 	capabilities Capabilities
 	snapshot     Snapshot

@@ -63,7 +63,7 @@ func (m *ComputeModes) setBack(r Root, gpu health.DeviceID) error {
 	return errors.Join(badRecord, os.Remove(path))
 }
 
-// parseComputeMode parses a record. The mode is the default if the text is none.
+// parseComputeMode parses a record. The mode is the default if the text is no record.
 func parseComputeMode(text []byte) (health.ComputeMode, error) {
 	const last = health.ComputeModeExclusiveProcess
 	n, err := strconv.Atoi(strings.TrimSpace(string(text)))

@@ -247,7 +247,7 @@ func (d *daemon) start(ctx context.Context, program string, options ...string) e
 }
 
 // watch publishes the process and waits until it has ended. It returns how long the process ran and why it ended. If there may be another
-// daemon, this one refuses to start, or takes the socket over: until that is decided, answers are the other's.
+// daemon, this one refuses to start, or takes the socket over. Until that is decided, the other daemon answers.
 func (d *daemon) watch(ctx context.Context, other bool) (time.Duration, error) {
 	p := d.process
 	if other {

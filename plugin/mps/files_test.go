@@ -119,7 +119,7 @@ func prepareRecord(path, text string) error {
 	return os.WriteFile(path, []byte(text), 0o600)
 }
 
-// Files are replaced without remains, those of killed writers included.
+// Files are replaced without remains, including remains of killed writers.
 func TestReplaceFile(t *testing.T) {
 	root := Root(filepath.Join(t.TempDir(), "root"))
 	names := func() (names []string) {

@@ -158,7 +158,7 @@ func (r *run) setDesired(desired *Desired) {
 	}
 }
 
-// begin follows the daemons below a root. Those that an earlier process has left there leave, unless they are desired.
+// begin follows the daemons below a root. Daemons of an earlier process leave, unless they are desired.
 func (r *run) begin(root Root, now time.Time) {
 	file, err := readDesired(root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -352,8 +352,8 @@ func (r *run) writeFile(now time.Time) {
 	}
 }
 
-// addOthers adds the devices of daemons that another agent, which a roll-out ends late, has added to the file. They leave. Without them
-// in the file mps-daemon would end them at once.
+// addOthers adds devices whose daemons another agent has added to the file, because a roll-out ends that agent late. These devices leave.
+// If the file lacked them, mps-daemon would end their daemons at once.
 func (r *run) addOthers(file desiredFile, now time.Time) (added bool) {
 	for _, other := range file.Daemons {
 		id := other.Device
@@ -402,7 +402,7 @@ func (r *run) applyStatus(s statusResult) {
 	r.asked = r.asked || s.err == nil || !r.reachable(now)
 }
 
-// addUnknown adds the devices of daemons that an earlier process had mps-daemon run, and which no file names any more. They leave.
+// addUnknown adds the devices of daemons that mps-daemon still runs for an earlier process, although no file names them. They leave.
 func (r *run) addUnknown(now time.Time) {
 	for _, s := range r.status.Daemons {
 		if r.devices[s.Device] != nil || s.Stopping {

@@ -60,7 +60,7 @@ type fakeDaemon struct {
 	threads  string
 	memory   string
 	servers  map[int]*fakeServer
-	log      []string // the commands but those that only read
+	log      []string // the commands except the ones that only read
 	calls    []string // all commands
 }
 

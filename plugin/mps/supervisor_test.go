@@ -676,7 +676,7 @@ func TestSecondSupervisorWaits(t *testing.T) {
 	}
 }
 
-// Mounts are tested in namespaces of their own, which need no privilege on the node but that of making them.
+// Mounts are tested in namespaces of their own, which need no privilege on the node except to make them.
 func TestSupervisorMountsShm(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

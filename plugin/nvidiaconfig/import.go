@@ -267,7 +267,7 @@ func (in *importer) finish() {
 
 const nvidiaDomain = "nvidia.com/"
 
-// shared returns a list of shared resources. If the value is none, it adds an error.
+// shared returns a list of shared resources. If the value is no such list, it adds an error.
 func (in *importer) shared(key string, value any) (resources []plugin.SharedResource, ok bool) {
 	list, ok := value.([]any)
 	if !ok {
@@ -312,7 +312,7 @@ func (in *importer) shared(key string, value any) (resources []plugin.SharedReso
 	return resources, true
 }
 
-// count returns a whole number. If the value is none, it adds an error.
+// count returns a whole number. If the value is another, it adds an error.
 func (in *importer) count(key string, value any) (n int, ok bool) {
 	switch v := value.(type) {
 	case int:

@@ -310,7 +310,7 @@ func (f *Facts) Unknown() string {
 	return "it is unknown which pods hold devices: " + unknown
 }
 
-// NobodyHas reports whether no container but those of the prepared claims has got a device of us, although the kubelet does not tell.
+// NobodyHas reports whether no container has a device of us except by a prepared claim, although the kubelet does not tell.
 func (f *Facts) NobodyHas() bool { return f.Holders.Silent && f.NoPlugin && !f.Claims.Lost }
 
 // DetachedReason returns why no device can be given while an operator has detached the driver; empty if none has.

@@ -152,7 +152,8 @@ func claimHoldersOf(list []*podsapi.ContainerResources) (holders []Holder) {
 	return holders
 }
 
-// A new kubelet lists containers later. Until it has settled, those of its predecessor keep their devices, also those with adminAccess.
+// A new kubelet lists containers later. Until it has settled, containers that its predecessor listed keep their devices, also by
+// adminAccess.
 func TestClaimsOfANewKubelet(t *testing.T) {
 	before := Holders{
 		By:    map[health.DeviceID][]Holder{"GPU-a": {{Pod: "train"}}},

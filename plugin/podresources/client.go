@@ -105,8 +105,8 @@ func (c *Client) QueryWithin(d time.Duration) {
 	}
 }
 
-// Ask asks the kubelet now and returns its answer, or after timeout, or if it cannot be asked, the last one. Callers that wait together
-// share an answer. An answer of a query that began before the call does not count.
+// Ask asks the kubelet now and returns its answer. It returns the last answer after timeout, or if the kubelet cannot be asked. Callers
+// that wait together share an answer. An answer of a query that began before the call does not count.
 func (c *Client) Ask(ctx context.Context, timeout time.Duration) Holders {
 	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -257,7 +257,7 @@ func (c *Client) query(ctx context.Context, allocatable bool) (
 	return pods, devices, podsErr, devicesErr
 }
 
-// absentError is the error without the directory of the socket, which every kubelet with this API makes.
+// absentError is the error while the directory of the socket is missing. Every kubelet with this API makes that directory.
 type absentError struct{ error }
 
 func (c *Client) callError(call string, err error) error {

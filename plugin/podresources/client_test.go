@@ -101,7 +101,7 @@ func TestAsk(t *testing.T) {
 	}
 }
 
-// The first answers of a new kubelet count as unsettled, those of an old one do not, also at the start of the client. A kubelet whose
+// The first answers of a new kubelet count as unsettled. Answers of an old one do not, also at the start of the client. A kubelet whose
 // socket has a time in the future is new: the clock was set back.
 func TestSettling(t *testing.T) {
 	_, dir := startKubelet(t)

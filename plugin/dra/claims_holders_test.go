@@ -213,8 +213,8 @@ func TestPrepareAwaitsUnprepare(t *testing.T) {
 	})
 }
 
-// A claim that does not exist any more is removed without the kubelet only if it cannot have a container: the kubelet does not list those
-// of a pod that was deleted by force, which may end after minutes.
+// A claim that does not exist any more is removed without the kubelet only if it cannot have a container. The kubelet does not list the
+// containers of a pod that was deleted by force, and they may end after minutes.
 func TestPrepareAfterStaleClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := newClaimNode(t)

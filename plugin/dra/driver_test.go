@@ -1313,7 +1313,7 @@ func TestDriverConnectsAnew(t *testing.T) {
 	g.refused(b, "is prepared for claim default/a of ") // not: which does not exist any more
 }
 
-// Slices that cannot be removed keep the devices from the device plugin: a pod could get one by each API. That is not for pods to end.
+// Slices that cannot be removed keep the devices from the device plugin: a pod could get one by each API. The end of pods does not help.
 func TestDriverReleasesAfterSlices(t *testing.T) {
 	t.Parallel()
 	g := servingRig(t)

@@ -324,7 +324,7 @@ func TestSupervisorWithoutControlProgram(t *testing.T) {
 	n.awaitServing(gpuA)
 }
 
-// Who can write the file, which is the agent, has fewer rights than mps-daemon, which runs no other program than its own.
+// Only the agent can write the file, and it has fewer rights than mps-daemon. So mps-daemon runs no other program than its own.
 func TestSupervisorRunsNoProgramOfTheFile(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -114,4 +115,11 @@ func checkAgentFiles(c config.Config) []Check {
 		checks = pass("writable")
 	}
 	return checks
+}
+
+// runningAgent returns the status of the agent that runs here; ok is false if none answers, or if it requires a password.
+func runningAgent(ctx context.Context, c config.Config) (s status.Node, ok bool) {
+	code, text := get(ctx, c, status.SnapshotPath)
+	ok = code == http.StatusOK && json.Unmarshal([]byte(text), &s) == nil
+	return s, ok
 }

@@ -2,11 +2,9 @@ package doctor
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -59,7 +57,7 @@ func checkDRADirs(c plugin.Config) []Check {
 
 // checkDRADriver reports what the running agent knows of its driver, or whether another process serves a driver of the name.
 func checkDRADriver(ctx context.Context, c config.Config) []Check {
-	s, ok := agentStatus(ctx, c)
+	s, ok := runningAgent(ctx, c)
 	if !ok || s.DRA == nil || s.DRA.Driver == "" {
 		if err := dra.FindDriver(ctx, &c.Plugin); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			// The agent that runs may be the one that answers: without its status that is unknown.
@@ -90,12 +88,6 @@ func checkDRADriver(ctx context.Context, c config.Config) []Check {
 		checks = pass(fmt.Sprintf("%s is registered, %s published", s.DRA.Driver, status.Plural(s.DRA.Devices, "device")))
 	}
 	return checks
-}
-
-// agentStatus returns the status of the running agent; ok is false if it does not give it.
-func agentStatus(ctx context.Context, c config.Config) (s status.Node, ok bool) {
-	code, text := get(ctx, c, status.SnapshotPath)
-	return s, code == http.StatusOK && json.Unmarshal([]byte(text), &s) == nil
 }
 
 // runtimeOf returns the container runtime of this node.

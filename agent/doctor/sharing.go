@@ -3,10 +3,8 @@ package doctor
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"strings"
 
@@ -135,11 +133,4 @@ func checkMemoryLimits(ctx context.Context, c config.Config) []Check {
 		checks = append(checks, warn("cannot set or read limits: "+node.MemoryLimitsError, "see the log of the agent")...)
 	}
 	return checks
-}
-
-// runningAgent returns the status of the agent that runs here; ok is false if none answers, or if it requires a password.
-func runningAgent(ctx context.Context, c config.Config) (s status.Node, ok bool) {
-	code, text := get(ctx, c, status.SnapshotPath)
-	ok = code == http.StatusOK && json.Unmarshal([]byte(text), &s) == nil
-	return s, ok
 }

@@ -45,16 +45,7 @@ func (s *scrape) collectComputed(name string, family int, set labelSet) {
 			addHealthStatus(d.Sample.Incidents, add)
 		}
 	case fields.P2PStatus:
-		for _, l := range d.Device.Links {
-			if n, exists := s.entityByKey[entityKey{uuid: l.Peer}]; exists {
-				status, text := p2pUnknown, "Unknown"
-				if l.NVLinks > 0 {
-					status, text = p2pOK, "OK"
-				}
-				peer := s.firstDevice(&s.entities[n]) // the GPU itself
-				add(status, label("peer_gpu", peer.Device.IndexText()), label("link_status", text))
-			}
-		}
+		s.addP2PStatus(d.Device.Links, add)
 	}
 }
 
@@ -86,6 +77,20 @@ const (
 	p2pOK      = 0.0
 	p2pUnknown = 6.0
 )
+
+// addP2PStatus adds a series for each listed GPU that a GPU has links with.
+func (s *scrape) addP2PStatus(links []health.Link, add func(v float64, more ...Label)) {
+	for _, l := range links {
+		if n, exists := s.entityByKey[entityKey{uuid: l.Peer}]; exists {
+			status, text := p2pUnknown, "Unknown"
+			if l.NVLinks > 0 {
+				status, text = p2pOK, "OK"
+			}
+			peer := s.firstDevice(&s.entities[n]) // the GPU itself
+			add(status, label("peer_gpu", peer.Device.IndexText()), label("link_status", text))
+		}
+	}
+}
 
 // addHealthStatus adds a series for each of DCGM's health systems: 0, or one for each incident with 10 (warning) or
 // 20 (failure). dcgm-exporter exports only the last incident.

@@ -64,38 +64,15 @@ func prependEvents(stored, added []Event) []Event {
 
 // eventsBetween returns the events between two snapshots, oldest first. before is nil for the first snapshot.
 func eventsBetween(before, after *health.Snapshot) []Event {
-	var previous health.Snapshot
+	var previous []health.DeviceState
 	if before != nil {
-		previous = *before
+		previous = before.Devices
 	}
-	var source []Event
-	if src := after.Source; before == nil || src.Status != previous.Source.Status || src.Kind != previous.Source.Kind {
-		e := Event{Time: src.Since.UTC(), Kind: "source", State: src.Status.String(), Text: "source " + src.Kind + " " + src.Status.String()}
-		if before != nil {
-			e.Was = previous.Source.Status.String()
-		}
-		if src.Err != "" {
-			e.Text += ": " + src.Err
-		}
-		source = append(source, e)
-	}
-	checks, was := after.Source.Checks, previous.Source.Checks
-	if down := health.ChecksDown; checks.Status != was.Status &&
-		(checks.Status == down || was.Status == down && checks.Status != health.ChecksUnknown) {
-		e := Event{
-			Time: checks.Since.UTC(), Kind: "checks", State: checks.Status.String(), Was: was.Status.String(),
-			Text: "health checks " + checks.Status.String(),
-		}
-		if checks.Err != "" {
-			e.Text += ": " + checks.Err
-		}
-		source = append(source, e)
-	}
-	source = append(source, eventSourceEvents(previous.Source.Events, after.Source.Events)...)
+	source := sourceEvents(before, after)
 	var found, removed []health.Device
 	devicesAfter := byID(after.Devices)
 	var changes []Event
-	for _, c := range health.GroupChanges(previous.Devices, after.Devices) {
+	for _, c := range health.GroupChanges(previous, after.Devices) {
 		e := Event{Time: after.At.UTC(), GPU: gpuIndex(&c.Device), MIG: migIndex(&c.Device), UUID: c.Device.ID}
 		if !c.Single() {
 			e.MIG, e.UUID = nil, c.Device.GPU()
@@ -136,6 +113,38 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		changes = append(changes, e)
 	}
 	return slices.Concat(source, inventoryEvents(after, found, removed), changes)
+}
+
+// sourceEvents returns the events of the source, of DCGM's health checks and of the event sources.
+func sourceEvents(before, after *health.Snapshot) []Event {
+	var previous health.Source
+	if before != nil {
+		previous = before.Source
+	}
+	var all []Event
+	if now := after.Source; before == nil || now.Status != previous.Status || now.Kind != previous.Kind {
+		e := Event{Time: now.Since.UTC(), Kind: "source", State: now.Status.String(), Text: "source " + now.Kind + " " + now.Status.String()}
+		if before != nil {
+			e.Was = previous.Status.String()
+		}
+		if now.Err != "" {
+			e.Text += ": " + now.Err
+		}
+		all = append(all, e)
+	}
+	checks, was := after.Source.Checks, previous.Checks
+	if down := health.ChecksDown; checks.Status != was.Status &&
+		(checks.Status == down || was.Status == down && checks.Status != health.ChecksUnknown) {
+		e := Event{
+			Time: checks.Since.UTC(), Kind: "checks", State: checks.Status.String(), Was: was.Status.String(),
+			Text: "health checks " + checks.Status.String(),
+		}
+		if checks.Err != "" {
+			e.Text += ": " + checks.Err
+		}
+		all = append(all, e)
+	}
+	return append(all, eventSourceEvents(previous.Events, after.Source.Events)...)
 }
 
 // eventSourceEvents returns an event for each event source that has gone up or down.

@@ -156,6 +156,47 @@ func formatIf(format, text string) string {
 	return fmt.Sprintf(format, text)
 }
 
+// optionalColumn is a column of the table of devices that is there if a device has a value for it.
+type optionalColumn struct {
+	terminal.Column
+	has  func(Device) bool
+	cell func(Device) terminal.Cell
+}
+
+func optionalColumns(wide bool) []optionalColumn {
+	columns := []optionalColumn{
+		{
+			terminal.Column{Name: "SHARES", Drop: 1},
+			func(d Device) bool { return d.Shares != nil },
+			func(d Device) terminal.Cell { return plain(sharesText(d, wide)) },
+		},
+		{
+			terminal.Column{Name: "MPS", Drop: 1},
+			func(d Device) bool { return d.MPS != nil },
+			func(d Device) terminal.Cell { return mpsCell(d, wide) },
+		},
+	}
+	if !wide {
+		return columns
+	}
+	return append(columns,
+		optionalColumn{
+			terminal.Column{Name: "MEMORY LIMITS"},
+			func(d Device) bool { return d.MemoryLimits != nil },
+			func(d Device) terminal.Cell { return plain(strings.Join(memoryLimitTexts(d, maxHolders), "; ")) },
+		},
+		optionalColumn{
+			terminal.Column{Name: "CLAIMS"},
+			func(d Device) bool { return claimNames(d) != nil },
+			func(d Device) terminal.Cell { return plain(strings.Join(claimNames(d), ", ")) },
+		},
+		optionalColumn{
+			terminal.Column{Name: "PROCESSES"},
+			func(d Device) bool { return d.Processes != nil },
+			func(d Device) terminal.Cell { return plain(strings.Join(usageTexts(d, maxHolders), "; ")) },
+		})
+}
+
 func (p *printer) devices(s Node, wide bool) {
 	if len(s.GPUs) == 0 {
 		p.WriteString("no GPUs\n")
@@ -179,74 +220,24 @@ func (p *printer) devices(s Node, wide bool) {
 		t.Columns = append(t.Columns, terminal.Column{Name: "UUID"}, terminal.Column{Name: "PCI"})
 		holders = maxHolders
 	}
-	has := func(property func(Device) bool) bool { return slices.ContainsFunc(allDevices(s), property) }
-	shared := has(func(d Device) bool { return d.Shares != nil })
-	if shared {
-		t.Columns = append(t.Columns, terminal.Column{Name: "SHARES", Drop: 1})
-	}
-	mps := has(func(d Device) bool { return d.MPS != nil })
-	if mps {
-		t.Columns = append(t.Columns, terminal.Column{Name: "MPS", Drop: 1})
-	}
-	limits := wide && has(func(d Device) bool { return d.MemoryLimits != nil })
-	if limits {
-		t.Columns = append(t.Columns, terminal.Column{Name: "MEMORY LIMITS"})
-	}
-	claims := wide && has(func(d Device) bool { return claimNames(d) != nil })
-	if claims {
-		t.Columns = append(t.Columns, terminal.Column{Name: "CLAIMS"})
-	}
-	usage := wide && has(func(d Device) bool { return d.Processes != nil })
-	if usage {
-		t.Columns = append(t.Columns, terminal.Column{Name: "PROCESSES"})
+	var optional []optionalColumn
+	for _, c := range optionalColumns(wide) {
+		if slices.ContainsFunc(allDevices(s), c.has) {
+			optional, t.Columns = append(optional, c), append(t.Columns, c.Column)
+		}
 	}
 	t.Columns = append(t.Columns, terminal.Column{Name: "HELD BY"})
 	for _, r := range rows {
-		d := r.Device
-		model := d.Model
-		if d.GI != nil {
-			model = "MIG " + d.Profile
+		row := deviceCells(s.Time, r)
+		if wide {
+			row = append(row, plain(string(r.UUID)), plain(r.PCI))
 		}
-		index, heldBy := indexText(d), strings.Join(heldByTexts(d.Holders, holders), ", ")
-		if r.count > 1 {
-			index, model = fmt.Sprintf("%s-%d", index, r.lastIndex), fmt.Sprintf("%d × %s", r.count, model)
+		for _, c := range optional {
+			row = append(row, c.cell(r.Device))
 		}
+		heldBy := strings.Join(heldByTexts(r.Holders, holders), ", ")
 		if r.count > 1 && r.held > 0 {
 			heldBy = fmt.Sprintf("%d of %d: %s", r.held, r.count, heldBy)
-		}
-		cause := ""
-		if len(d.Findings) > 0 {
-			cause = d.Findings[0].Cause
-			if hidden := len(d.Findings) - 1; hidden > 0 {
-				cause += fmt.Sprintf(" +%d", hidden)
-			}
-		}
-		row := terminal.Cells("", index, model, d.State, ageText(s.Time, d.Since), cause,
-			celsiusText(d.Values.Temperature), wattsText(d.Values.Power), percentText(d.Values.Utilization),
-			memoryText(d.Values), xidsText(d.XIDs))
-		row[2] = stateCell(d.State)
-		for i, v := range []*float64{d.Values.Temperature, d.Values.Power, d.Values.Utilization, d.Values.MemoryUsed} {
-			if cell := &row[5+i]; v == nil {
-				*cell = terminal.Cell{Text: cmp.Or(cell.Text, "–"), Colour: terminal.Dim}
-			}
-		}
-		if wide {
-			row = append(row, plain(string(d.UUID)), plain(d.PCI))
-		}
-		if shared {
-			row = append(row, plain(sharesText(d, wide)))
-		}
-		if mps {
-			row = append(row, mpsCell(d, wide))
-		}
-		if limits {
-			row = append(row, plain(strings.Join(memoryLimitTexts(d, maxHolders), "; ")))
-		}
-		if claims {
-			row = append(row, plain(strings.Join(claimNames(d), ", ")))
-		}
-		if usage {
-			row = append(row, plain(strings.Join(usageTexts(d, maxHolders), "; ")))
 		}
 		t.Rows = append(t.Rows, append(row, plain(heldBy)))
 	}
@@ -260,6 +251,35 @@ func (p *printer) devices(s Node, wide bool) {
 	if len(notes) > 0 {
 		p.Paragraph(0, terminal.Cell{Text: strings.Join(notes, "; ") + "; -o wide shows all", Colour: terminal.Dim})
 	}
+}
+
+// deviceCells returns the cells of the columns that the table of devices always has, up to XIDS.
+func deviceCells(now time.Time, r deviceRow) []terminal.Cell {
+	d := r.Device
+	index, model := indexText(d), d.Model
+	if d.GI != nil {
+		model = "MIG " + d.Profile
+	}
+	if r.count > 1 {
+		index, model = fmt.Sprintf("%s-%d", index, r.lastIndex), fmt.Sprintf("%d × %s", r.count, model)
+	}
+	cause := ""
+	if len(d.Findings) > 0 {
+		cause = d.Findings[0].Cause
+		if hidden := len(d.Findings) - 1; hidden > 0 {
+			cause += fmt.Sprintf(" +%d", hidden)
+		}
+	}
+	row := terminal.Cells("", index, model, d.State, ageText(now, d.Since), cause,
+		celsiusText(d.Values.Temperature), wattsText(d.Values.Power), percentText(d.Values.Utilization),
+		memoryText(d.Values), xidsText(d.XIDs))
+	row[2] = stateCell(d.State)
+	for i, v := range []*float64{d.Values.Temperature, d.Values.Power, d.Values.Utilization, d.Values.MemoryUsed} {
+		if cell := &row[5+i]; v == nil {
+			*cell = terminal.Cell{Text: cmp.Or(cell.Text, "–"), Colour: terminal.Dim}
+		}
+	}
+	return row
 }
 
 // findings writes the findings of the faulty devices. Devices with equal findings share them, and findings with one action

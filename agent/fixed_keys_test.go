@@ -49,18 +49,19 @@ func TestReloadRefusesFixedKeys(t *testing.T) {
 // An agent starts with its last good configuration while pods have what only that serves.
 func TestStartWithFormerConfiguration(t *testing.T) {
 	const claims = `{"version":1,"bootID":"boot","publishing":true,"names":{},"claims":{"uid":{"uid":"uid","name":"a"}}}`
-	checkpoint := func(t *testing.T, dir string) {
-		dir = filepath.Join(dir, "plugins", "gpu.former")
+	makeDir := func(t *testing.T, path ...string) string {
+		t.Helper()
+		dir := filepath.Join(path...)
 		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		agenttest.WriteFile(t, dir, "gpu-node-agent.json", claims)
+		return dir
+	}
+	checkpoint := func(t *testing.T, dir string) {
+		agenttest.WriteFile(t, makeDir(t, dir, "plugins", "gpu.former"), "gpu-node-agent.json", claims)
 	}
 	daemon := func(t *testing.T, dir string) {
-		pipe := filepath.Join(dir, "mps", "GPU-1", "pipe")
-		if err := os.MkdirAll(pipe, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		pipe := makeDir(t, dir, "mps", "GPU-1", "pipe")
 		l, err := net.Listen("unix", filepath.Join(pipe, "control"))
 		if err != nil {
 			t.Fatal(err)

@@ -121,7 +121,8 @@ func benchmarkScrape(b *testing.B, s *health.Snapshot, holders func() podresourc
 	src.Totals.update(s)
 	h := Handler(src, response.NewRenderer(), log.New(io.Discard, "", 0))
 	r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/metrics", nil)
-	r.Header.Set("Accept", "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5,"+
+	r.Header.Set("Accept", "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"+
+		"application/openmetrics-text;version=0.0.1;q=0.5,"+
 		"text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2")
 	r.Header.Set("Accept-Encoding", encoding)
 	w := &countingWriter{header: make(http.Header)}

@@ -65,7 +65,8 @@ func TestFieldLabels(t *testing.T) {
 	}
 	page := render(t, newCollector(src))
 	for _, want := range []string{
-		`{DCGM_FI_DRIVER_VERSION="580.95.05",UUID="GPU-a",device="nvidia0",gpu="0",hostname="node-1",modelName="NVIDIA H100 80GB HBM3",pci_bus_id="00000000:1B:00.0"} 1`,
+		`{DCGM_FI_DRIVER_VERSION="580.95.05",UUID="GPU-a",device="nvidia0",gpu="0",hostname="node-1",` +
+			`modelName="NVIDIA H100 80GB HBM3",pci_bus_id="00000000:1B:00.0"} 1`,
 		`{DCGM_FI_DRIVER_VERSION="580.95.05",UUID="GPU-a",container="c",device="nvidia0",gpu="0",hostname="node-1",` +
 			`modelName="NVIDIA H100 80GB HBM3",namespace="n",pci_bus_id="00000000:1B:00.0",pod="p",vgpu="1"} 1`,
 		`{DCGM_FI_DRIVER_VERSION="580.95.05",GPU_I_ID="1",GPU_I_PROFILE="1g.10gb",UUID="GPU-c",container="c",device="nvidia2",gpu="2",` +

@@ -10,6 +10,23 @@ import (
 	"unicode/utf8"
 )
 
+func isIndex(s string) bool {
+	n, err := strconv.Atoi(s)
+	return err == nil && n >= 0 && strconv.Itoa(n) == s && n < 10000
+}
+
+func checkJobIDs(t *testing.T, ids []string) {
+	t.Helper()
+	if len(ids) > maxJobs || len(slices.Compact(slices.Sorted(slices.Values(ids)))) != len(ids) {
+		t.Errorf("%d job IDs, or duplicates: %q", len(ids), ids)
+	}
+	for _, id := range ids {
+		if id == "" || len(id) > maxJobID || !utf8.ValidString(id) || strings.ContainsAny(id, "\n") || strings.TrimSpace(id) != id {
+			t.Errorf("invalid job ID %q", id)
+		}
+	}
+}
+
 // FuzzHPCJobs reads a file with any name and content. Only a file named after a GPU is read. Its job IDs are distinct,
 // valid as labels, and within the limits; parsing them again yields the same IDs. An error names the file.
 func FuzzHPCJobs(f *testing.F) {
@@ -41,10 +58,6 @@ func FuzzHPCJobs(f *testing.F) {
 			t.Errorf("the error does not name the file: %v", err)
 		}
 		gpu, gi, instance := strings.Cut(name, ".")
-		isIndex := func(s string) bool {
-			n, err := strconv.Atoi(s)
-			return err == nil && n >= 0 && strconv.Itoa(n) == s && n < 10000
-		}
 		if !isIndex(gpu) || instance && !isIndex(gi) {
 			if len(read) > 0 || err != nil {
 				t.Errorf("%q names no GPU but has %v, %v", name, read, err)
@@ -52,14 +65,7 @@ func FuzzHPCJobs(f *testing.F) {
 			return
 		}
 		ids := read[name]
-		if len(ids) > maxJobs || len(slices.Compact(slices.Sorted(slices.Values(ids)))) != len(ids) {
-			t.Errorf("%d job IDs, or duplicates: %q", len(ids), ids)
-		}
-		for _, id := range ids {
-			if id == "" || len(id) > maxJobID || !utf8.ValidString(id) || strings.ContainsAny(id, "\n") || strings.TrimSpace(id) != id {
-				t.Errorf("invalid job ID %q", id)
-			}
-		}
+		checkJobIDs(t, ids)
 		if again, err := parseJobs([]byte(strings.Join(ids, "\n"))); err != nil || !slices.Equal(again, ids) {
 			t.Errorf("%q parsed again yields %q, %v", ids, again, err)
 		}

@@ -151,6 +151,18 @@ func TestRestoredIdleTimeWaits(t *testing.T) {
 	}
 }
 
+func savedIdleOf(t *testing.T, saved *[]byte, held heldDevice) (one savedIdleTime, ok bool) {
+	t.Helper()
+	all := make(savedIdleTimes)
+	if saved != nil {
+		if err := json.Unmarshal(*saved, &all); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one, ok = all[held]
+	return one, ok
+}
+
 // TestIdleTimesAreSaved checks when Totals saves: growing times seldom, a time that ended at once.
 func TestIdleTimesAreSaved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -174,14 +186,7 @@ func TestIdleTimesAreSaved(t *testing.T) {
 		result := make(chan error, 1)
 		go func() { result <- totals.Run(ctx) }()
 		saved := func() (savedIdleTime, bool) {
-			all := make(savedIdleTimes)
-			if text := totals.Saved().Load(); text != nil {
-				if err := json.Unmarshal(*text, &all); err != nil {
-					t.Fatal(err)
-				}
-			}
-			one, ok := all[heldDevice{"GPU-a", container{"n", "a", "c"}}]
-			return one, ok
+			return savedIdleOf(t, totals.Saved().Load(), heldDevice{"GPU-a", container{"n", "a", "c"}})
 		}
 		writes, last := 0, totals.Saved().Load()
 		run := func(d time.Duration) {

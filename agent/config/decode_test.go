@@ -165,41 +165,45 @@ func TestListExamples(t *testing.T) {
 	}
 }
 
-// What an error names as valid is valid: examples, the ends of a range, the values of an enum.
-func TestAdviceWorks(t *testing.T) {
-	advice := func(text string) (values []string) {
-		for _, m := range regexp.MustCompile(`such as (\[.*\]|\{.*\}|"[^"]+"|[^ ,;]+)`).FindAllStringSubmatch(text, -1) {
-			values = append(values, m[1])
-		}
-		for _, m := range regexp.MustCompile(`expected (\S+) to ([^ ,]+), `).FindAllStringSubmatch(text, -1) {
-			values = append(values, m[1:]...)
-		}
-		for _, m := range regexp.MustCompile(`(?:one of|one or more of|expected) ([\w, -]+), got`).FindAllStringSubmatch(text, -1) {
-			if list := strings.ReplaceAll(m[1], " or ", ", "); strings.Contains(list, ", ") &&
-				!strings.Contains(strings.ReplaceAll(list, ", ", ""), " ") {
-				values = append(values, strings.Split(list, ", ")...)
-			}
-		}
-		return values
+// advice returns the values that an error names as valid: examples, the ends of a range, the values of an enum.
+func advice(text string) (values []string) {
+	for _, m := range regexp.MustCompile(`such as (\[.*\]|\{.*\}|"[^"]+"|[^ ,;]+)`).FindAllStringSubmatch(text, -1) {
+		values = append(values, m[1])
 	}
+	for _, m := range regexp.MustCompile(`expected (\S+) to ([^ ,]+), `).FindAllStringSubmatch(text, -1) {
+		values = append(values, m[1:]...)
+	}
+	for _, m := range regexp.MustCompile(`(?:one of|one or more of|expected) ([\w, -]+), got`).FindAllStringSubmatch(text, -1) {
+		if list := strings.ReplaceAll(m[1], " or ", ", "); strings.Contains(list, ", ") &&
+			!strings.Contains(strings.ReplaceAll(list, ", ", ""), " ") {
+			values = append(values, strings.Split(list, ", ")...)
+		}
+	}
+	return values
+}
+
+// What an error names as valid is valid.
+func TestAdviceWorks(t *testing.T) {
 	followed := make(map[string]bool)
+	follow := func(s setting, bad, text string) {
+		for _, value := range advice(text) {
+			if s.value.Kind() == reflect.Slice && !strings.HasPrefix(value, "[") {
+				value = "[" + value + "]"
+			}
+			flag := "--" + s.key + "=" + value
+			if _, err := load(t, "", flag); err != nil && strings.Contains(err.Error(), s.key) {
+				t.Errorf("%s: %s\n%s: %v", bad, text, flag, err)
+			}
+			followed[flag] = true
+		}
+	}
 	for _, s := range new(Config).settings() {
 		for _, bad := range []string{"?", "all", "7", "-1", "1000h", "[?]", "[-1]", "[all]", "{a: b}", "[{}]", "[[]]"} {
 			_, err := load(t, "", "--"+s.key+"="+bad)
 			_ = mapErrors(err, func(err error) error {
 				key, rest, _ := strings.Cut(err.Error(), ": ")
-				if list, below, isEntry := strings.Cut(key, "["); list != s.key || isEntry && !strings.HasSuffix(below, "]") {
-					return nil
-				}
-				for _, value := range advice(rest) {
-					if s.value.Kind() == reflect.Slice && !strings.HasPrefix(value, "[") {
-						value = "[" + value + "]"
-					}
-					flag := "--" + s.key + "=" + value
-					if _, err := load(t, "", flag); err != nil && strings.Contains(err.Error(), s.key) {
-						t.Errorf("%s: %s\n%s: %v", bad, rest, flag, err)
-					}
-					followed[flag] = true
+				if list, below, isEntry := strings.Cut(key, "["); list == s.key && (!isEntry || strings.HasSuffix(below, "]")) {
+					follow(s, bad, rest)
 				}
 				return nil
 			})

@@ -41,7 +41,8 @@ func TestCheckWebConfig(t *testing.T) {
 	check(agenttest.TLSConfig, now.Add(2*time.Hour), want{CheckOK, "TLS", ""}, want{CheckWarn, "", "renew"})
 	check(agenttest.Users, now, want{CheckOK, "2 users", ""}, want{CheckWarn, "", "tls_server_config"})
 	check("{}", now, want{CheckOK, "plain HTTP", ""})
-	check(`tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt, client_auth_type: RequireAndVerifyClientCert}`,
+	check(`tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt,
+  client_auth_type: RequireAndVerifyClientCert}`,
 		now.Add(-30*24*time.Hour), want{CheckOK, "client certificates", ""})
 	if checks := checkWebConfig(config.DefaultConfig(), now); checks != nil {
 		t.Errorf("without one: %v", checks)

@@ -242,6 +242,20 @@ func TestFileOfTwoWriters(t *testing.T) {
 	})
 }
 
+func (h *fileHarness) countFiles() (n int) {
+	_ = filepath.WalkDir(h.dir, func(string, os.DirEntry, error) error { n++; return nil })
+	return n
+}
+
+// checkRemoved checks that a file is absent, that there is an error unless the other is absent too, and how many files are left.
+func (h *fileHarness) checkRemoved(file string, left int) {
+	h.t.Helper()
+	absent, n := h.result.Load().absent, h.countFiles()
+	if (h.Err() == "") != (len(absent) == 2) || !slices.Contains(absent, file) || n != left {
+		h.t.Errorf("absent %q; %d files, want %d; error %q", absent, n, left, h.Err())
+	}
+}
+
 // What is at the path and not a file of the agent stays, and nothing is left beside it.
 func TestFileWhereItCannotBe(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -262,11 +276,7 @@ func TestFileWhereItCannotBe(t *testing.T) {
 				if err := c.prepare(h); err != nil {
 					t.Fatal(err)
 				}
-				count := func() (n int) {
-					_ = filepath.WalkDir(h.dir, func(string, os.DirEntry, error) error { n++; return nil })
-					return n
-				}
-				before := count()
+				before := h.countFiles()
 				old := filepath.Join(h.dir, "old")
 				if err := replaceFile(old, []byte(fileMark)); err != nil {
 					t.Fatal(err)
@@ -282,14 +292,12 @@ func TestFileWhereItCannotBe(t *testing.T) {
 				}
 				h.want.Store(&fileWant{path: h.path, labels: map[string]string{}, remove: []string{old}}) // no GPU
 				synctest.Wait()
-				if known := c.want == "has not written it"; (h.Err() == "") != known || (count() == before) != known {
-					t.Errorf("%d files, had %d; error %q", count(), before, h.Err())
+				if known := c.want == "has not written it"; (h.Err() == "") != known || (h.countFiles() == before) != known {
+					t.Errorf("%d files, had %d; error %q", h.countFiles(), before, h.Err())
 				}
 				h.want.Store(&fileWant{remove: []string{h.path, old}})
 				synctest.Wait()
-				if absent := h.result.Load().absent; (h.Err() == "") != (len(absent) == 2) || !slices.Contains(absent, old) || count() != before {
-					t.Errorf("absent %q; %d files, had %d; error %q", absent, count(), before, h.Err())
-				}
+				h.checkRemoved(old, before)
 				h.want.Store(new(fileWant)) // nothing is configured or left
 				if synctest.Wait(); h.Err() != "" {
 					t.Error(h.Err())

@@ -655,40 +655,64 @@ func TestRestoreDamagedSection(t *testing.T) {
 	}
 }
 
+// sectionOfEarlierProcess returns the section of a process that wrote to each place, and its file with labels, which is not removed yet.
+func sectionOfEarlierProcess(t *testing.T) (text *[]byte, file string) {
+	t.Helper()
+	h := newFollowerHarness(t, LabelsFile)
+	file = h.config.Load().Labels.File
+	h.health.Store(&health.Config{Kubernetes: health.KubernetesConfig{Enabled: true}})
+	stop := healthtest.Run(t, h.Run)
+	h.poll(gpus(8, h100))
+	h.setConfig(func(c *Config) {
+		c.Labels.Output, c.Taints = LabelsNodeFeature, []TaintConfig{{When: WhenAllUnhealthy, Key: "a/b", Effect: "NoSchedule"}}
+	})
+	devices := gpus(8, h100)
+	for i := range devices {
+		devices[i].Verdict = health.Verdict{
+			State:    health.Unhealthy,
+			Findings: []health.Finding{{Cause: health.CauseLost, State: health.Unhealthy}},
+		}
+	}
+	h.poll(devices)
+	h.setConfig(func(c *Config) { c.Labels.Output = LabelsAPI })
+	stop()
+	var s map[string]any
+	if err := json.Unmarshal(*h.Saved().Load(), &s); err != nil {
+		t.Fatal(err)
+	}
+	s["files"] = []string{file} // not removed yet
+	saved, err := json.Marshal(s)
+	if err = errors.Join(err, os.WriteFile(file, []byte(fileMark), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return &saved, file
+}
+
+// checkRemovals checks that the taints, the condition and the file of an earlier process are removed. Its feature is removed too, unless it
+// may have the only labels of the node.
+func checkRemovals(t *testing.T, s *kube.NodeState, file string, labelsKnown bool) {
+	t.Helper()
+	if s.Taints == nil || len(s.Taints) > 0 || !s.RemoveCondition || (s.Feature != nil) != labelsKnown || len(s.Feature) > 0 {
+		t.Errorf("want a removal of taints, condition and feature: %+v", s)
+	}
+	if _, err := os.Stat(file); (err != nil) != labelsKnown {
+		t.Errorf("the file of the earlier process: %v", err)
+	}
+}
+
+// checkRemovedOnce checks that a section is continued once: what was removed is not removed again.
+func checkRemovedOnce(t *testing.T, h *harness, removed *kube.NodeState) {
+	t.Helper()
+	h.Written().Store(removed)
+	synctest.Wait()
+	if s := h.Desired().Load(); s.Taints != nil || s.RemoveCondition || s.Feature != nil {
+		t.Errorf("removed once more: %+v", s)
+	}
+}
+
 // The section of an earlier process that could be read only late is continued: its labels stay until the first poll, and what that process
 // may have written is removed where it is not configured.
 func TestFollowerRestoresLate(t *testing.T) {
-	section := func(t *testing.T) (*[]byte, string) {
-		t.Helper()
-		h := newFollowerHarness(t, LabelsFile)
-		file := h.config.Load().Labels.File
-		h.health.Store(&health.Config{Kubernetes: health.KubernetesConfig{Enabled: true}})
-		stop := healthtest.Run(t, h.Run)
-		h.poll(gpus(8, h100))
-		h.setConfig(func(c *Config) {
-			c.Labels.Output, c.Taints = LabelsNodeFeature, []TaintConfig{{When: WhenAllUnhealthy, Key: "a/b", Effect: "NoSchedule"}}
-		})
-		devices := gpus(8, h100)
-		for i := range devices {
-			devices[i].Verdict = health.Verdict{
-				State:    health.Unhealthy,
-				Findings: []health.Finding{{Cause: health.CauseLost, State: health.Unhealthy}},
-			}
-		}
-		h.poll(devices)
-		h.setConfig(func(c *Config) { c.Labels.Output = LabelsAPI })
-		stop()
-		var s map[string]any
-		if err := json.Unmarshal(*h.Saved().Load(), &s); err != nil {
-			t.Fatal(err)
-		}
-		s["files"] = []string{file} // not removed yet
-		text, err := json.Marshal(s)
-		if err = errors.Join(err, os.WriteFile(file, []byte(fileMark), 0o600)); err != nil {
-			t.Fatal(err)
-		}
-		return &text, file
-	}
 	for name, c := range map[string]struct {
 		polled   bool // before the section is read
 		sameBoot bool
@@ -702,7 +726,7 @@ func TestFollowerRestoresLate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				saved, file := section(t)
+				saved, file := sectionOfEarlierProcess(t)
 				h := newFollowerHarness(t, LabelsAPI)
 				h.node = c.node
 				h.restart(nil, true)
@@ -721,19 +745,9 @@ func TestFollowerRestoresLate(t *testing.T) {
 				if s.Labels["nvidia.com/gpu.count"] != c.count || (s.Labels == nil) != (c.count == "") {
 					t.Errorf("labels %s", text(s.Labels))
 				}
-				known := c.count != "" // else the feature may have the only labels of the node
-				if s.Taints == nil || len(s.Taints) > 0 || !s.RemoveCondition || (s.Feature != nil) != known || len(s.Feature) > 0 {
-					t.Errorf("want a removal of taints, condition and feature: %+v", s)
-				}
-				if _, err := os.Stat(file); (err != nil) != known {
-					t.Errorf("the file of the earlier process: %v", err)
-				}
-				if c.polled { // the section is continued once
-					h.Written().Store(s)
-					synctest.Wait()
-					if s := h.Desired().Load(); s.Taints != nil || s.RemoveCondition || s.Feature != nil {
-						t.Errorf("removed once more: %+v", s)
-					}
+				checkRemovals(t, s, file, c.count != "")
+				if c.polled {
+					checkRemovedOnce(t, h, s)
 				}
 				h.poll(nil)
 				if s := h.Desired().Load(); (s.Labels["nvidia.com/gpu.count"] == "8") != (name == "before the first poll") {

@@ -40,19 +40,24 @@ func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 				t.Errorf("cordon %s: %s is cordoned: %v", index, d.Device.ID, cordoned)
 			}
 		}
-		for exclude := range 2 {
+		offered := func(include, exclude string) (ids []string) {
 			p := plugin.DefaultConfig()
-			p.MIGStrategy, p.Include = plugin.MIGMixed, []string{index}
-			if exclude == 1 {
-				p.Include, p.Exclude = []string{"1"}, []string{index}
+			p.MIGStrategy, p.Include = plugin.MIGMixed, []string{include}
+			if exclude != "" {
+				p.Exclude = []string{exclude}
 			}
 			for _, r := range plugin.Layout(p, snapshot) {
 				for _, d := range r.Devices {
-					if (d.ID == string(m.UUID)) != (exclude == 0) {
-						t.Errorf("include %q, exclude %q: %s is offered", p.Include, p.Exclude, d.ID)
-					}
+					ids = append(ids, d.ID)
 				}
 			}
+			return ids
+		}
+		if got := offered(index, ""); !slices.Equal(got, []string{string(m.UUID)}) {
+			t.Errorf("include %s: %q are offered", index, got)
+		}
+		if got := offered("1", index); slices.Contains(got, string(m.UUID)) || len(got) != 1 {
+			t.Errorf("include 1, exclude %s: %q are offered", index, got)
 		}
 		if got, err := resolveDevice(snapshot, index); err != nil || got != m.UUID {
 			t.Errorf("%s is %s, %v; want %s", index, got, err, m.UUID)

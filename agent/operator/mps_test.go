@@ -80,7 +80,8 @@ func TestMPSLists(t *testing.T) {
 	}
 	agenttest.MustContain(t, string(document),
 		`{"error":"no socket","daemons":[{"device":"GPU-0","index":"0","ready":true,"pid":41,"started":"2026-03-02T12:00:00Z","restarts":0,`,
-		`{"pid":50,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},{"pid":62}]},{"pid":51,"clients":[]}`,
+		`{"pid":50,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},{"pid":62}]},`+
+			`{"pid":51,"clients":[]}`,
 		`{"device":"GPU-1","index":"1","ready":false,"cause":"mps-down","reason":"exit status 1",`, `"device":"MIG-2-8","index":"2:1"`)
 	var res MPSResponse
 	if err := json.Unmarshal(document, &res); err != nil {
@@ -122,7 +123,8 @@ func TestMPSListsClientsOfNow(t *testing.T) {
 		t.Fatal(err)
 	}
 	agenttest.MustContain(t, string(document),
-		`"clients":3,"servers":[{"pid":50,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},{"pid":64}]},{"pid":52,"clients":[{"pid":65}]}]`)
+		`"clients":3,"servers":[{"pid":50,"status":"ACTIVE","clients":[{"pid":61,"namespace":"web","pod":"chat-0","container":"llm"},`+
+			`{"pid":64}]},{"pid":52,"clients":[{"pid":65}]}]`)
 	if len(res.Daemons[1].Servers) != 0 || res.Daemons[2].Device != "MIG-2-8" {
 		t.Errorf("%+v", res.Daemons)
 	}

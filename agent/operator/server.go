@@ -100,7 +100,8 @@ func parseRequest(line string) (request, error) {
 	}, func(set bool) bool { return !set })
 	if err != nil || len(set) != 1 || strings.TrimSpace(line[dec.InputOffset():]) != "" {
 		return request{}, fmt.Errorf(
-			`expected {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}}, {"attach":{}}, {"mps":{}}, {"mps":{"terminate":{"device":"GPU-…","client":4711}}}, {"slices":{}} or {"labels":{}}, got %s`, line)
+			`expected {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}}, {"attach":{}}, {"mps":{}}, `+
+				`{"mps":{"terminate":{"device":"GPU-…","client":4711}}}, {"slices":{}} or {"labels":{}}, got %s`, line)
 	}
 	return req, nil
 }

@@ -158,6 +158,22 @@ func (g *apiRig) checkRecorded(kind string) {
 	}
 }
 
+// checkEvents checks the reasons of all Events, and that each concerns an owner.
+func (g *apiRig) checkEvents(o *Owner, want ...string) {
+	g.t.Helper()
+	var reasons []string
+	for _, e := range g.Events() {
+		reasons = append(reasons, e.Reason)
+		if i := e.InvolvedObject; i.Kind != o.Kind || i.UID != o.UID || i.APIVersion != kindGroups[o.Kind]+"/v1" || i.Namespace != "a" ||
+			e.Source.Component != fieldManager {
+			g.t.Errorf("unexpected event %+v", e)
+		}
+	}
+	if !slices.Equal(reasons, want) {
+		g.t.Errorf("events %q, want %q", reasons, want)
+	}
+}
+
 func TestApplyScalesAndRestores(t *testing.T) {
 	for _, kind := range []string{kindDeployment, kindReplicaSet, kindStatefulSet, kindJob} {
 		t.Run(kind, func(t *testing.T) {
@@ -187,17 +203,7 @@ func TestApplyScalesAndRestores(t *testing.T) {
 				o.Annotations["keep"] != "this" {
 				t.Errorf("unexpected owner %+v after undo", o)
 			}
-			var reasons []string
-			for _, e := range g.Events() {
-				reasons = append(reasons, e.Reason)
-				if i := e.InvolvedObject; i.Kind != kind || i.UID != o.UID || i.APIVersion != kindGroups[kind]+"/v1" || i.Namespace != "a" ||
-					e.Source.Component != fieldManager {
-					t.Errorf("unexpected event %+v", e)
-				}
-			}
-			if !slices.Equal(reasons, []string{eventReclaimed, eventRestored}) {
-				t.Errorf("events %q", reasons)
-			}
+			g.checkEvents(o, eventReclaimed, eventRestored)
 		})
 	}
 }
@@ -234,6 +240,25 @@ func TestApplyNotifies(t *testing.T) {
 	}
 }
 
+// killAfter lets no write pass after a number of writes; lost keeps the response of the last one from the run.
+func (w *wire) killAfter(writes int, lost bool) {
+	done := 0
+	w.before = func(r *http.Request) {
+		if r.Method == http.MethodGet {
+			return
+		}
+		if done++; done > writes {
+			r.URL.Host = "127.0.0.1:1"
+		}
+	}
+	w.after = func(r *http.Request, _ *http.Response) error {
+		if lost && r.Method != http.MethodGet && done == writes {
+			return errors.New("killed")
+		}
+		return nil
+	}
+}
+
 // A run that is killed after any write, before or after it has the response, leaves a state from which the next run goes on.
 func TestApplyKilled(t *testing.T) {
 	for _, kind := range []string{kindDeployment, kindStatefulSet, kindJob} {
@@ -244,22 +269,7 @@ func TestApplyKilled(t *testing.T) {
 					a, w := g.connect()
 					act := map[bool]ActionKind{true: ActionSuspend, false: ActionScale}[kind == kindJob]
 					before := g.read(a, kind)
-					done := 0
-					killed := errors.New("killed")
-					w.before = func(r *http.Request) {
-						if r.Method == http.MethodGet {
-							return
-						}
-						if done++; done > writes {
-							r.URL.Host = "127.0.0.1:1"
-						}
-					}
-					w.after = func(r *http.Request, _ *http.Response) error {
-						if lost && r.Method != http.MethodGet && done == writes {
-							return killed
-						}
-						return nil
-					}
+					w.killAfter(writes, lost)
 					_ = g.apply(a, act, before)
 					g.checkRecorded(kind)
 

@@ -698,60 +698,80 @@ func TestPlanUndo(t *testing.T) {
 	}
 }
 
+// randomWorld returns owners and pods on three agents, and the names of the pods that must not be taken from.
+func randomWorld(random *rand.Rand, p Policy) (w *testWorld, forbidden map[string]bool) {
+	w = &testWorld{World{
+		Now: now(), Agents: make(map[string]Agent),
+		Objects: Objects{Namespaces: map[string]map[string]string{}, Owners: make(map[Ref]*Owner)},
+	}}
+	if random.IntN(20) == 0 {
+		w.Namespaces["ns"] = map[string]string{p.OptOut: "true"}
+	}
+	forbidden = make(map[string]bool)
+	for o := range 6 {
+		var owner *Owner
+		if kind := []string{kindDeployment, kindStatefulSet, kindJob, kindReplicaSet, ""}[random.IntN(5)]; kind != "" {
+			owner = w.addOwner(kind, fmt.Sprint("o", o), nil)
+		}
+		for i := range 1 + random.IntN(3) {
+			name, at := fmt.Sprintf("o%d-%d", o, i), fmt.Sprint("n", random.IntN(3))
+			if random.IntN(30) == 0 {
+				w.addPod(name, owner, "", 3)
+				continue
+			}
+			pod := w.addPod(name, owner, at, 2+random.Float64())
+			if random.IntN(4) == 0 {
+				forbidden[name] = true
+				forbid(random, pod, p, w.Agents[at].Status.GPUs)
+			}
+		}
+	}
+	if random.IntN(4) == 0 {
+		w.Agents["n0"] = Agent{Err: errors.New("refused")}
+	}
+	return w, forbidden
+}
+
+// forbid gives a pod one of the properties for which it must not be taken from. The pod holds the last of gpus.
+func forbid(random *rand.Rand, pod *corev1.Pod, p Policy, gpus []status.Device) {
+	held := &gpus[len(gpus)-1]
+	switch random.IntN(7) {
+	case 0:
+		held.Holders[0].Idle.NoWork = hours(0)
+	case 1:
+		held.Holders[0].Idle = nil
+	case 2:
+		pod.Annotations[p.OptOut] = "true"
+	case 3:
+		held.Holders = nil
+	case 4:
+		pod.Status.Conditions = nil
+	case 5:
+		pod.DeletionTimestamp = new(ago(0))
+	case 6:
+		pod.Spec.PriorityClassName = "system-cluster-critical"
+	}
+}
+
+// takesFrom reports whether an action concerns a pod, alone or as one of its owner.
+func takesFrom(a Action, pod corev1.Pod) bool {
+	if a.owner != nil {
+		return len(pod.OwnerReferences) > 0 && pod.OwnerReferences[0].Name == a.Name
+	}
+	return a.pod != nil && pod.Name == a.Name
+}
+
 // A plan takes only from owners all of whose pods may be taken from, has at most MaxPerRun actions, names each candidate once, and does not
 // depend on the order in which the API server lists the objects.
 func TestPlanInvariants(t *testing.T) {
 	for seed := range uint64(1000) {
 		random := rand.New(rand.NewPCG(seed, 0))
-		p, w := testPolicy(), &testWorld{World{
-			Now: now(), Agents: make(map[string]Agent),
-			Objects: Objects{Namespaces: map[string]map[string]string{}, Owners: make(map[Ref]*Owner)},
-		}}
+		p := testPolicy()
 		p.MaxPerRun = 1 + random.IntN(4)
 		if random.IntN(2) == 0 {
 			p.Notice.Duration = time.Hour
 		}
-		if random.IntN(20) == 0 {
-			w.Namespaces["ns"] = map[string]string{p.OptOut: "true"}
-		}
-		forbidden := make(map[string]bool) // the names of pods
-		for o := range 6 {
-			var owner *Owner
-			if kind := []string{kindDeployment, kindStatefulSet, kindJob, kindReplicaSet, ""}[random.IntN(5)]; kind != "" {
-				owner = w.addOwner(kind, fmt.Sprint("o", o), nil)
-			}
-			for i := range 1 + random.IntN(3) {
-				name, at := fmt.Sprintf("o%d-%d", o, i), fmt.Sprint("n", random.IntN(3))
-				if random.IntN(30) == 0 {
-					w.addPod(name, owner, "", 3)
-					continue
-				}
-				pod := w.addPod(name, owner, at, 2+random.Float64())
-				if random.IntN(4) > 0 {
-					continue
-				}
-				forbidden[name] = true
-				switch h := w.Agents[at].Status.GPUs; random.IntN(7) {
-				case 0:
-					h[len(h)-1].Holders[0].Idle.NoWork = hours(0)
-				case 1:
-					h[len(h)-1].Holders[0].Idle = nil
-				case 2:
-					pod.Annotations[p.OptOut] = "true"
-				case 3:
-					h[len(h)-1].Holders = nil
-				case 4:
-					pod.Status.Conditions = nil
-				case 5:
-					pod.DeletionTimestamp = new(ago(0))
-				case 6:
-					pod.Spec.PriorityClassName = "system-cluster-critical"
-				}
-			}
-		}
-		if random.IntN(4) == 0 {
-			w.Agents["n0"] = Agent{Err: errors.New("refused")}
-		}
+		w, forbidden := randomWorld(random, p)
 		r := plan(p, w.World)
 		if len(r.Actions) > p.MaxPerRun {
 			t.Fatalf("seed %d: %d actions", seed, len(r.Actions))
@@ -763,8 +783,7 @@ func TestPlanInvariants(t *testing.T) {
 			}
 			seen[a.Ref] = true
 			for _, pod := range w.Pods {
-				ofOwner := a.pod != nil && pod.Name == a.Name || a.owner != nil && len(pod.OwnerReferences) > 0 && pod.OwnerReferences[0].Name == a.Name
-				if ofOwner && (forbidden[pod.Name] || pod.Spec.NodeName == "" || w.Agents[pod.Spec.NodeName].Err != nil ||
+				if takesFrom(a, pod) && (forbidden[pod.Name] || pod.Spec.NodeName == "" || w.Agents[pod.Spec.NodeName].Err != nil ||
 					!slices.Contains(a.Pods, pod.Name)) {
 					t.Fatalf("seed %d: %s of %s although %s must not be taken from", seed, a.Kind, a.Ref, pod.Name)
 				}

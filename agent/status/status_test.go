@@ -269,8 +269,10 @@ func TestAskReturnsStatus(t *testing.T) {
 		`"150":51`,
 		`"memoryUsedBytes":42949672960`, `"pod":"llm-0"`, `"kind":"xid"`, `"notReady":["plugin nvidia.com/x: registration refused"]`,
 		`"apiServer":{"enabled":true,"writes":12,"events":4,"dropped":1,"errors":2,"eventError":"events is forbidden"}`,
-		`"nodeObject":{"enabled":true,"writes":2,"errors":1,"labelsError":"nodes is forbidden","startupTaint":["plugin nvidia.com/x: registration refused"]}`,
-		`"memory":{"file":"/var/lib/state.json","error":"/var/lib/state.json: no space left on device","since":"2026-03-02T11:59:00Z","loss":"the directory mounted at /var/lib was deleted"}`)
+		`"nodeObject":{"enabled":true,"writes":2,"errors":1,"labelsError":"nodes is forbidden",`+
+			`"startupTaint":["plugin nvidia.com/x: registration refused"]}`,
+		`"memory":{"file":"/var/lib/state.json","error":"/var/lib/state.json: no space left on device",`+
+			`"since":"2026-03-02T11:59:00Z","loss":"the directory mounted at /var/lib was deleted"}`)
 	var tree struct {
 		GPUs []map[string]any `json:"gpus"`
 	}

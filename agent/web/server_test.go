@@ -132,16 +132,17 @@ func TestLoadConfigErrors(t *testing.T) {
 	ca := agenttest.NewAuthority(t, dir)
 	ca.Issue(t, "server", "localhost")
 	agenttest.WriteFile(t, dir, "empty", "")
+	const pair = "cert_file: server.crt, key_file: server.key, "
 	for text, want := range map[string]string{
-		"tls_server_config: {cert_file: none, key_file: server.key}":                                                                            "none",
-		"tls_server_config: {cert_file: server.crt, key_file: server.crt}":                                                                      "private key",
-		"tls_server_config: {cert_file: server.crt, key_file: server.key, min_version: SSL}":                                                    "unknown TLS version",
-		"tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: ca.crt}":                                              "without a Client Auth Policy",
-		"tls_server_config: {cert_file: server.crt, key_file: server.key, client_ca_file: empty, client_auth_type: RequireAndVerifyClientCert}": "client_ca_file: ",
-		"tls_server_config: {cert_file: server.crt, key_file: server.key, cipher_suites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384]}":              "HTTP/2 needs TLS_ECDHE",
-		"basic_auth_users: {ada: plain}":              "bcrypt",
-		"http_server_config: {headers: {X-Other: x}}": "X-Other",
-		"tls_server: {}":                              "tls_server",
+		"tls_server_config: {cert_file: none, key_file: server.key}":                                           "none",
+		"tls_server_config: {cert_file: server.crt, key_file: server.crt}":                                     "private key",
+		"tls_server_config: {" + pair + "min_version: SSL}":                                                    "unknown TLS version",
+		"tls_server_config: {" + pair + "client_ca_file: ca.crt}":                                              "without a Client Auth Policy",
+		"tls_server_config: {" + pair + "cipher_suites: [TLS_ECDHE_RSA_WITH_AES_256_GCM_SHA384]}":              "HTTP/2 needs TLS_ECDHE",
+		"tls_server_config: {" + pair + "client_ca_file: empty, client_auth_type: RequireAndVerifyClientCert}": "client_ca_file: ",
+		"basic_auth_users: {ada: plain}":                                                                       "bcrypt",
+		"http_server_config: {headers: {X-Other: x}}":                                                          "X-Other",
+		"tls_server: {}": "tls_server",
 	} {
 		file := agenttest.WriteFile(t, dir, "web.yaml", text)
 		_, err := web.LoadConfig(file)

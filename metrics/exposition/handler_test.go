@@ -18,9 +18,11 @@ import (
 
 // The default Accept headers of scrapers.
 const (
-	acceptPrometheus3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5," +
+	acceptPrometheus3 = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6," +
+		"application/openmetrics-text;version=0.0.1;q=0.5," +
 		"text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
-	acceptPrometheus2      = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
+	acceptPrometheus2 = "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75," +
+		"text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 	acceptOpenMetrics      = "application/openmetrics-text;version=1.0.0,*/*;q=0.1" // scrape_protocols: [OpenMetricsText1.0.0]
 	acceptNativeHistograms = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited;q=0.6," +
 		"application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"

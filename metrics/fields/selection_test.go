@@ -169,6 +169,7 @@ func TestSelectSets(t *testing.T) {
 }
 
 func TestSpecValidate(t *testing.T) {
+	const expected = "name: expected a field such as DCGM_FI_DEV_GPU_TEMP, or one of the sets default, profiling and optional, got "
 	for _, c := range []struct {
 		spec Spec
 		want string // parts of the errors
@@ -179,8 +180,8 @@ func TestSpecValidate(t *testing.T) {
 		{Spec{Name: "DCGM_FI_DEV_NEWER"}, ""},     // a newer DCGM may have it
 		{Spec{Name: "DCGM_FI_DEV_VGPU_TYPE"}, ""}, // not measured
 		{Spec{Name: "dcgm_fi_newer", Type: "x"}, `type: expected one of gauge, counter, label, got "x"; like gauge?`},
-		{Spec{Name: "Default"}, `name: expected a field such as DCGM_FI_DEV_GPU_TEMP, or one of the sets default, profiling and optional, got "Default"; like default?`},
-		{Spec{Name: "5"}, `name: expected a field such as DCGM_FI_DEV_GPU_TEMP, or one of the sets default, profiling and optional, got "5"; like default?`},
+		{Spec{Name: "Default"}, expected + `"Default"; like default?`},
+		{Spec{Name: "5"}, expected + `"5"; like default?`},
 		{Spec{Name: SetOptional, Help: "x"}, "name: optional is a set, whose fields have types and helps; remove type and help"},
 	} {
 		err := c.spec.Validate(func(_ string, names []string) string { return "; like " + names[0] + "?" })

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
@@ -83,7 +84,7 @@ func (w *fileWriter) Err() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err == "" && !w.busySince.IsZero() && time.Since(w.busySince) > fileSlow {
-		return fmt.Sprintf("disk has not responded for %v", time.Since(w.busySince).Round(time.Second))
+		return "disk has not responded for " + duration.HumanDuration(time.Since(w.busySince))
 	}
 	return w.err
 }

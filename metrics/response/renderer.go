@@ -29,8 +29,8 @@ type Renderer struct {
 	gzips     sync.Pool     // of *gzip.Writer, which are large
 	responses sync.Pool     // of *rendering
 
-	mu     sync.Mutex // guards queues and rendering.users
-	queues map[variant]*queue
+	mu       sync.Mutex // guards variants and rendering.users
+	variants map[variant]*variantState
 }
 
 // variant identifies equal responses.
@@ -39,8 +39,8 @@ type variant struct {
 	gzip bool
 }
 
-// queue is the state of a variant that is requested.
-type queue struct {
+// variantState is the state of a variant that is requested.
+type variantState struct {
 	busy bool       // a rendering is running
 	next *rendering // has not started; nil: there is none
 }
@@ -63,7 +63,7 @@ func NewRenderer() *Renderer {
 }
 
 func newRenderer(concurrent int) *Renderer {
-	return &Renderer{slots: make(chan struct{}, concurrent), queues: make(map[variant]*queue)}
+	return &Renderer{slots: make(chan struct{}, concurrent), variants: make(map[variant]*variantState)}
 }
 
 // Handler returns a handler that sends the responses of h. They must not depend on the request.
@@ -91,26 +91,26 @@ func (r *Renderer) Serve(w http.ResponseWriter, req *http.Request, name string, 
 func (r *Renderer) join(v variant) *rendering {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	q, ok := r.queues[v]
+	s, ok := r.variants[v]
 	if !ok {
-		q = &queue{}
-		r.queues[v] = q
+		s = &variantState{}
+		r.variants[v] = s
 	}
-	if q.next == nil {
-		if q.next, ok = r.responses.Get().(*rendering); !ok {
-			q.next = &rendering{header: make(http.Header)}
+	if s.next == nil {
+		if s.next, ok = r.responses.Get().(*rendering); !ok {
+			s.next = &rendering{header: make(http.Header)}
 		}
-		q.next.lead, q.next.done = make(chan struct{}, 1), make(chan struct{})
-		q.advance()
+		s.next.lead, s.next.done = make(chan struct{}, 1), make(chan struct{})
+		s.advance()
 	}
-	q.next.users++
-	return q.next
+	s.next.users++
+	return s.next
 }
 
 // advance lets the next rendering start if none is running. The caller holds mu.
-func (q *queue) advance() {
-	if !q.busy && q.next != nil {
-		q.next.lead <- struct{}{}
+func (s *variantState) advance() {
+	if !s.busy && s.next != nil {
+		s.next.lead <- struct{}{}
 	}
 }
 
@@ -121,9 +121,9 @@ func (r *Renderer) leave(v variant, res *rendering) {
 	if res.users--; res.users > 0 {
 		return
 	}
-	if q := r.queues[v]; q != nil && q.next == res {
-		q.next = nil
-		r.removeUnused(v, q)
+	if s := r.variants[v]; s != nil && s.next == res {
+		s.next = nil
+		r.removeUnused(v, s)
 	}
 	clear(res.header)
 	res.buf.Reset()
@@ -131,10 +131,10 @@ func (r *Renderer) leave(v variant, res *rendering) {
 	r.responses.Put(res)
 }
 
-// removeUnused removes a queue without renderings. The caller holds mu.
-func (r *Renderer) removeUnused(v variant, q *queue) {
-	if !q.busy && q.next == nil {
-		delete(r.queues, v)
+// removeUnused removes the state of a variant without renderings. The caller holds mu.
+func (r *Renderer) removeUnused(v variant, s *variantState) {
+	if !s.busy && s.next == nil {
+		delete(r.variants, v)
 	}
 }
 
@@ -162,30 +162,30 @@ func (r *Renderer) await(ctx context.Context, v variant, res *rendering, render 
 			return false
 		}
 	}
-	q := r.start(v)
-	defer r.finish(v, q, res) // even if render panics
+	s := r.start(v)
+	defer r.finish(v, s, res) // even if render panics
 	r.render(res, v.gzip, render)
 	return true
 }
 
 // start ends the time in which requests may join the next rendering.
-func (r *Renderer) start(v variant) *queue {
+func (r *Renderer) start(v variant) *variantState {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	q := r.queues[v]
-	q.busy, q.next = true, nil
-	return q
+	s := r.variants[v]
+	s.busy, s.next = true, nil
+	return s
 }
 
 // finish ends a rendering and lets the next one start.
-func (r *Renderer) finish(v variant, q *queue, res *rendering) {
+func (r *Renderer) finish(v variant, s *variantState, res *rendering) {
 	close(res.done)
 	<-r.slots
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	q.busy = false
-	q.advance()
-	r.removeUnused(v, q)
+	s.busy = false
+	s.advance()
+	r.removeUnused(v, s)
 }
 
 func (r *Renderer) render(res *rendering, compress bool, render func(http.ResponseWriter)) {

@@ -44,8 +44,8 @@ func serve(ctx context.Context, r *Renderer, name string, render func(http.Respo
 
 func expectUnused(t *testing.T, r *Renderer) {
 	t.Helper()
-	if len(r.queues) > 0 || len(r.slots) > 0 {
-		t.Errorf("%d queues and %d slots are left", len(r.queues), len(r.slots))
+	if len(r.variants) > 0 || len(r.slots) > 0 {
+		t.Errorf("%d variants and %d slots are left", len(r.variants), len(r.slots))
 	}
 }
 

@@ -250,7 +250,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 func (a *Agent) newNode(read readProperties, log *zap.Logger) *node.Follower {
 	return node.NewFollower(node.Options{
 		Config: &a.nodeConfig, Plugin: &a.pluginConfig, Health: &a.healthConfig, Snapshots: &a.snapshots, Node: nodeName(),
-		Serving: a.plugin.Serving, Ready: a.offersAll,
+		Serving: a.plugin.Serving, OffersAll: a.offersAll,
 		SysFS: a.sysFS, Properties: propertiesOf(&a.sourceConfig, &a.snapshots, read), Cleaned: &a.cleaned, Log: log,
 	})
 }

@@ -105,7 +105,8 @@ func (a *Agent) status() status.Node {
 		Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
 		Shares: a.shares(), IdleTimes: a.totals.IdleTimes(), Idle: a.nodeConfig.Load().Idle, Memory: a.memoryLimits.Latest().Load(),
 		ConfigNotes: *a.configNotes.Load(), UnmatchedRefs: a.unmatchedRefs(),
-		Kube: a.reporter.Status(), NodeObject: a.nodeWriter.Status(), Unready: a.startupTaintReasons(), StateFile: a.stateFile.Status(),
+		Kube: a.reporter.Status(), NodeObject: a.nodeWriter.Status(), StartupTaintReasons: a.startupTaintReasons(),
+		StateFile: a.stateFile.Status(),
 		StateLoss: a.lossText(), Events: a.events.Latest(),
 	}
 	if err := a.configError.Load(); err != nil {

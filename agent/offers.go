@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
-// offersAll reports whether every device is offered to pods, so that the startup taint can go.
+// offersAll reports whether every device is offered to pods, so that the startup taint can be removed.
 func (a *Agent) offersAll() bool { return len(a.notOffered()) == 0 }
 
 // notOffered returns every reason why not all devices are offered to pods yet, none if they are.
@@ -32,29 +32,29 @@ func (a *Agent) notOffered() []string {
 	return reasons
 }
 
-// startupTaintReasons returns why the configured startup taint stays, none if it may go or was removed before.
+// startupTaintReasons returns why the configured startup taint stays; none if it can be removed, or was found absent.
 func (a *Agent) startupTaintReasons() []string {
-	if !startupTaintStays(a.nodeConfig.Load().StartupTaint, a.nodeWriter.Status().RemovedTaint) {
+	if !startupTaintMayRemain(a.nodeConfig.Load().StartupTaint, a.nodeWriter.Status().AbsentStartupTaint) {
 		return nil
 	}
 	return a.notOffered()
 }
 
-// startupTaintStays reports whether the configured startup taint may be on the node. Once it was removed, it stays away when devices are
-// not offered for a moment, as after each change of a list that the kubelet has.
-func startupTaintStays(configured string, removed corev1.Taint) bool {
+// startupTaintMayRemain reports whether the configured startup taint may be on the node. After a check did not find it, it is reported no
+// more: devices are not offered for a moment after each change of a list that the kubelet has.
+func startupTaintMayRemain(configured string, absent corev1.Taint) bool {
 	t, err := node.ParseTaint(configured)
-	return err == nil && !t.MatchTaint(&removed)
+	return err == nil && !t.MatchTaint(&absent)
 }
 
-// nodeWarnings returns what of the Node object is not as configured.
-func nodeWarnings(s kube.NodeStatus, startupTaint []string) (all []string) {
+// nodeWarnings returns why the Node object and the NodeFeature are not as configured.
+func nodeWarnings(s kube.NodeStatus, startupTaintReasons []string) (all []string) {
 	for _, part := range []struct{ name, err string }{
 		{"labels", s.LabelsErr},
 		{"NodeFeature", s.FeatureErr},
 		{"taints", s.TaintsErr},
 		{"condition", s.ConditionErr},
-		{"startup taint stays", strings.Join(startupTaint, "; ")},
+		{"startup taint stays", strings.Join(startupTaintReasons, "; ")},
 	} {
 		if part.err != "" {
 			all = append(all, "node "+part.name+": "+part.err)

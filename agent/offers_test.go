@@ -101,10 +101,10 @@ func TestStartupTaintStays(t *testing.T) {
 		"": false, "gpu/not-ready:NoSchedule": false, "gpu/not-ready=x:NoSchedule": false, "gpu/not-ready:NoExecute": true,
 		"other:NoSchedule": true,
 	} {
-		if got := startupTaintStays(configured, removed); got != want {
+		if got := startupTaintMayRemain(configured, removed); got != want {
 			t.Errorf("%q: %v", configured, got)
 		}
-		if got := startupTaintStays(configured, corev1.Taint{}); got != (configured != "") {
+		if got := startupTaintMayRemain(configured, corev1.Taint{}); got != (configured != "") {
 			t.Errorf("%q before it was removed: %v", configured, got)
 		}
 	}

@@ -28,8 +28,8 @@ type NodeState struct {
 
 	RemoveCondition bool // the condition is not reported any more, and may be there
 
-	StartupTaint *corev1.Taint  // to remove once Ready; nil for none
-	Ready        bool           // every device is offered to pods
+	StartupTaint *corev1.Taint  // to remove once OffersAll; nil for none
+	OffersAll    bool           // every device is offered to pods
 	Taints       []corev1.Taint // to set; the agent's others are removed, except Undecided
 	Undecided    []corev1.Taint // configured, but it is unknown whether the node must have them: they stay as they are
 }
@@ -58,7 +58,7 @@ type NodeStatus struct {
 	// What earlier agents may have written and this one has no right to remove.
 	LabelsLeft, FeatureLeft, TaintsLeft, ConditionLeft bool
 
-	RemovedTaint corev1.Taint // the startup taint that the node did not have any more after a check; zero if there was none
+	AbsentStartupTaint corev1.Taint // the startup taint that the newest check removed, or did not find; zero before such a check
 }
 
 // Leftovers names what earlier agents may have left: labels, nodefeature, taints, condition.

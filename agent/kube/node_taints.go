@@ -20,9 +20,9 @@ import (
 const taintsAnnotation = component + "/taints"
 
 const (
-	// startupWindow is how long after the node became ready the startup taint is checked each minCheckInterval. Karpenter and a node that
-	// registers set it again in that time, if they do.
-	startupWindow = 10 * time.Minute
+	// startupTaintWindow is how long after every device was offered the startup taint is checked each minCheckInterval. Karpenter, and
+	// a node that registers, may set it again in that time.
+	startupTaintWindow = 10 * time.Minute
 
 	// maxTaintConflicts is how often the taints are read and written again at once, because somebody else wrote the node in between. The
 	// kubelet writes only its status, which is an update of the node as well.
@@ -35,7 +35,7 @@ type taintsWriter struct{ *NodeWriter }
 
 // desiredTaints is the part of a NodeState.
 type desiredTaints struct {
-	remove         *corev1.Taint // the startup taint
+	removeStartup  *corev1.Taint // the startup taint
 	touch          bool          // set and undecided are known
 	set, undecided []corev1.Taint
 }
@@ -44,13 +44,13 @@ func (w *taintsWriter) part() partWriter {
 	return partWriter{
 		of: func(s *NodeState) desiredPart {
 			d := desiredTaints{touch: s.Taints != nil, set: s.Taints, undecided: s.Undecided}
-			if s.Ready {
-				d.remove = s.StartupTaint
+			if s.OffersAll {
+				d.removeStartup = s.StartupTaint
 			}
-			if !d.touch && d.remove == nil {
+			if !d.touch && d.removeStartup == nil {
 				return desiredPart{}
 			}
-			return desiredPart{d, d.remove == nil && len(d.set)+len(d.undecided) == 0}
+			return desiredPart{d, d.removeStartup == nil && len(d.set)+len(d.undecided) == 0}
 		},
 		write:    w.write,
 		interval: w.interval,
@@ -58,7 +58,7 @@ func (w *taintsWriter) part() partWriter {
 }
 
 func (w *taintsWriter) interval(s *NodeState, since time.Time) time.Duration {
-	if s.StartupTaint != nil && s.Ready && time.Since(since) < startupWindow {
+	if s.StartupTaint != nil && s.OffersAll && time.Since(since) < startupTaintWindow {
 		return minCheckInterval
 	}
 	return checkInterval(since)
@@ -73,7 +73,7 @@ func (w *taintsWriter) write(ctx context.Context, api *client, s *NodeState, _ b
 	if err != nil {
 		return "", err
 	}
-	w.noteStartupTaint(s)
+	w.noteStartupTaintAbsent(s)
 	if next.changed {
 		w.countWrite()
 		w.Log.Info("node taints", zap.Strings("set", next.added), zap.Strings("removed", next.removed))
@@ -81,10 +81,10 @@ func (w *taintsWriter) write(ctx context.Context, api *client, s *NodeState, _ b
 	return next.warning, nil
 }
 
-// noteStartupTaint records that the node does not have the startup taint.
-func (w *taintsWriter) noteStartupTaint(s *NodeState) {
-	if s.Ready && s.StartupTaint != nil {
-		w.updateStatus(func(status *NodeStatus) { status.RemovedTaint = *s.StartupTaint })
+// noteStartupTaintAbsent records that the node does not have the startup taint.
+func (w *taintsWriter) noteStartupTaintAbsent(s *NodeState) {
+	if s.OffersAll && s.StartupTaint != nil {
+		w.updateStatus(func(status *NodeStatus) { status.AbsentStartupTaint = *s.StartupTaint })
 	}
 }
 
@@ -122,7 +122,7 @@ func mergeTaints(node *taintedNode, s *NodeState, now time.Time) (next nextTaint
 		want, isDesired := desired[id]
 		delete(desired, id)
 		switch isOurs := slices.Contains(before, id); {
-		case s.Ready && s.StartupTaint != nil && id == TaintID(*s.StartupTaint):
+		case s.OffersAll && s.StartupTaint != nil && id == TaintID(*s.StartupTaint):
 			next.removed = append(next.removed, id)
 			continue
 		case isOurs && !isDesired && !stays(id):

@@ -36,7 +36,7 @@ func TestMergeTaints(t *testing.T) {
 	)
 	desired := func(texts ...string) NodeState { return NodeState{Taints: taintsOf(texts...)} }
 	ready := func(s NodeState) NodeState {
-		s.StartupTaint, s.Ready = &taintsOf(startup)[0], true
+		s.StartupTaint, s.OffersAll = &taintsOf(startup)[0], true
 		return s
 	}
 	undecided := func(s NodeState, texts ...string) NodeState {
@@ -170,7 +170,7 @@ func TestNodeTaints(t *testing.T) {
 			t.Errorf("added at %v", added)
 		}
 		g.wantRequests("GET nodes, PATCH nodes")
-		s := g.set(NodeState{StartupTaint: startup, Ready: true, Taints: taintsOf()})
+		s := g.set(NodeState{StartupTaint: startup, OffersAll: true, Taints: taintsOf()})
 		g.wantTaints("dedicated=ml:NoSchedule")
 		g.wantWritten(s, true)
 		if len(g.node().Annotations) != 0 {
@@ -186,14 +186,14 @@ func TestNodeTaints(t *testing.T) {
 // Somebody adds the startup taint again: soon after the start the agent removes it soon, later at the next check.
 func TestStartupTaintComesBack(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
-		s := g.set(NodeState{StartupTaint: &taintsOf("gpu/not-ready:NoSchedule")[0], Ready: true})
+		s := g.set(NodeState{StartupTaint: &taintsOf("gpu/not-ready:NoSchedule")[0], OffersAll: true})
 		g.setTaints(*s.StartupTaint)
 		g.firstCheck()
 		g.wantTaints()
-		if got := g.writer.Status().RemovedTaint; got != *s.StartupTaint {
+		if got := g.writer.Status().AbsentStartupTaint; got != *s.StartupTaint {
 			g.t.Errorf("removed %v", got)
 		}
-		g.advance(startupWindow - 2*time.Minute)
+		g.advance(startupTaintWindow - 2*time.Minute)
 		g.setTaints(*s.StartupTaint)
 		g.firstCheck()
 		g.wantTaints()

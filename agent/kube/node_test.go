@@ -160,7 +160,7 @@ func TestNodeLabels(t *testing.T) {
 		g.wantRequests("GET nodes, PATCH nodes")
 		g.firstCheck()
 		g.wantRequests("GET nodes")
-		equal := g.set(NodeState{Labels: maps.Clone(s.Labels), Ready: true})
+		equal := g.set(NodeState{Labels: maps.Clone(s.Labels), OffersAll: true})
 		g.wantWritten(equal, true)
 		g.wantRequests("")
 

@@ -22,7 +22,7 @@ import (
 // Config is the `node` section of config.yaml.
 type Config struct {
 	Labels       LabelsConfig  `yaml:"labels"`
-	StartupTaint string        `yaml:"startupTaint"` // KEY[=VALUE]:EFFECT of the taint to remove once the node is ready; "" for none
+	StartupTaint string        `yaml:"startupTaint"` // KEY[=VALUE]:EFFECT of the taint to remove once all devices are offered; "" for none
 	Taints       []TaintConfig `yaml:"taints"`
 	Idle         IdleConfig    `yaml:"idle"`
 }

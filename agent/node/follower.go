@@ -25,9 +25,9 @@ type Options struct {
 	Snapshots *health.Latest[health.Snapshot]
 	Node      string                                // the node's name in Kubernetes
 	Serving   func(*health.Snapshot) plugin.Serving // with the configuration in Plugin
-	// every resource is registered and audited, or the devices are published by dynamic resource allocation
-	Ready func() bool
-	SysFS func() string // where the host of the devices has its sysfs; empty if that is another host
+	// OffersAll reports whether every resource is registered and audited, or the devices are published by dynamic resource allocation.
+	OffersAll func() bool
+	SysFS     func() string // where the host of the devices has its sysfs; empty if that is another host
 	// Properties reads what NVML has of devices. It leaves out those of which it is unknown. It may take seconds.
 	Properties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
 	Cleaned    *health.Latest[string] // kube.CleanedAnnotation of the agent's pod; nil, empty or "": none
@@ -323,7 +323,7 @@ func (f *Follower) state(config *Config, snap *health.Snapshot) (s kube.NodeStat
 	s.RemoveCondition = f.memory.Condition && !reports
 	if config.StartupTaint != "" {
 		if t, err := ParseTaint(config.StartupTaint); err == nil {
-			s.StartupTaint, s.Ready = &t, f.Ready()
+			s.StartupTaint, s.OffersAll = &t, f.OffersAll()
 		}
 	}
 	return s

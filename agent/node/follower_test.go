@@ -35,7 +35,7 @@ type harness struct {
 	read      func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
 	dir       string
 	node      string // of the next restart
-	notReady  atomic.Bool
+	withheld  atomic.Bool
 	cleaned   health.Latest[string]
 }
 
@@ -65,8 +65,8 @@ func (h *harness) restart(section *[]byte, sameBoot bool) {
 	h.snapshots = new(health.Latest[health.Snapshot])
 	h.Follower = NewFollower(Options{
 		Config: &h.config, Plugin: &h.plugin, Health: &h.health, Snapshots: h.snapshots, Node: h.node,
-		Serving: plugin.New(&h.plugin, h.snapshots, nop).Serving,
-		Ready:   func() bool { return !h.notReady.Load() }, SysFS: func() string { return "" },
+		Serving:   plugin.New(&h.plugin, h.snapshots, nop).Serving,
+		OffersAll: func() bool { return !h.withheld.Load() }, SysFS: func() string { return "" },
 		Properties: func(ctx context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
 			if h.read == nil {
 				all := map[health.DeviceID]*health.Properties{}
@@ -204,18 +204,18 @@ func TestFollowerRemovesLabels(t *testing.T) {
 	})
 }
 
-// The startup taint stays until the node is ready.
+// The startup taint stays until every device is offered.
 func TestFollowerStartupTaint(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newFollowerHarness(t, LabelsOff)
 		h.setConfig(func(c *Config) { c.StartupTaint = "a/not-ready:NoSchedule" })
-		h.notReady.Store(true)
+		h.withheld.Store(true)
 		defer healthtest.Run(t, h.Run)()
-		for _, ready := range []bool{false, true, false} {
-			h.notReady.Store(!ready)
+		for _, offersAll := range []bool{false, true, false} {
+			h.withheld.Store(!offersAll)
 			h.poll(gpus(1, l4))
-			if s := h.Desired().Load(); s.Ready != ready || s.StartupTaint == nil || s.StartupTaint.Key != "a/not-ready" || s.Taints != nil {
-				t.Errorf("ready %v: %+v", ready, s)
+			if s := h.Desired().Load(); s.OffersAll != offersAll || s.StartupTaint == nil || s.StartupTaint.Key != "a/not-ready" || s.Taints != nil {
+				t.Errorf("every device offered: %v: %+v", offersAll, s)
 			}
 		}
 	})

@@ -24,29 +24,29 @@ import (
 type Inputs struct {
 	Node, Version, Revision string
 
-	Now           time.Time
-	NotReady      []string
-	Reload        metrics.Reload
-	ConfigError   string   // of the newest configuration; ignored while Reload.OK
-	ConfigNotes   []string // on the configuration in force
-	UnmatchedRefs []health.UnmatchedRefs
-	Snapshot      *health.Snapshot // nil before the first
-	Lock          nodelock.State   // whether this agent may serve the node
-	Plugin        plugin.Status
-	DRA           dra.Status
-	Claims        *dra.Claims // prepared; nil if unknown
-	Holders       podresources.Holders
-	Processes     *processes.Snapshot // nil if they are not measured
-	Shares        []plugin.ShareUnits // of the shared devices
-	IdleTimes     metrics.IdleTimes   // of the holders
-	Idle          node.IdleConfig     // by which a holder is idle
-	Memory        *memlimits.Snapshot // nil without devices that are shared by memory
-	Kube          kube.Status
-	NodeObject    kube.NodeStatus
-	Unready       []string // NodeObject.StartupTaint
-	StateFile     statefile.Status
-	StateLoss     string // why an earlier process lost the state file; empty if none did
-	Events        []Event
+	Now                 time.Time
+	NotReady            []string
+	Reload              metrics.Reload
+	ConfigError         string   // of the newest configuration; ignored while Reload.OK
+	ConfigNotes         []string // on the configuration in force
+	UnmatchedRefs       []health.UnmatchedRefs
+	Snapshot            *health.Snapshot // nil before the first
+	Lock                nodelock.State   // whether this agent may serve the node
+	Plugin              plugin.Status
+	DRA                 dra.Status
+	Claims              *dra.Claims // prepared; nil if unknown
+	Holders             podresources.Holders
+	Processes           *processes.Snapshot // nil if they are not measured
+	Shares              []plugin.ShareUnits // of the shared devices
+	IdleTimes           metrics.IdleTimes   // of the holders
+	Idle                node.IdleConfig     // by which a holder is idle
+	Memory              *memlimits.Snapshot // nil without devices that are shared by memory
+	Kube                kube.Status
+	NodeObject          kube.NodeStatus
+	StartupTaintReasons []string // NodeObject.StartupTaintReasons
+	StateFile           statefile.Status
+	StateLoss           string // why an earlier process lost the state file; empty if none did
+	Events              []Event
 }
 
 // New builds the status from its inputs.
@@ -62,7 +62,7 @@ func New(k Inputs) Node {
 		},
 		Object: NodeObject{
 			k.NodeObject.Enabled, k.NodeObject.Writes, k.NodeObject.Errors, k.NodeObject.LabelsErr, k.NodeObject.FeatureErr, k.NodeObject.TaintsErr,
-			k.NodeObject.ConditionErr, k.Unready,
+			k.NodeObject.ConditionErr, k.StartupTaintReasons,
 		},
 		Memory: StateFile{
 			k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC(), k.StateFile.Unread.UTC(), k.StateLoss,

@@ -142,14 +142,14 @@ type APIServer struct {
 
 // NodeObject is the status of what the agent writes to its Node object, and to the node's NodeFeature, since it started.
 type NodeObject struct {
-	Enabled        bool     `json:"enabled"` // labels or taints are configured, or something is being removed
-	Writes         uint64   `json:"writes"`
-	Errors         uint64   `json:"errors"`                   // failed tries
-	LabelsError    string   `json:"labelsError,omitempty"`    // why the node's labels are not as configured
-	FeatureError   string   `json:"featureError,omitempty"`   // why the NodeFeature is not
-	TaintsError    string   `json:"taintsError,omitempty"`    // why the taints are not
-	ConditionError string   `json:"conditionError,omitempty"` // why the condition may still be there, although it is not reported any more
-	StartupTaint   []string `json:"startupTaint,omitempty"`   // why node.startupTaint stays
+	Enabled             bool     `json:"enabled"` // labels or taints are configured, or something is being removed
+	Writes              uint64   `json:"writes"`
+	Errors              uint64   `json:"errors"`                   // failed tries
+	LabelsError         string   `json:"labelsError,omitempty"`    // why the node's labels are not as configured
+	FeatureError        string   `json:"featureError,omitempty"`   // why the NodeFeature is not
+	TaintsError         string   `json:"taintsError,omitempty"`    // why the taints are not
+	ConditionError      string   `json:"conditionError,omitempty"` // why the condition may remain, although it is no longer reported
+	StartupTaintReasons []string `json:"startupTaint,omitempty"`   // why node.startupTaint stays
 }
 
 // StateFile is the status of the state file, which preserves findings over a restart.

@@ -49,7 +49,7 @@ func testInputs() Inputs {
 	}
 	k.Kube = kube.Status{Enabled: true, Writes: 12, Events: 4, Dropped: 1, Errors: 2, EventErr: "events is forbidden"}
 	k.NodeObject = kube.NodeStatus{Enabled: true, Writes: 2, Errors: 1, LabelsErr: "nodes is forbidden"}
-	k.Unready = []string{"plugin nvidia.com/x: registration refused"}
+	k.StartupTaintReasons = []string{"plugin nvidia.com/x: registration refused"}
 	k.StateFile = statefile.Status{
 		Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device",
 		Since: agenttest.Ago(time.Minute),
@@ -234,7 +234,8 @@ func TestStatusEscapesText(t *testing.T) {
 	d.Device.Model, d.Device.PCI, d.Device.ID = bad, bad, bad
 	d.Verdict.Findings[0].Reason, d.Verdict.Findings[0].Cause, d.Verdict.Findings[0].Action = bad, bad, bad
 	k.Snapshot.Devices[4].Device.Profile = bad
-	k.Kube.ConditionErr, k.Kube.EventErr, k.StateFile.Err, k.StateLoss, k.NodeObject.TaintsErr, k.Unready[0] = bad, bad, bad, bad, bad, bad
+	k.Kube.ConditionErr, k.Kube.EventErr, k.StateFile.Err, k.StateLoss, k.NodeObject.TaintsErr = bad, bad, bad, bad, bad
+	k.StartupTaintReasons[0] = bad
 	k.Holders.By[bad] = []podresources.Holder{{Namespace: bad, Pod: bad, Container: bad}}
 	k.Events[0].Text = bad
 	if page := pageOf(t, k); strings.Contains(page, "<script>alert") || strings.Contains(page, `"'>`) {

@@ -646,7 +646,7 @@ func nodeObjectErrors(o NodeObject) []string {
 
 // startupTaintText returns why the startup taint stays.
 func startupTaintText(o NodeObject) string {
-	return formatIf("startup taint stays: %s", strings.Join(o.StartupTaint, "; "))
+	return formatIf("startup taint stays: %s", strings.Join(o.StartupTaintReasons, "; "))
 }
 
 // stateFileProblems returns what a restart would lose, or has lost.

@@ -120,7 +120,7 @@ func (s *Server) serve(ctx context.Context, l boundedListener, c *Config) error 
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if err := srv.Shutdown(end); err != nil {
-		_ = srv.Close() // cut off slow clients
+		_ = srv.Close() // the requests that have not ended
 	}
 	if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
 		return err

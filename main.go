@@ -126,8 +126,8 @@ func refuseArguments(cmd *cobra.Command, args []string) error {
 	return fmt.Errorf("unexpected argument %q of %s, which takes only flags", args[0], cmd.Name())
 }
 
-// refuseEmptyFlags refuses a flag of a command with an empty value, such as --cause= of an unset variable: the command would do what it
-// does without the flag. The flags of keys, which are hidden, may be empty.
+// refuseEmptyFlags refuses a flag of a command with an empty value, such as --cause= with an unset variable: the command would act as
+// without the flag. The flags of keys, which are hidden, may be empty.
 func refuseEmptyFlags(cmd *cobra.Command, _ []string) (err error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		if !f.Hidden && f.Value.String() == "" {
@@ -137,8 +137,8 @@ func refuseEmptyFlags(cmd *cobra.Command, _ []string) (err error) {
 	return err
 }
 
-// explainFlag adds the most similar flag to the error about an unknown one, as cobra does for commands, and the valid values to that
-// about a boolean one or --output.
+// explainFlag adds advice to an error about a flag. For an unknown flag that is the most similar one, as cobra does for commands; for a
+// boolean flag or --output it is the valid values.
 func explainFlag(cmd *cobra.Command, err error) error {
 	if invalid, ok := errors.AsType[*pflag.InvalidValueError](err); ok {
 		flag, expected := invalid.GetFlag(), "true or false"
@@ -216,7 +216,7 @@ func fieldsCommand(loader *config.Loader) *cobra.Command {
 		Long: `List the fields that metrics.fields may name, and which of them the source has.
 
 The command polls the configured source once, without an effect on a running agent. If that fails, the column is
-"unknown", and the exit code is still 0. "derived" is converted exactly from another field. A set has those of its fields
+"unknown", and the exit code is still 0. "derived" is converted exactly from another field. A set has the fields
 that the generation of names in metrics.names has.`,
 	}, func(ctx context.Context) fmt.Stringer { return doctor.Fields(ctx, *loader) })
 }

@@ -281,8 +281,8 @@ const (
 	bindingsSection = "bindings"     // the GPUs that entries of the configuration name by index
 )
 
-// restore gives the saved state of the previous process to the components, and returns the restored devices. A disk that does not answer
-// delays that by 10 s; then restoreLate gives them what it has when it answers.
+// restore gives the saved state of the previous process to the components, and returns the restored devices. It waits 10 s at most for the
+// disk; if the disk answers later, restoreLate continues.
 func (a *Agent) restore(ctx context.Context, c config.Config, boot string) []health.DeviceState {
 	saved, err := a.stateFile.LoadInTime(ctx, c.Health.StateFile, func(saved statefile.Saved, err error) { a.restoreLate(saved, err, boot) })
 	if err != nil {
@@ -367,7 +367,7 @@ func (a *Agent) apply(c config.Config) {
 	storeChanged(&a.podLabelsConfig, podlabels.Config{Labels: c.Metrics.SelectedPodLabels(), Kubeconfig: c.Health.Kubernetes.Kubeconfig})
 }
 
-// storeIndexEntries stores the entries that name a GPU by its index, before the sections that have them. They are final once the
+// storeIndexEntries stores the entries that name a GPU by its index, before the sections that contain them. The entries are final once the
 // configuration is known to fit the devices.
 func (a *Agent) storeIndexEntries(h health.Config, p plugin.Config, final bool) {
 	storeChanged(&a.indexEntries, health.IndexEntries{Refs: append(h.IndexRefs(), p.IndexRefs()...), Final: final})
@@ -399,10 +399,10 @@ func (a *Agent) idlePods() kube.IdlePods {
 	return node.IdlePods(a.nodeConfig.Load().Idle, a.snapshots.Load(), a.plugin.Holders(), a.totals.IdleTimes())
 }
 
-// facts returns what is known of who has the devices.
+// facts returns what plugin/offer decides from: who has the devices.
 func (a *Agent) facts() offer.Facts { return a.plugin.Facts(a.plugin.Holders()) }
 
-// lastAllocation returns when what a container holds was last given out; the zero time if that is unknown.
+// lastAllocation returns when the device that a container holds was last allocated or prepared; zero if that is unknown.
 func (a *Agent) lastAllocation(h podresources.Holder) time.Time {
 	if h.ByClaim() {
 		return a.dra.PreparedAt(h)

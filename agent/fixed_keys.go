@@ -13,12 +13,12 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
 
-// formerTimeout limits what the start waits for the disk to tell what pods have by a former configuration. The driver of DRA checks again
-// before it serves.
+// formerTimeout limits how long the start waits for the disk, which shows what pods have by a former configuration. The driver of DRA
+// checks again before it serves.
 const formerTimeout = 5 * time.Second
 
-// checkFixed returns an error if a configuration differs from the one in force in a key that pods depend on for as long as they run: the
-// driver of that name ends their claims, and their mounts are below that directory.
+// checkFixed returns an error if a configuration differs from the one in force in a key that pods depend on for as long as they run. Only
+// the driver of that name can unprepare their claims, and their mounts are below that directory.
 func (a *Agent) checkFixed(c *plugin.Config) error {
 	now := a.pluginConfig.Load()
 	var errs []error
@@ -38,12 +38,12 @@ func (a *Agent) checkFixed(c *plugin.Config) error {
 // start is a configuration to start with.
 type start struct {
 	config.Config
-	*config.Rejection       // of the configuration on the disk; nil if it is that
-	err               error // why there is none
+	*config.Rejection       // why the configuration is not the one on the disk; nil if it is
+	err               error // why there is no configuration to start with
 }
 
-// checkStart returns the configuration to start with: c, or the last good one if pods need what that has and c has not. If neither has what
-// they need, it returns an error.
+// checkStart returns the configuration to start with. It is c, or the last good one if pods need a value of that one which c lacks. If pods
+// need what neither has, checkStart returns an error.
 func checkStart(ctx context.Context, loader config.Loader, c config.Config, boot string) start {
 	guard := health.Guard[struct{}, start]{Limit: formerTimeout}
 	s, err := guard.Call(ctx.Done(), struct{}{}, func() start { return chooseStart(loader, c, boot) }, nil)
@@ -66,7 +66,8 @@ func chooseStart(loader config.Loader, c config.Config, boot string) start {
 	return start{Config: last, Rejection: rejection}
 }
 
-// checkFormer returns an error if pods have what only the former configuration serves; former is nil if it is unknown.
+// checkFormer returns an error if pods have claims or MPS daemons that only the former configuration serves; former is nil if it is
+// unknown.
 func checkFormer(c, former *plugin.Config, boot string) error {
 	err := dra.CheckFormer(c, former, boot)
 	if former != nil {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// The directories that end the process are those that the configuration in force uses.
+// Only the loss of a directory that the configuration in force uses ends the process.
 func TestHostDirs(t *testing.T) {
 	const kubelet, state = "/var/lib/kubelet/device-plugins /var/lib/kubelet/pod-resources", "/var/lib/gpu-node-agent"
 	const claims = "/var/lib/kubelet/plugins_registry /var/lib/kubelet/plugins/gpu.nvidia.com"

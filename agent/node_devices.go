@@ -49,7 +49,8 @@ func (a *Agent) nodeDevices() map[metrics.SeenBy]int {
 	return seen
 }
 
-// countGPUs returns the number of GPUs of a snapshot, and how many of them the driver reaches; known is false if that is unknown of one.
+// countGPUs returns the number of GPUs of a snapshot, and how many of them the driver reaches; known is false while that is unknown of a
+// GPU.
 func countGPUs(snap *health.Snapshot) (gpus, reached int, known bool) {
 	known = snap.Source.Status == health.SourceUp
 	for i := range snap.Devices {
@@ -69,7 +70,7 @@ func countGPUs(snap *health.Snapshot) (gpus, reached int, known bool) {
 	return gpus, reached, known
 }
 
-// gpusOf returns the number of GPUs to which the listed of the devices belong.
+// gpusOf returns the number of GPUs to which devices belong. Devices that the snapshot does not list do not count.
 func gpusOf(snap *health.Snapshot, devices []health.DeviceID) int {
 	of := make(map[health.DeviceID]health.DeviceID)
 	for i := range snap.Devices {

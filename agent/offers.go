@@ -73,7 +73,7 @@ func notListed(s *health.Snapshot) []string {
 	return []string{"the driver lists no GPU"}
 }
 
-// notAudited returns why the kubelet may count other devices than the plugin has.
+// notAudited returns why the kubelet may count other devices than the plugin offers.
 func notAudited(s plugin.Status) (reasons []string) {
 	devices := 0
 	for _, r := range s.Resources {
@@ -89,7 +89,7 @@ func notAudited(s plugin.Status) (reasons []string) {
 	return reasons
 }
 
-// notPublished returns why the scheduler may not have the devices for claims, or the kubelet not the driver.
+// notPublished returns why the scheduler may lack devices for claims, or why the kubelet may lack the driver.
 func notPublished(s dra.Status) (reasons []string) {
 	if !s.Enabled || s.Handover {
 		reasons = append(reasons, "dra: the devices are being handed over")

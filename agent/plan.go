@@ -24,8 +24,8 @@ import (
 // planTimeout limits PlanLabels. Without persistence mode, DCGM takes some seconds to wake each GPU.
 const planTimeout = 30 * time.Second
 
-// PlanLabels returns the labels that an agent with this configuration would write: of what the source measures now, or as an agent has
-// saved them if the source does not answer. It writes nothing and has no effect on a running agent.
+// PlanLabels returns the labels that an agent with this configuration would write. They follow from what the source measures now. If the
+// source does not answer, they are the ones that an agent has saved. PlanLabels writes nothing and has no effect on a running agent.
 func PlanLabels(ctx context.Context, c config.Config) (node.Labels, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, planTimeout, fmt.Errorf("source %s: no response within %v; run gpu-node-agent doctor",
 		c.Source.Resolved(), planTimeout))
@@ -47,7 +47,7 @@ func PlanLabels(ctx context.Context, c config.Config) (node.Labels, error) {
 	return l, nil
 }
 
-// planLabels returns the labels also with an error, if they are saved.
+// planLabels returns the saved labels with an error, if there are any.
 func planLabels(ctx context.Context, c config.Config, saved statefile.Saved) (node.Labels, error) {
 	a := planningAgent(c)
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, a.log)
@@ -129,7 +129,7 @@ func (a *Agent) pollOnce(ctx context.Context, c config.Config, saved statefile.S
 	}
 }
 
-// openOnce opens a session for pollOnce. That of DCGM has measured the devices once.
+// openOnce opens a session for pollOnce. DCGM's session has measured the devices once.
 func openOnce(ctx context.Context, c config.SourceConfig) (health.Session, error) {
 	if c.Resolved() != config.ModeSim {
 		r, _, err := dcgm.MeasureOnce(ctx, dcgm.Config{Address: c.Address, Interval: c.Interval, LogLevel: "NONE"}, zap.NewNop())

@@ -9,8 +9,8 @@ import (
 
 type readProperties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
 
-// propertiesOf returns read for the devices of the source. It reads nothing of simulated GPUs and of those on another host, nor while the
-// source is not up: during a detach, NVML must not open the driver's files.
+// propertiesOf returns read for the devices of the source. It reads nothing of simulated GPUs and of GPUs on another host. Nor does it
+// while the source is not up: during a detach, NVML must not open the driver's files.
 func propertiesOf(source *health.Latest[sourceConfig], snapshots *health.Latest[health.Snapshot], read readProperties) readProperties {
 	return func(ctx context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
 		c, snap := source.Load(), snapshots.Load()

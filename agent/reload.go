@@ -94,9 +94,9 @@ func (a *Agent) reload(reason string) {
 	a.log.Info("configuration reloaded", zap.String("reason", reason), zap.String("file", a.loader.Path()))
 }
 
-// settle checks the configuration in force as soon as the devices of the node are known. If it fits them, it is saved as the
-// last good one. Otherwise the last good one replaces it if that fits the same devices, so that no file that is only valid elsewhere
-// takes away what this node offers.
+// settle checks the configuration in force as soon as the devices of the node are known. If it fits them, it is saved as the last good one.
+// Otherwise the last good one replaces it, if that fits the devices: a file that is valid on other nodes only must not take away what this
+// node offers.
 func (a *Agent) settle() {
 	if a.settled {
 		return
@@ -212,7 +212,7 @@ func (a *Agent) reportOrphans(ctx context.Context) error {
 	return nil
 }
 
-// draWarnings returns what keeps dynamic resource allocation from publishing, or works only in part.
+// draWarnings returns why dynamic resource allocation cannot publish, and what of it works only in part.
 func draWarnings(s dra.Status) (all []string) {
 	if s.PublishErr != "" {
 		all = append(all, "dra: not published: "+s.PublishErr)
@@ -229,8 +229,8 @@ func draWarnings(s dra.Status) (all []string) {
 	return all
 }
 
-// sharingWarnings returns the devices on which pods may wait for those of another user, and those on which nothing limits containers
-// although the driver should.
+// sharingWarnings returns the devices on which pods may wait for pods of another user. It also returns the devices on which nothing limits
+// containers although the driver should.
 func sharingWarnings(s *health.Snapshot, h podresources.Holders, shares []plugin.ShareUnits, enforcement string) (all []string) {
 	if s == nil {
 		return nil

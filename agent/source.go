@@ -72,8 +72,8 @@ func isLocal(c config.SourceConfig) bool {
 	return c.Address == "" || strings.HasPrefix(c.Address, "unix://") || host == "localhost" || net.ParseIP(host).IsLoopback()
 }
 
-// newSource returns the configured source, and a function that must run while the source is in use. snapshots are those of the source;
-// measure measures the processes of the devices beside it; onBus lists the GPUs on this host's PCI bus.
+// newSource returns the configured source, and a function that must run while the source is in use. snapshots are the source's; measure
+// measures the processes of the devices beside it; onBus lists the GPUs on this host's PCI bus.
 func newSource(
 	c sourceConfig, snapshots *health.Latest[health.Snapshot], measure func(context.Context, processes.Source), onBus func() []string,
 	level zap.AtomicLevel, log *zap.Logger,
@@ -125,7 +125,7 @@ func newSource(
 	return source, func(ctx context.Context) error { <-ctx.Done(); return nil }, nil
 }
 
-// eventSources returns the event sources, with those that are off; events reports NVML's.
+// eventSources returns the event sources, also the ones that are off; events runs NVML's.
 func eventSources(c config.SourceConfig, events func(context.Context, health.EventReceiver), log *zap.Logger) []health.EventSource {
 	all := []health.EventSource{{Witness: health.WitnessNVML, Off: c.EventsReason()}, {Witness: health.WitnessKernelLog}}
 	if all[0].Off == "" {

@@ -22,14 +22,14 @@ const (
 	// stops quickly is restarted sooner.
 	stopTimeout = 4 * time.Second
 
-	// orderTimeout is how long a component waits for those in its after.
+	// orderTimeout is how long a component waits for the components in its after.
 	orderTimeout = 3 * time.Second
 )
 
 var errReturnedEarly = errors.New("returned before the process stops")
 
-// supervise runs the components until ctx ends or the first of them returns. Then it stops the others, all at once except
-// those that wait for others.
+// supervise runs the components until ctx ends or the first of them returns. Then it stops the others, all at once, except components that
+// wait for others.
 func supervise(ctx context.Context, log *zap.Logger, components ...component) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

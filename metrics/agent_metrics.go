@@ -28,10 +28,9 @@ type MetricInfo struct {
 	Labels []string // in no particular order
 }
 
-// Describe returns the metrics of the agent itself, of its process and of its Go runtime. fields.List describes the
-// fields of DCGM. Labels do not include those of metrics.podLabels, which gpu_node_agent_device_allocated,
-// gpu_node_agent_device_allocated_gpus and the fields have in addition, and those of metrics.claimLabels, which the first and the fields
-// have.
+// Describe returns the metrics of the agent itself, of its process and of its Go runtime. fields.List describes the fields of DCGM. Labels
+// omit the labels of metrics.podLabels, which gpu_node_agent_device_allocated, gpu_node_agent_device_allocated_gpus and the fields have in
+// addition. They also omit the labels of metrics.claimLabels, which gpu_node_agent_device_allocated and the fields have.
 func Describe() []MetricInfo {
 	list := agentMetrics()
 	for _, r := range runtimeTable() {
@@ -477,7 +476,7 @@ type schema struct {
 	needsEvents bool   // a field is computed from the events in the window
 }
 
-// newSchema numbers the agent's metrics first, then those of the Go runtime, then the selected fields.
+// newSchema numbers the agent's metrics first, then the Go runtime's, then the selected fields.
 func newSchema(cfg *Config) *schema {
 	s := &schema{cfg: cfg, window: strconv.FormatInt(cfg.Window.Milliseconds(), 10)}
 	var families []exposition.Family

@@ -14,8 +14,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 )
 
-// gather returns the metrics of client_golang's collectors of the process and of the Go runtime, without those of the
-// network.
+// gather returns the metrics of client_golang's collectors of the process and of the Go runtime, without the metrics of the network.
 func gather(t *testing.T) []*dto.MetricFamily {
 	t.Helper()
 	r := prometheus.NewRegistry()

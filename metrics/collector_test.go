@@ -64,7 +64,7 @@ func TestDescribe(t *testing.T) {
 		}
 		delete(described, f.GetName())
 	}
-	for _, f := range waiting.Families() { // those of no other page
+	for _, f := range waiting.Families() { // the families of no other page
 		delete(described, f.GetName())
 	}
 	if len(described) > 0 {

@@ -43,7 +43,7 @@ type CompatConfig struct {
 
 // The values of Config.Attribution: how series name the holder of a device.
 const (
-	AttributePerDevice = "perDevice" // one series per device; that of a shared device names no holder
+	AttributePerDevice = "perDevice" // one series per device, without a holder if it is shared
 	AttributePerPod    = "perPod"    // additionally one series per holder of a shared device
 )
 

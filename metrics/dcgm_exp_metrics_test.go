@@ -30,7 +30,7 @@ func TestComputedMetrics(t *testing.T) {
 	}{
 		{1, fields.XIDErrorsCount, []string{`UUID="GPU-a"`, `window_size_in_ms="300000"`, `xid="31"} 3`}},
 		{1, fields.XIDErrorsCount, []string{`UUID="GPU-b"`, `xid=""} 0`}},
-		{3, fields.XIDErrorsTotal, []string{`UUID="GPU-a"`}}, // those since the agent's start
+		{3, fields.XIDErrorsTotal, []string{`UUID="GPU-a"`}}, // since the agent's start
 		{1, fields.XIDErrorsTotal, []string{`UUID="GPU-a"`, `xid="31"} 3`}},
 		{1, fields.ClockEventsCount, []string{`clock_event="gpu_idle"`}},
 		{1, fields.ClockEventsCount, []string{`clock_event="hw_slowdown"`}},
@@ -59,7 +59,7 @@ func TestComputedMetrics(t *testing.T) {
 	}
 }
 
-// The XIDs of a GPU instance are those of its compute instances. An XID that all of them report counts once.
+// The XIDs of a GPU instance are its compute instances'. An XID that all of them report counts once.
 func TestXIDCountsOfComputeInstances(t *testing.T) {
 	src := configuredSources(testNode(), testConfig(fields.XIDErrorsCount))
 	next := testNode()

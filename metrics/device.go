@@ -53,8 +53,9 @@ func (s *scrape) collectDevices() {
 	s.collectUnhealthyGPUs()
 }
 
-// collectUnhealthyGPUs adds one series for each GPU with a fault: its own worst, or else that with the strongest action of its MIG devices,
-// those of MPS daemons last. A MIG device without a listed parent has a series of its own.
+// collectUnhealthyGPUs adds one series for each GPU with a fault. The series has the GPU's own worst fault. Without one, it has the fault
+// of its MIG devices with the strongest action; faults of MPS daemons come last. A MIG device without a listed parent has a series of its
+// own.
 func (s *scrape) collectUnhealthyGPUs() {
 	faults := make(map[int]*health.Finding) // by index in s.devices
 	for i, d := range s.devices {

@@ -10,7 +10,7 @@ import (
 func (s *scrape) collectProcesses(d labeledDevice) {
 	usage, measured := s.processes.Of(d.Device.ID)
 	if !measured || len(usage) == 0 && d.Device.Kind == health.KindGPU && d.Device.MIGMode {
-		return // the processes of a GPU in MIG mode are those of its MIG devices
+		return // the processes of a GPU in MIG mode belong to its MIG devices
 	}
 	if len(usage) == 0 || usage[0].Container != (processes.Container{}) {
 		s.Add(deviceProcesses, 0, s.Labels(d.labels, processLabels(processes.Container{})...)) // so that "no process" is not "not measured"

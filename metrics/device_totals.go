@@ -79,16 +79,16 @@ type pollHistogram struct {
 // pollBounds returns the bounds of the histogram in seconds: a poll takes milliseconds, with a faulty driver seconds.
 func pollBounds() []float64 { return []float64{.001, .005, .01, .05, .1, .5, 1, 5, 10} }
 
-// instanceXIDs are the XIDs of a GPU instance in one update, which count once although each of its compute instances has
-// them. Those of the newest sample are the same if they are equal. Of earlier samples, which were skipped, only the numbers
-// are known: the compute instance with the most has them all.
+// instanceXIDs are the XIDs of a GPU instance in one update. Each of its compute instances has them, but they count once. In the newest
+// sample, equal XIDs are the same one. Of earlier samples, which were skipped, only the counts are known: the compute instance with the
+// highest count has them all.
 type instanceXIDs struct {
 	newest  map[health.XID]bool
 	skipped map[int]uint64
 }
 
-// add adds the XIDs of a compute instance with one number, and returns how many of them no other has. newest are those of its
-// newest sample.
+// add adds the XIDs of a compute instance with one number, and returns how many of them no other has. newest are the XIDs of its newest
+// sample.
 func (i instanceXIDs) add(code int, added uint64, newest []health.XID) (fresh uint64) {
 	skipped := added
 	for _, x := range newest {
@@ -200,7 +200,7 @@ func addCount(counts map[int]uint64, code int, n uint64) map[int]uint64 {
 	return counts
 }
 
-// updateClocks adds the current clock events to the window, and those that have begun to the totals. Events of the first
+// updateClocks adds the current clock events to the window, and the ones that have just begun to the totals. Events of the first
 // measurement began earlier.
 func (t *deviceTotals) updateClocks(bits uint64, o observation) {
 	for bit := range len(clockEvents) {

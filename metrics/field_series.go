@@ -74,7 +74,7 @@ func (s *scrape) addToEntity(i int) {
 	}
 }
 
-// laterXID reports whether the last XID of d is later than that of other, which may have none.
+// laterXID reports whether d's last XID is later than other's. other may have none.
 func laterXID(d, other *health.DeviceState) bool {
 	xid, _ := lastXIDValue(d)
 	otherXID, _ := lastXIDValue(other)
@@ -105,8 +105,7 @@ func (s *scrape) addLabelSets(e *entity) {
 	}
 }
 
-// entityLabels returns an entity's labels without those of its holders. As in dcgm-exporter, a GPU lacks the labels of
-// a MIG device.
+// entityLabels returns an entity's labels, except its holders'. As in dcgm-exporter, a GPU lacks the labels of a MIG device.
 func (s *scrape) entityLabels(e *entity) []*dto.LabelPair {
 	state := s.firstDevice(e)
 	d := &state.Device
@@ -170,9 +169,9 @@ func xidMessage(code int) string {
 	return xidMessages[code]
 }
 
-// lastXIDValue returns field 230, which is 0 before the first XID. DCGM never resets the field, so dcgm-exporter exports it
-// until it restarts. What the snapshot has of the last XID takes its place where an older XID, 0 or no value would mislead:
-// after an event source reported it first, while the XID is still a finding, and on a lost GPU, which has no measurements.
+// lastXIDValue returns field 230, which is 0 before the first XID. DCGM never resets the field, so dcgm-exporter exports it until it
+// restarts. The snapshot's last XID takes its place where an older XID, 0 or no value would mislead: after an event source reported it
+// first, while the XID is still a finding, and on a lost GPU, which has no measurements.
 func lastXIDValue(d *health.DeviceState) (code float64, ok bool) {
 	if d.LastXID.Code != 0 && d.LastXID.Witness != health.WitnessSource {
 		return float64(d.LastXID.Code), true

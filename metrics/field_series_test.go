@@ -252,7 +252,7 @@ func TestXIDFindingIsLastXID(t *testing.T) {
 	}
 }
 
-// The label err_msg has dcgm-exporter's text for every XID, also for those that its list lacks, under either name of the field.
+// The label err_msg has dcgm-exporter's text for every XID, also for XIDs that its list lacks, under either name of the field.
 func TestXIDMessagesMatchDCGMExporter(t *testing.T) {
 	text, err := os.ReadFile("testdata/dcgm-exporter-xids.csv")
 	if err != nil {

@@ -134,7 +134,7 @@ func testHolders() podresources.Holders {
 	}}
 }
 
-// testProcesses are the processes of testHolders, of one that holds no device and of the host; those of GPU-b are unknown.
+// testProcesses are the processes of testHolders, of a container that holds no device, and of the host. The processes of GPU-b are unknown.
 func testProcesses() *health.Latest[processes.Snapshot] {
 	latest := new(health.Latest[processes.Snapshot])
 	latest.Store(&processes.Snapshot{

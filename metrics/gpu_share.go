@@ -66,7 +66,7 @@ func (g GPUShares) appendTo(parts []float64, id health.DeviceID, holders []podre
 	return parts
 }
 
-// unitOf returns what a holder has in common with other holders of the same unit.
+// unitOf identifies what a holder shares with others: holders of the same unit have equal results.
 func unitOf(h podresources.Holder) podresources.Holder {
 	if !h.ByClaim() {
 		h.Namespace = ""
@@ -101,7 +101,7 @@ func (g GPUShares) ofDevice(d *health.Device) float64 {
 	return part
 }
 
-// withoutMIG returns the part of its GPU that a device has, of a GPU without those of its MIG devices.
+// withoutMIG returns the part of its GPU that a device has. A GPU has what its MIG devices leave.
 func (g GPUShares) withoutMIG(d *health.Device) float64 {
 	part := g.ofDevice(d)
 	if d.MIGMode {

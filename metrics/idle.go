@@ -26,7 +26,7 @@ type idleTime struct {
 
 	uid     string    // of the pod; "" if unknown
 	updated time.Time // when the kubelet last reported that the container holds the device
-	ownAt   time.Time // when its own use was last measured, not that of all holders
+	ownAt   time.Time // when its own use was last measured, not the use of all holders
 
 	workAt, processesAt time.Time // when these were last known; at first, when it was first observed
 }
@@ -35,7 +35,7 @@ type idleTime struct {
 // busy: the processes may be unknown for a moment, after a start, during a detach or when the driver does not answer.
 const ownUseMemory = 5 * time.Minute
 
-// Identity tells a container from a later one of the same name, such as that of a StatefulSet's next pod.
+// Identity tells a container from a later one of the same name, such as one of a StatefulSet's next pod.
 type Identity struct {
 	PodLabels func(namespace, pod string) []Label // as Sources.PodLabels; the UID is compared, if it is known
 	Allocated func(podresources.Holder) time.Time // the last allocation of what a container holds; zero if there was none
@@ -68,8 +68,8 @@ func (i Identity) uidOf(c container) string {
 	return ""
 }
 
-// holdersGap is how long the holders may be unknown, so that a container that is new afterwards got the device since. The kubelet
-// gives no device to a container while it does not run.
+// holdersGap is the longest time for which the holders may be unknown so that a container that is new afterwards counts as observed from
+// its start. The kubelet gives no device to a container while the kubelet does not run.
 const holdersGap = time.Minute
 
 // updateIdle adds idle time for each container that holds the device. Time does not count while the container's use of the device
@@ -169,8 +169,8 @@ type use struct {
 	processesKnown, process bool // whether it has a process
 }
 
-// useOf returns how a container uses a device that it holds. The load of the device is that of its only holder. Of several, the
-// processes tell who uses the device; without them its load is everyone's.
+// useOf returns how a container uses a device that it holds. The load of a device is its only holder's. Of several holders, the processes
+// tell who uses the device; without them its load is everyone's.
 func useOf(d *health.DeviceState, c container, o observation) use {
 	u, load, known := processesOf(d, c, o)
 	shared := false
@@ -178,7 +178,7 @@ func useOf(d *health.DeviceState, c container, o observation) use {
 		shared = shared || containerOf(h) != c
 	}
 	device, measured := deviceLoad(d, o)
-	// Whose process it is that uses the video engines is unknown: its SM share is 0.
+	// It is unknown whose process uses the video engines: its SM share is 0.
 	byVideo := u.process && load < o.idleBelow && videoLoad(d) >= o.idleBelow
 	if measured && (!shared || !known || byVideo) {
 		load, known, u.ofAll = device, true, shared
@@ -250,7 +250,7 @@ type IdleTime struct {
 }
 
 // NeverUsed reports whether the container has not used the device since it got it; known is false if that is unknown. A device that works
-// is used, also if the driver does not list the process; but a short load may be that of another process, so that it is not kept.
+// is used, also if the driver does not list the process; but a short load may come from another process, so it does not count for good.
 func (i IdleTime) NeverUsed() (never, known bool) {
 	used := i.Used || i.Works
 	return !used, used || i.ObservedFromStart && (i.WorkKnown || i.ProcessesKnown)

@@ -53,9 +53,9 @@ func NewPodPicker(labels PodLabels) *PodPicker {
 	return p
 }
 
-// Of returns the exported labels of a pod, and the keys of labels that exceed the limit. Named labels come first, then
-// those that match a pattern, ordered by key so that the result is stable. On a name collision the first label wins.
-// Names that the agent or Prometheus uses are omitted.
+// Of returns the exported labels of a pod, and the keys of labels that exceed the limit. Named labels come first, then labels that match a
+// pattern, ordered by key so that the result is stable. On a name collision the first label wins. Names that the agent or Prometheus uses
+// are omitted.
 func (p *PodPicker) Of(uid string, labels map[string]string) (exported []Label, omitted []string) {
 	taken := make(map[string]bool, len(p.Named))
 	for _, l := range p.Named {

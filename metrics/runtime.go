@@ -11,7 +11,7 @@ import (
 
 // runtimeReading is the memory into which a scrape reads the runtime's state.
 type runtimeReading struct {
-	samples  []metrics.Sample // those of all metrics in runtimeTable
+	samples  []metrics.Sample // of all metrics in runtimeTable
 	families []int            // by sample: the number of the metric that adds it up
 	gc       debug.GCStats
 }

@@ -44,8 +44,8 @@ type savedIdleTime struct {
 
 type savedIdleTimes map[heldDevice]savedIdleTime
 
-// take removes and returns the saved time of a container, with which its time continues. It returns the zero idleTime if there is
-// none, or if it may be that of another container.
+// take removes and returns the saved time of a container, with which its time continues. It returns the zero idleTime if there is none, or
+// if the time may be another container's.
 func (s savedIdleTimes) take(h heldDevice, o observation) idleTime {
 	saved, ok := s[h]
 	delete(s, h)
@@ -67,7 +67,7 @@ func (s savedIdleTimes) take(h heldDevice, o observation) idleTime {
 // maxSavedIdleTimes limits the saved times. A node has at most some hundred shares of devices.
 const maxSavedIdleTimes = 1000
 
-// toSave returns the idle times to save: those that are not 0, and the restored ones that may still continue.
+// toSave returns the idle times to save: the ones above 0, and the restored ones that may still continue.
 func (a *accumulator) toSave(now time.Time) savedIdleTimes {
 	all := make(savedIdleTimes)
 	for h, saved := range a.restored {
@@ -91,9 +91,9 @@ func (a *accumulator) toSave(now time.Time) savedIdleTimes {
 // saveInterval is how often growing idle times are saved.
 const saveInterval = 5 * time.Minute
 
-// exceeds reports whether a time is longer than now, or that of a container that has ended, or that a container has not used the device
-// until now. After a crash such a time would continue wrongly. Short times do not matter: a device that is busy now and then is not saved
-// each time.
+// exceeds reports whether a saved time is longer than the time now, belongs to a container that has ended, or says of a container that has
+// used the device since that it has not. After a crash such a time would continue wrongly. Short times do not matter: a device that is busy
+// now and then is not saved each time.
 func (s savedIdleTimes) exceeds(now savedIdleTimes) bool {
 	const short = time.Minute
 	for h, was := range s {

@@ -91,7 +91,7 @@ func (a *api) readTraces(ctx context.Context) (found []traces, err error) {
 	return found, nil
 }
 
-// readNode returns what agents have written of a node, without its NodeFeatures. Of a node that was deleted that is nothing.
+// readNode returns what agents have written of a node, without its NodeFeatures. It returns nothing of a deleted node.
 func (a *api) readNode(ctx context.Context, name string) (traces, error) {
 	n, err := a.client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -141,7 +141,7 @@ func (a *api) readAgents(ctx context.Context) (all agents, err error) {
 	if err = errors.Join(append(errs, err)...); err != nil {
 		return agents{}, fmt.Errorf("agents' DaemonSets: %w", err)
 	}
-	// After the DaemonSets: a controller creates a revision before it says that it has seen the spec.
+	// After the DaemonSets: a controller creates a revision before it reports the spec as seen.
 	newest := make(map[types.UID]int64)
 	list = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		return apps.ControllerRevisions("").List(ctx, o)
@@ -198,8 +198,8 @@ type configReader struct {
 	read map[string]configuration // by NAMESPACE/NAME
 }
 
-// of returns the configuration of an agent's pods. An error is one that may end by itself; otherwise the configuration is unknown for the
-// reason that it has.
+// of returns the configuration of an agent's pods. It returns an error if a later attempt may succeed. Otherwise configuration.unknown is
+// why the configuration cannot be read.
 func (r *configReader) of(ctx context.Context, namespace string, pod corev1.PodSpec) (configuration, error) {
 	if key := overrides(pod); key != "" {
 		return configuration{unknown: key + " overrides its file"}, nil
@@ -303,7 +303,7 @@ func (a *api) remove(ctx context.Context, i Item) error {
 	return errors.Join(errs...)
 }
 
-// mark tells an agent, by its pod, that its node was cleaned.
+// mark records in an agent's pod that its node was cleaned.
 func (a *api) mark(ctx context.Context, p agentPod, at time.Time) error {
 	return a.MarkCleaned(ctx, p.namespace, p.name, p.uid, at)
 }

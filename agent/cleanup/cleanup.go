@@ -47,7 +47,8 @@ const (
 	// lastRound is how long requests may take after --wait is over.
 	lastRound = 30 * time.Second
 
-	// startWait is how long a run waits for the start of an agent on a node that it has cleaned, to tell it: the taint may have kept it away.
+	// startWait is how long a run waits for the start of an agent on a node that it has cleaned, to mark its pod: a taint may have kept the
+	// agent away.
 	startWait = 30 * time.Second
 
 	// workers is the number of nodes that are cleaned at once.
@@ -79,7 +80,7 @@ removes what none of them has: taints in the annotation gpu-node-agent/taints, l
 NodeFeatures and the condition GPUHealthy. Nothing of others is touched.
 
 Without --apply the command changes nothing and prints what it would do. A node waits while its agent's pod is not of the newest
-revision of its DaemonSet, has not started or is ending. If the configuration of a node's agent is unknown, or without an agent that of a
+revision of its DaemonSet, has not started or is ending. If the configuration of a node's agent is unknown, or, without an agent, of a
 DaemonSet of agents that selects the node, nothing of the node is removed.
 
 It needs the rights to get, list and patch nodes, to patch nodes/status and pods/status, to list pods, daemonsets and
@@ -148,15 +149,15 @@ type run struct {
 	counted time.Time   // from when --wait counts
 	end     *time.Timer // ends all requests; nil without --wait
 
-	jobRead     bool  // counted is that of the Job
+	jobRead     bool  // counted is the Job's time
 	read        bool  // pending was read
 	featuresErr error // why it is without the NodeFeatures
 	pending     []traces
 	err         error // of the last round
 
-	mu     sync.Mutex // guards the fields below
-	items  map[string]Item
-	untold []cleaned // whose agents are not told yet
+	mu       sync.Mutex // guards the fields below
+	items    map[string]Item
+	unmarked []cleaned // whose agents are not marked yet
 }
 
 // cleaned is a node that was cleaned.
@@ -190,7 +191,7 @@ func (r *run) round(ctx context.Context) (more bool) {
 			r.pending[i].features = features[r.pending[i].Node]
 		}
 	}
-	if !slices.ContainsFunc(r.pending, anything) && len(r.untold) == 0 && (!r.apply || r.hook != "") {
+	if !slices.ContainsFunc(r.pending, anything) && len(r.unmarked) == 0 && (!r.apply || r.hook != "") {
 		return false // most upgrades end here
 	}
 	var all agents
@@ -207,16 +208,16 @@ func (r *run) round(ctx context.Context) (more bool) {
 		})
 	}
 	wg.Wait()
-	r.tell(ctx, all)
+	r.markAgents(ctx, all)
 	r.pending = slices.DeleteFunc(r.pending, func(t traces) bool {
 		i, found := r.items[t.Node]
 		return !found || i.Done || i.Unknown != "" || i.Waits == "" && i.Error == ""
 	})
-	return len(r.pending) > 0 || slices.ContainsFunc(r.untold, func(c cleaned) bool { return mayTell(all, c) })
+	return len(r.pending) > 0 || slices.ContainsFunc(r.unmarked, func(c cleaned) bool { return mayMark(all, c) })
 }
 
-// countFromJob has --wait count from the creation of the hook's Job: the Job's deadline does, while its pods may start late, or one after
-// another.
+// countFromJob makes --wait count from the creation of the hook's Job, as the Job's deadline does. The Job's pods may start late, or one
+// after another.
 func (r *run) countFromJob(ctx context.Context) error {
 	created, err := r.api.jobCreated(ctx, r.hook)
 	if err != nil {
@@ -233,8 +234,8 @@ func (r *run) countFromJob(ctx context.Context) error {
 	return nil
 }
 
-// mayTell reports whether a node that was cleaned has an agent, or may soon have one, that can be told.
-func mayTell(all agents, c cleaned) bool {
+// mayMark reports whether a node that was cleaned has an agent that can be marked, or may soon have one.
+func mayMark(all agents, c cleaned) bool {
 	if plan(all, c.traces).Unknown != "" {
 		return false
 	}
@@ -249,7 +250,7 @@ func mayTell(all agents, c cleaned) bool {
 	return false
 }
 
-// anything reports whether agents have written something of a node.
+// anything reports whether agents have written something to a node.
 func anything(t traces) bool { return len(t.Taints)+len(t.Labels)+len(t.features) > 0 || t.Condition }
 
 // clean plans one node, and removes what the plan has with --apply.
@@ -265,10 +266,10 @@ func (r *run) clean(ctx context.Context, all agents, t traces) {
 			item = r.remove(ctx, plan(all, t))
 		}
 	}
-	told := false
+	marked := false
 	if r.apply && item.pod != nil && item.Error == "" && r.featuresErr == nil && (item.Done || item.empty() && r.hook == "") {
 		item.Error = r.mark(ctx, *item.pod)
-		told = item.Error == ""
+		marked = item.Error == ""
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -276,8 +277,8 @@ func (r *run) clean(ctx context.Context, all agents, t traces) {
 	if !item.empty() || item.Error != "" {
 		r.items[t.Node] = item
 	}
-	if item.Done && !told && r.featuresErr == nil {
-		r.untold = append(r.untold, cleaned{t, time.Now()})
+	if item.Done && !marked && r.featuresErr == nil {
+		r.unmarked = append(r.unmarked, cleaned{t, time.Now()})
 	}
 }
 
@@ -301,9 +302,9 @@ func (r *run) remove(ctx context.Context, item Item) Item {
 	return item
 }
 
-// tell marks the pods of agents that have started since their nodes were cleaned, and those that could not be marked.
-func (r *run) tell(ctx context.Context, all agents) {
-	r.untold = slices.DeleteFunc(r.untold, func(c cleaned) bool {
+// markAgents marks the pods of agents that have started since their nodes were cleaned, and the pods that could not be marked before.
+func (r *run) markAgents(ctx context.Context, all agents) {
+	r.unmarked = slices.DeleteFunc(r.unmarked, func(c cleaned) bool {
 		i := plan(all, c.traces)
 		if i.pod == nil {
 			return false
@@ -315,10 +316,10 @@ func (r *run) tell(ctx context.Context, all agents) {
 	})
 }
 
-// mark tells an agent that its node was cleaned. It returns why it could not.
+// mark records in an agent's pod that its node was cleaned. It returns why it could not.
 func (r *run) mark(ctx context.Context, p agentPod) string {
 	if err := r.api.mark(ctx, p, time.Now()); err != nil {
-		return fmt.Sprintf("cannot tell pod %v that its node was cleaned: %v", p, err)
+		return fmt.Sprintf("cannot mark in pod %v that its node was cleaned: %v", p, err)
 	}
 	return ""
 }

@@ -245,8 +245,8 @@ func TestRunTellsLateAgents(t *testing.T) {
 	})
 }
 
-// TestRunAwaitsAgents has a run wait for the agents of cleaned nodes, which their taints may have kept away, and not for those that never
-// start.
+// TestRunAwaitsAgents checks that a run waits for the agents of cleaned nodes, which taints may have kept away, but not for agents that
+// never start.
 func TestRunAwaitsAgents(t *testing.T) {
 	for name, c := range map[string]struct {
 		pod, started time.Duration // when they are
@@ -347,7 +347,7 @@ func TestRunErrors(t *testing.T) {
 		"nodes for a time":   {failing("list"), time.Minute, "cleaned 2 nodes", 2, 0, false},
 		"agents":             {failing("agents"), time.Hour, "unknown what agents have left", 0, 0, true},
 		"agents for a time":  {failing("agents"), time.Minute, "cleaned 2 nodes", 2, 0, false},
-		"a pod":              {failing("mark"), time.Hour, "removed, but cannot tell pod gpu/pod-a", 2, 0, true},
+		"a pod":              {failing("mark"), time.Hour, "removed, but cannot mark in pod gpu/pod-a", 2, 0, true},
 		"a pod for a time":   {failing("mark"), time.Minute, "removed", 2, 0, false},
 		"the Job":            {failing("job"), time.Hour, "unknown what agents have left", 0, 0, true},
 		"the Job for a time": {failing("job"), time.Minute, "cleaned 2 nodes", 2, 0, false},

@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 )
 
-// configuration is what an agent's configuration has of its node.
+// configuration is what an agent's configuration lets it write to its node.
 type configuration struct {
 	taints                     []string // KEY:EFFECT
 	labels, feature, condition bool
@@ -29,7 +29,7 @@ type daemonSet struct {
 	affinity nodeaffinity.RequiredNodeAffinity // its pods' node selector and required node affinity; matches all nodes if it is zero
 }
 
-// selects reports whether the DaemonSet selects a node. Taints, which come and go, keep nothing of a DaemonSet away for good.
+// selects reports whether the DaemonSet selects a node. Taints do not count: they come and go.
 func (d daemonSet) selects(t traces) bool {
 	ok, err := d.affinity.Match(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: t.Node, Labels: t.nodeLabels}})
 	return ok || err != nil // an invalid term is no reason to remove something
@@ -54,11 +54,11 @@ type agents struct {
 	pods       map[string][]agentPod // by node
 }
 
-// traces are what agents have written of a node.
+// traces are what agents have written to a node.
 type traces struct {
 	kube.NodeTraces
 	features   []string          // the namespaces of its NodeFeatures
-	nodeLabels map[string]string // all of the node, of anybody
+	nodeLabels map[string]string // all labels of the node, whoever set them
 }
 
 // Item is what is to be removed from a node, or was.
@@ -101,8 +101,8 @@ func (i Item) String() string {
 	return strings.Join(parts, "; ")
 }
 
-// plan returns what is to be removed from a node: what agents have written, and the configurations of its agents do not have. A node
-// without an agent keeps what the DaemonSets that select it have configured, because these may be about to start one.
+// plan returns what is to be removed from a node: what agents have written and no configuration of its agents has. A node without an agent
+// keeps what the DaemonSets that select it have configured, because these may be about to start one.
 //
 // The node waits while one of its agents may still write by another configuration. It keeps everything if a configuration is unknown.
 func plan(all agents, t traces) Item {

@@ -16,7 +16,7 @@ type Report struct {
 	Time   time.Time `json:"time"`
 	DryRun bool      `json:"dryRun"`
 	Nodes  []Item    `json:"nodes"`  // with something to remove, by name
-	Errors []string  `json:"errors"` // what could not be read or written, beside those of the nodes
+	Errors []string  `json:"errors"` // what could not be read or written, except the errors of nodes
 }
 
 // err returns an error if something could not be read or written.

@@ -37,8 +37,8 @@ func settingsOf(section reflect.Value, prefix string) []setting {
 	return settings
 }
 
-// normalizeKeys writes the keys of a tree as Config has them, removes those that it does not have, and returns an error for each
-// of these and for each key that is written twice.
+// normalizeKeys writes the keys of a tree as Config has them, and removes unknown keys. It returns an error for each unknown key and for
+// each key that is written twice.
 func normalizeKeys(tree map[string]any, section reflect.Type, prefix string, keys []string) []error {
 	errs := duplicateKeys(tree, prefix)
 	similar := slices.Clone(keys)

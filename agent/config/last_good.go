@@ -26,7 +26,7 @@ const lastGoodFormat = "gpu-node-agent configuration"
 type lastGood struct {
 	Format string            `json:"format"`
 	Path   string            `json:"path"`  // of the configuration file
-	Files  map[string][]byte `json:"files"` // by absolute path: the configuration file and those that it names, without private keys
+	Files  map[string][]byte `json:"files"` // by absolute path: the configuration file and the files that it names, without private keys
 }
 
 // Rejection describes why the last good configuration is used instead of the files on the disk.
@@ -61,9 +61,9 @@ func (l Loader) LoadOrLastGood() (Config, *Rejection, error) {
 	return onDisk.withoutInvalid(DefaultConfig()), nil, errors.Join(err, lastGoodErr)
 }
 
-// LoadPartial returns the configuration of LoadOrLastGood for commands that work with an invalid one too. If an agent with another
-// file has saved its configuration, the values there are those in place of the defaults. The error describes what is invalid and
-// what is returned instead.
+// LoadPartial returns the configuration of LoadOrLastGood for commands that work with an invalid one too. If an agent with another file has
+// saved its configuration, its values, not the defaults, take the place of the invalid ones. The error describes what is invalid and what
+// is returned instead.
 func (l Loader) LoadPartial() (Config, error) {
 	c, rejection, err := l.LoadOrLastGood()
 	switch {

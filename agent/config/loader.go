@@ -31,7 +31,7 @@ type Loader struct {
 
 	lastGood map[string][]byte // see LoadOrLastGood; nil to read the disk
 	partial  bool              // read what is valid of a file that is not YAML; it is an error nevertheless
-	defaults *Config           // nil for those of DefaultConfig
+	defaults *Config           // nil for DefaultConfig
 }
 
 // AddFlags adds a flag for every key, such as --source.mode. The flags are hidden: they are too many for each help text.
@@ -58,7 +58,8 @@ func (l Loader) Path() string {
 	return existing(defaultFile)
 }
 
-// existing returns the path unless nothing is there. If that cannot be found out, reading reports why: the defaults would hide it.
+// existing returns the path unless nothing is there. If that is unknown, it returns the path, and reading reports why: the defaults would
+// hide it.
 func existing(path string) string {
 	if _, err := os.Lstat(path); errors.Is(err, fs.ErrNotExist) {
 		return ""
@@ -138,7 +139,7 @@ func (l Loader) Load() (Config, error) {
 	return c, errors.Join(inFile(l.Path(), errors.Join(unknown...)), set.annotate(errors.Join(errs...)))
 }
 
-// restoreOff writes off where a file has false, as which Helm reads an unquoted off in a values file.
+// restoreOff writes off where a file has false: Helm reads an unquoted off in a values file as false.
 func (c *Config) restoreOff() {
 	for key, off := range map[*string]string{&c.Source.Events: EventsOff, &c.Node.Labels.Output: node.LabelsOff} {
 		if *key == "false" {
@@ -216,7 +217,7 @@ func isDirectory(path string) bool {
 	return err == nil && is
 }
 
-// driverNotes returns a note if the agent uses the driver beside a host engine although source.events is off, as it is where only the
+// driverNotes returns a note if the agent uses the driver beside a host engine although source.events is off. It is off where only the
 // engine is to hold the driver's files.
 func (c Config) driverNotes() []string {
 	if c.Source.Resolved() != ModeStandalone || c.Source.Events != EventsOff || !c.Metrics.Processes.Enabled {

@@ -101,9 +101,8 @@ type doctor struct {
 // surveyFunc is dcgm.MeasureOnce, which changes nothing in an engine that others use.
 type surveyFunc func(context.Context, dcgm.Config, *zap.Logger) (*health.Reading, []health.Field, error)
 
-// Diagnose checks whether an agent with this configuration can work on this node, and what to do if not. It reads the
-// node's /dev, /etc, /proc, /run, /sys, /usr and /var below root. It uses paths of the configuration as the agent does. version is that
-// of this program.
+// Diagnose checks whether an agent with this configuration can work on this node, and what to do if not. It reads the node's /dev, /etc,
+// /proc, /run, /sys, /usr and /var below root. It uses paths of the configuration as the agent does. version is this program's.
 func Diagnose(ctx context.Context, loader config.Loader, root, version string) Report {
 	h := host(root)
 	d := doctor{

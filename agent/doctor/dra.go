@@ -60,7 +60,7 @@ func checkDRADriver(ctx context.Context, c config.Config) []Check {
 	s, ok := runningAgent(ctx, c)
 	if !ok || s.DRA == nil || s.DRA.Driver == "" {
 		if err := dra.FindDriver(ctx, &c.Plugin); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			// The agent that runs may be the one that answers: without its status that is unknown.
+			// The driver that was found may be the running agent's: without its status, that is unknown.
 			if isAgent(ctx, c) && !ok {
 				return info(err.Error())
 			}

@@ -146,7 +146,7 @@ func TestCheckOtherPluginsAsksNone(t *testing.T) {
 	}
 	allocatable(1)
 	if streams, allocates := other.Calls(); streams != 1 || allocates != 0 {
-		t.Errorf("%d streams and %d allocations, want those of the kubelet", streams, allocates)
+		t.Errorf("%d streams and %d allocations, want only the kubelet's", streams, allocates)
 	}
 	c.Resource = "example.com/gpu"
 	expect(t, checkOtherPlugins(t.Context(), c), want{CheckWarn, "nvidia-gpu.sock", "plugin.enabled"})

@@ -65,8 +65,8 @@ func configure(c *rest.Config) *rest.Config {
 	return c
 }
 
-// OperatorRESTConfig returns the REST configuration of a command of an operator: as kubectl finds it, by a kubeconfig file and a context in
-// it if they are not "", and in a pod without such a file that of its service account.
+// OperatorRESTConfig returns the REST configuration of an operator's command, as kubectl finds it. A kubeconfig file and a context in it
+// are used if they are not "". In a pod without such a file, it is the service account's.
 func OperatorRESTConfig(kubeconfig, context string) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig

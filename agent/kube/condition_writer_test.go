@@ -36,7 +36,7 @@ func TestConditionChangesAreOneWrite(t *testing.T) {
 	})
 }
 
-// A source that fails, or fails in another way, is written at once, also while the reason is that of a device.
+// A source that fails, or fails in another way, is written at once, also while the reason is a device's.
 func TestConditionFollowsSource(t *testing.T) {
 	withRig(t, func(g *rig) {
 		sick := gpu(0, nil, finding("xid-79", health.Unhealthy))

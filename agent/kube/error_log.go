@@ -50,7 +50,7 @@ func (l *ErrorLog) Recovered() {
 	}
 }
 
-// Forget has the next error logged, as after a success, and logs nothing.
+// Forget makes the next error count as the first one, as after a success. It logs nothing.
 func (l *ErrorLog) Forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -45,13 +45,13 @@ type NodeEvent struct {
 	At              time.Time
 }
 
-// event returns the event of a node. Its name is fixed, so that the API server refuses it from another process as long as it has it.
+// event returns the event of a node. Its name is fixed: while the API server has the event, it refuses the event of another process.
 func (n *NodeEvent) event(node string) event {
 	key := eventKey{object: object{name: node}, reason: n.Reason}
 	return warningOf(key, truncate(n.Message, maxMessage), n.At, n.At.UTC().Format(time.RFC3339))
 }
 
-// warningOf returns a warning whose name is that of its object, its reason and an id.
+// warningOf returns a warning. Its name has its object's name and a hash of its reason and an id.
 func warningOf(key eventKey, message string, at time.Time, id string) event {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(key.reason + id)) // never fails

@@ -98,8 +98,8 @@ func (w *eventWriter) write(ctx context.Context, e event) error {
 	return nil
 }
 
-// writeEvent raises the count of old, which the API server has, or creates an event if it has none. old is nil if it is known to have none.
-// reference returns the object of a new event, nil if there is nothing to write about. The result is what the API server has then.
+// writeEvent raises the count of old, or creates an event if the API server lacks old. old is nil if there was none before. reference
+// returns the object of a new event, nil if there is nothing to write about. The result is the event at the API server.
 func (r *Reporter) writeEvent(ctx context.Context, api *client, e event, old *writtenEvent,
 	reference func(context.Context, object) (*corev1.ObjectReference, error),
 ) (*writtenEvent, error) {
@@ -138,8 +138,8 @@ func (r *Reporter) wroteEvent(name string, count uint64) *writtenEvent {
 	return &writtenEvent{name, count, time.Now()}
 }
 
-// reference returns the reference to an event's object, nil if the object no longer exists. kubectl describe finds the
-// events of a node by the UID that the kubelet uses, which is the node's name, and those of a pod by the pod's UID.
+// reference returns the reference to an event's object, nil if the object no longer exists. kubectl describe finds events by the UID of
+// their object. For a node, the kubelet uses the node's name as UID; for a pod, it is the pod's UID.
 func (w *eventWriter) reference(ctx context.Context, o object) (*corev1.ObjectReference, error) {
 	if o.namespace == "" {
 		return &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: o.name, UID: types.UID(o.name)}, nil

@@ -20,10 +20,10 @@ import (
 // something, and because many routers of events forward only warnings.
 const eventIdle = "GPUIdle"
 
-// OptOutAnnotation is the annotation of a pod that is neither reported as idle nor, by default, reclaimed; whatever its value but "false".
+// OptOutAnnotation keeps a pod from being reported as idle and, by default, from being reclaimed. Every value but "false" does.
 const OptOutAnnotation = "gpu-node-agent/reclaim-opt-out"
 
-// OptedOut reports whether annotations have the one with which an object opts out.
+// OptedOut reports whether an object with these annotations opts out.
 func OptedOut(annotations map[string]string, annotation string) bool {
 	value, exists := annotations[annotation]
 	return exists && value != "false"
@@ -137,7 +137,7 @@ func (w *idleWriter) examine(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// failing reports whether an idle pod could not be reported, which is not tried again yet.
+// failing reports whether the last attempt to report an idle pod failed.
 func (w *idleWriter) failing() bool {
 	for _, p := range w.examined {
 		if p.failed {
@@ -183,8 +183,8 @@ func readySince(pod corev1.Pod) (at time.Time, ok bool) {
 	return time.Time{}, false
 }
 
-// idleMessage returns the message about a pod that has been Ready for a time. Before, it may have loaded a model. If it is not Ready for
-// long enough, the message is empty and in is when it will be.
+// idleMessage returns the message about a pod that has been Ready for a time. Earlier idle time does not count: it may have loaded a model.
+// If the pod has not been Ready for long enough, the message is empty, and in is the time until it has.
 func idleMessage(p IdlePod, idle IdlePods, ready time.Duration) (message string, in time.Duration) {
 	if ready < idle.After {
 		return "", min(max(idle.After-ready, idleInterval), idleRepeat)

@@ -20,7 +20,8 @@ import (
 // CleanupCommand removes what agents have left on nodes and have no right to remove.
 const CleanupCommand = "gpu-node-agent cleanup --context NAME --apply"
 
-// CleanedAnnotation of an agent's pod is when its node was found to have, or was left with, only what the agent's configuration has.
+// CleanedAnnotation of an agent's pod is the time at which its node had only what the agent's configuration has: cleanup found it so, or
+// removed the rest.
 const CleanedAnnotation = component + "/cleaned"
 
 // ServesLabel selects the agents' pods.
@@ -29,8 +30,8 @@ const ServesLabel = component + "/serves=node"
 // NodeTraces is what agents have written to a node.
 type NodeTraces struct {
 	Node      string
-	Taints    []string // KEY:EFFECT of those that the agents' annotation records
-	Labels    []string // the keys of those that belong to the agents' field manager
+	Taints    []string // KEY:EFFECT, as recorded in the agents' annotation
+	Labels    []string // the keys that belong to the agents' field manager
 	Condition bool
 }
 
@@ -59,8 +60,8 @@ func TracesOf(n *corev1.Node) NodeTraces {
 	return t
 }
 
-// Cleaner removes what agents have written of nodes, by the same requests. What does not exist any more is removed. It makes each request
-// once, except when somebody else wrote the node in between.
+// Cleaner removes what agents have written to nodes, by the agents' own requests. What no longer exists counts as removed. Cleaner makes
+// each request once, except when somebody else wrote the node in between.
 type Cleaner struct{ api *client }
 
 // NewCleaner returns a cleaner. It makes no request.
@@ -72,7 +73,7 @@ func NewCleaner(c *rest.Config) (*Cleaner, error) {
 	return &Cleaner{api}, nil
 }
 
-// RemoveTaints removes the taints that the node's annotation records, except some, each KEY:EFFECT.
+// RemoveTaints removes the taints that the node's annotation records, except the ones in keep, each as KEY:EFFECT.
 func (c *Cleaner) RemoveTaints(ctx context.Context, node string, keep []string) error {
 	s := NodeState{Taints: []corev1.Taint{}}
 	for _, id := range keep {

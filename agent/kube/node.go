@@ -20,13 +20,13 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
-// NodeState is what the API server must have of the node. Each of Labels, Feature and Taints is independent: what is nil is not configured
-// or not known yet, and what the API server has stays; what is empty is removed. A NodeState is not modified once stored.
+// NodeState is what the API server must have of the node. Labels, Feature and Taints are independent. A nil one is not configured or not
+// known yet, and the API server keeps what it has. An empty one is removed. A NodeState is not modified once stored.
 type NodeState struct {
 	Labels  map[string]string // of the node
 	Feature map[string]string // of the node's NodeFeature, an object of Node Feature Discovery
 
-	RemoveCondition bool // the condition is not reported any more, and may be there
+	RemoveCondition bool // the condition is no longer reported, but may exist
 
 	StartupTaint *corev1.Taint  // to remove once OffersAll; nil for none
 	OffersAll    bool           // every device is offered to pods
@@ -48,12 +48,12 @@ type NodeOptions struct {
 type NodeStatus struct {
 	Enabled    bool   // there is something to write, or to remove
 	Writes     uint64 // of labels and taints
-	Errors     uint64 // failed requests, except the refused ones of what is left
+	Errors     uint64 // failed requests, except refused removals of what is left
 	LabelsErr  string // why the node's labels are not as desired; empty if they are
 	FeatureErr string // why the NodeFeature is not
 	TaintsErr  string // why the taints are not
 
-	ConditionErr string // why the condition may still be there, although it is not reported any more
+	ConditionErr string // why the condition may still exist, although it is no longer reported
 
 	// What earlier agents may have written and this one has no right to remove.
 	LabelsLeft, FeatureLeft, TaintsLeft, ConditionLeft bool
@@ -74,14 +74,14 @@ func (s NodeStatus) Leftovers() (kinds []string) {
 	return kinds
 }
 
-// NodeWriter writes the labels and taints of the node, and removes the condition that is not reported any more.
+// NodeWriter writes the labels and taints of the node, and removes the condition when it is no longer reported.
 //
 //	NodeState ─► Latest ─┬─► node_labels.go ──► PATCH nodes, server-side apply
 //	                     ├─► node_feature.go ─► POST, PUT, DELETE nodefeatures
 //	                     ├─► node_taints.go ──► PATCH nodes, with the resource version that was read
 //	                     └─► conditionPart ───► PATCH nodes/status
 //
-// Each part is read before it is written, and again soon and every few minutes, so that an edit of somebody else is corrected. There is no
+// Each part is read before it is written, again soon after, and then every few minutes, so that edits of others are corrected. There is no
 // watch: it would be a connection for each node, and for labels that nobody edits.
 type NodeWriter struct {
 	NodeOptions
@@ -198,10 +198,10 @@ func (d desiredPart) stays() bool { return d.value == nil }
 // partWriter writes a part.
 type partWriter struct {
 	of func(*NodeState) desiredPart
-	// write reads what the API server has and changes what differs. changed reports that the desired part differs from the last one that was
-	// written; otherwise the call is a check of what others have done to it. warning describes what was left out.
+	// write reads what the API server has and changes what differs. changed is false if the desired part was written before: then the call
+	// checks what others have done to it. warning describes what was left out.
 	write func(ctx context.Context, api *client, s *NodeState, changed bool) (warning string, err error)
-	// interval returns the time between two checks of a part that is desired since some time; nil for checkInterval.
+	// interval returns the time between two checks of a part that has been desired since a time; nil for checkInterval.
 	interval func(s *NodeState, since time.Time) time.Duration
 }
 
@@ -331,7 +331,7 @@ func (p *nodePart) step(ctx context.Context, s *NodeState, want desiredPart, las
 	return p.earliest.Sub(now), false
 }
 
-// refused reports whether an error is the API server's answer that it did not do what was asked.
+// refused reports whether the API server has answered that it did not do what was asked.
 func refused(err error) bool {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	return ok && status.ErrStatus.Code >= 400 && status.ErrStatus.Code < 500
@@ -344,8 +344,8 @@ func (p *nodePart) nextCheck(s *NodeState) time.Duration {
 	return p.interval(s, p.since)
 }
 
-// checkInterval returns the time between two checks of what is desired since some time. It grows, because what others remove, they remove
-// soon: an agent that ends beside this one, or Node Feature Discovery after a change of the output.
+// checkInterval returns the time between two checks of what has been desired since a time. It grows, because others who remove something do
+// so soon: an agent that ends beside this one, or Node Feature Discovery after a change of the output.
 func checkInterval(since time.Time) time.Duration {
 	return min(max(minCheckInterval, time.Since(since)), heartbeatInterval)
 }
@@ -390,7 +390,7 @@ func jitter(d time.Duration) time.Duration {
 // namespaceFile has the namespace of the pod's service account.
 const namespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
-// PodNamespace returns the namespace of the agent's pod: POD_NAMESPACE, else that of its service account. It is "" in no pod.
+// PodNamespace returns the namespace of the agent's pod: POD_NAMESPACE, else the service account's. It is "" outside of a pod.
 func PodNamespace() string {
 	text, _ := os.ReadFile(namespaceFile) // "" on failure
 	return cmp.Or(os.Getenv("POD_NAMESPACE"), strings.TrimSpace(string(text)))

@@ -44,8 +44,8 @@ func (c *client) runtime(ctx context.Context, node string) (Runtime, error) {
 // runtimeInterval is the time between two questions for the container runtime: it can be upgraded under a running agent.
 const runtimeInterval = 5 * time.Minute
 
-// refusalSettles is how long the API server must refuse until that counts as its answer. One that starts refuses what it will allow when it
-// has read the roles.
+// refusalSettles is how long the API server must refuse until that counts as its answer. While it starts, it also refuses what it allows
+// once it has read the roles.
 const refusalSettles = 30 * time.Second
 
 // awayRetry is the longest pause while the API server has never answered: devices wait for that.

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// labelsWriter writes labels of the node by server-side apply: the API server keeps which labels are the agent's, removes those that the
-// agent does not apply any more, and refuses those that another field manager has with another value.
+// labelsWriter writes labels of the node by server-side apply. The API server records which labels are the agent's. It removes a label that
+// the agent no longer applies, and refuses one that another field manager owns with another value.
 type labelsWriter struct {
 	*NodeWriter
 	applied   map[string]string // the labels of the last apply; nil before the first
@@ -84,7 +84,7 @@ func containsAll(labels, want map[string]string) bool {
 	return true
 }
 
-// conflictsOf returns the field managers that keep an apply from labels, by label. It is empty if the error is another one.
+// conflictsOf returns the field managers that own labels which an apply could not set, by label. It is empty if the error is another one.
 func conflictsOf(err error) map[string]string {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	if !ok || status.ErrStatus.Details == nil {

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// taintsAnnotation lists the taints that the agent has set, as a JSON list of KEY:EFFECT. A later process removes those of them that are no
+// taintsAnnotation lists the taints that the agent has set, as a JSON list of KEY:EFFECT. A later process removes the ones that are no
 // longer configured.
 const taintsAnnotation = component + "/taints"
 
@@ -29,13 +29,13 @@ const (
 	maxTaintConflicts = 5
 )
 
-// taintsWriter writes taints of the node. The API server takes a node's taints only as a whole, so that each write is one of the list that
-// was read before, and only if the node has not changed since.
+// taintsWriter writes taints of the node. The API server takes a node's taints only as a whole. So each write changes the list that was
+// read before, on the condition that the node has not changed since.
 type taintsWriter struct{ *NodeWriter }
 
-// desiredTaints is the part of a NodeState.
+// desiredTaints is the part of a NodeState that concerns taints.
 type desiredTaints struct {
-	removeStartup  *corev1.Taint // the startup taint
+	removeStartup  *corev1.Taint // the startup taint; nil if it must not be removed yet
 	touch          bool          // set and undecided are known
 	set, undecided []corev1.Taint
 }
@@ -97,7 +97,7 @@ type taintedNode struct {
 	} `json:"spec"`
 }
 
-// nextTaints is what a node must have.
+// nextTaints are the taints that a node must have, and what a write of them changes.
 type nextTaints struct {
 	changed        bool
 	taints         []json.RawMessage
@@ -106,7 +106,7 @@ type nextTaints struct {
 	warning        string
 }
 
-// mergeTaints returns the taints of a node with those of a state. Those of others stay as they are, and where they are.
+// mergeTaints returns the taints of a node with the agent's as a state has them. The taints of others keep their values and positions.
 func mergeTaints(node *taintedNode, s *NodeState, now time.Time) (next nextTaints) {
 	before := recordedTaints(node.Metadata.Annotations)
 	desired := make(map[string]corev1.Taint)
@@ -117,7 +117,7 @@ func mergeTaints(node *taintedNode, s *NodeState, now time.Time) (next nextTaint
 	var foreign []string
 	for _, raw := range node.Spec.Taints {
 		var t corev1.Taint
-		_ = json.Unmarshal(raw, &t) // a taint without a key is of nobody
+		_ = json.Unmarshal(raw, &t) // a taint that cannot be read stays: it has no key
 		id := TaintID(t)
 		want, isDesired := desired[id]
 		delete(desired, id)
@@ -155,8 +155,8 @@ func mergeTaints(node *taintedNode, s *NodeState, now time.Time) (next nextTaint
 	return next
 }
 
-// recordedTaints returns KEY:EFFECT of the taints that agents have set, by a node's annotations. What others made of the record counts as
-// nothing.
+// recordedTaints returns KEY:EFFECT of the taints that agents have set, by a node's annotations. A record that is not valid JSON counts as
+// empty.
 func recordedTaints(annotations map[string]string) (ids []string) {
 	_ = json.Unmarshal([]byte(annotations[taintsAnnotation]), &ids)
 	return ids
@@ -178,7 +178,7 @@ func encodeTaint(t corev1.Taint, now time.Time) json.RawMessage {
 	return raw
 }
 
-// taintedNode reads a node, at least of a resource version.
+// taintedNode reads a node at a resource version or a later one.
 func (c *client) taintedNode(ctx context.Context, node, version string) (*taintedNode, error) {
 	r := c.rest.Get().Resource("nodes").Name(node).SetHeader("Accept", "application/json")
 	if version != "" {
@@ -192,7 +192,8 @@ func (c *client) taintedNode(ctx context.Context, node, version string) (*tainte
 	return n, json.Unmarshal(text, n)
 }
 
-// writeTaints makes the taints of a node those of a state, and returns what it has then. It reads the node at least of a resource version.
+// writeTaints gives a node the agent's taints as a state has them, and returns the result. It reads the node at a resource version or a
+// later one.
 func (c *client) writeTaints(ctx context.Context, name, version string, s *NodeState) (nextTaints, error) {
 	for attempt := 0; ; attempt++ {
 		node, err := c.taintedNode(ctx, name, version)
@@ -212,7 +213,7 @@ func (c *client) writeTaints(ctx context.Context, name, version string, s *NodeS
 	}
 }
 
-// patchTaints writes the taints and what of them is the agent's, if the node has not changed since it was read.
+// patchTaints writes the taints, and the record of the agent's, if the node has not changed since it was read.
 func (c *client) patchTaints(ctx context.Context, node *taintedNode, next nextTaints) error {
 	var annotation any // nil removes it
 	if len(next.ours) > 0 {

@@ -274,7 +274,7 @@ func TestNodeLabelsAfterRestart(t *testing.T) {
 	}
 }
 
-// An agent that ends after its successor has started removes its labels, which are those of the successor too.
+// An agent that ends after its successor has started removes its labels, which are the successor's too.
 func TestNodeLabelsOfSuccessor(t *testing.T) {
 	withNode(t, func(old *nodeRig) {
 		s := NodeState{Labels: map[string]string{"a": "1"}, Feature: map[string]string{"a": "1"}}
@@ -368,7 +368,7 @@ func TestNodeLabelsConflict(t *testing.T) {
 		if s := g.writer.Status(); s.Errors != 0 {
 			t.Errorf("%+v", s)
 		}
-		// A label that the agent no longer has is not reported, and a removal leaves those of others.
+		// A label that the agent no longer has is not reported, and a removal leaves the labels of others.
 		g.setLabel("nfd-master", "a", "theirs")
 		g.heartbeat()
 		g.wantStatus(labelsErr, "nfd-master")

@@ -25,9 +25,9 @@ var errBlocked = errors.New("log: the writer is blocked")
 // write fails, is dropped and counted. When the writer works again, it gets a notice with the number of entries missing
 // at that position.
 //
-// The agent logs while it holds mutexes that Allocate, a probe or a poll needs, for example those of the DCGM session
-// and of the device plugin. That is safe only because Write never waits for the writer. zapcore.BufferedWriteSyncer
-// cannot be used here: it writes in the caller's goroutine when its buffer is full.
+// The agent logs while it holds mutexes that Allocate, a probe or a poll needs, such as the mutexes of the DCGM session and of the device
+// plugin. That is safe only because Write never waits for the writer. zapcore.BufferedWriteSyncer cannot be used here: it writes in the
+// caller's goroutine when its buffer is full.
 type Sink struct {
 	out    io.Writer
 	notice func(missing uint64) []byte

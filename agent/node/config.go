@@ -1,7 +1,7 @@
-// Package node derives what the cluster learns of a node from the snapshot: the labels of its GPUs, taints, and whether it is ready for
-// pods. It writes the file with labels; agent/kube writes to the API server.
+// Package node derives what the cluster learns of a node from the snapshot: the labels of its GPUs, its taints, and when its startup taint
+// can be removed. It writes the file with labels; agent/kube writes to the API server.
 //
-// The labels are those of NVIDIA's GPU feature discovery (GFD) 0.20, which schedulers and tools already select by.
+// The labels equal the ones of NVIDIA's GPU feature discovery (GFD) 0.20, by which schedulers and tools already select.
 package node
 
 import (
@@ -169,8 +169,8 @@ func validateTaint(t corev1.Taint) error {
 	return fmt.Errorf("effect: expected NoSchedule, PreferNoSchedule or NoExecute, got %q", t.Effect)
 }
 
-// checkPrefix refuses the taints of Kubernetes' own controllers: the agent and a controller would set and remove one in turn, and without
-// the taint of a cloud provider pods start on a node that has no network yet.
+// checkPrefix refuses the taints of Kubernetes' own controllers: the agent and a controller would set and remove one in turn. Besides,
+// without the taint of a cloud provider, pods would start on a node that has no network yet.
 func checkPrefix(t corev1.Taint) error {
 	switch prefix, _, _ := strings.Cut(t.Key, "/"); prefix {
 	case "node.kubernetes.io", "node.cloudprovider.kubernetes.io":

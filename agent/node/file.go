@@ -39,7 +39,8 @@ const (
 	maxFileSize = 64 << 10 // of Node Feature Discovery
 )
 
-// The beginning of the file: a directive of Node Feature Discovery's local source, and a comment by which the agent knows its own file.
+// The beginning of the file: a directive of Node Feature Discovery's local source, and a comment by which the agent recognizes its own
+// file.
 const (
 	expiryDirective = "# +expiry-time="
 	fileMark        = "# Written by gpu-node-agent, which restores it when it is changed.\n"
@@ -55,11 +56,11 @@ type fileWant struct {
 // fileResult is what the disk has.
 type fileResult struct {
 	want   *fileWant
-	absent []string // those of want.remove that do not exist any more
+	absent []string // of want.remove, the ones that no longer exist
 }
 
-// fileWriter writes the labels to a file of Node Feature Discovery's local source. The file never has a part of the labels, also after a
-// crash, and is not touched while nothing changes and its expiry is far.
+// fileWriter writes the labels to a file of Node Feature Discovery's local source. The file never has only a part of the labels, even after
+// a crash. It is not touched while nothing changes and its expiry is far.
 type fileWriter struct {
 	log    *zap.Logger
 	wall   func() time.Time // the wall clock
@@ -262,8 +263,9 @@ func replaceFile(path string, text []byte) error {
 	return err
 }
 
-// temporaryDirs are where the temporary file may be. Beside the file it could be read half written, so it is in the directory above. It is
-// in the same one, where Node Feature Discovery skips it as a hidden file, if the one above is read-only or another file system.
+// temporaryDirs are the directories where the temporary file may be. It is in the directory above the file's, because beside the file it
+// could be read half written. If the directory above is read-only or on another file system, it is beside the file, where Node Feature
+// Discovery skips it as a hidden file.
 func temporaryDirs(path string) []string {
 	dir := filepath.Dir(path)
 	return []string{filepath.Dir(dir), dir}

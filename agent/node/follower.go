@@ -28,7 +28,7 @@ type Options struct {
 	// OffersAll reports whether every resource is registered and audited, or the devices are published by dynamic resource allocation.
 	OffersAll func() bool
 	SysFS     func() string // where the host of the devices has its sysfs; empty if that is another host
-	// Properties reads what NVML has of devices. It leaves out those of which it is unknown. It may take seconds.
+	// Properties reads what NVML has of devices. It omits devices of which NVML has nothing. It may take seconds.
 	Properties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
 	Cleaned    *health.Latest[string] // kube.CleanedAnnotation of the agent's pod; nil, empty or "": none
 	Log        *zap.Logger
@@ -53,11 +53,11 @@ type Follower struct {
 	inputs      inputs // of the inventory
 	spareInputs []deviceInputs
 	labels      map[string]string // of the inventory; nil while it is unknown
-	labelled    *inventory        // whose labels these are
+	labelled    *inventory        // that labels were made from
 }
 
-// memory is what the section of the state file has besides the inventory: where something may be written, so that a later process removes
-// it if it is not configured any more.
+// memory is the section of the state file without the inventory: the places where something may be written. A later process removes what is
+// there and no longer configured.
 type memory struct {
 	Labels    bool     `json:"labels,omitempty"`
 	Feature   bool     `json:"feature,omitempty"`
@@ -95,7 +95,7 @@ func (f *Follower) Written() *health.Latest[kube.NodeState] { return &f.written 
 func (f *Follower) Saved() *health.Latest[[]byte] { return &f.saved }
 
 // Restore continues with the section that an earlier process has saved. sameBoot is false if that was before a reboot: then the labels stay
-// until the first poll. The inventory of another node, in a state file that is part of a machine image, is left out. Call it before Run.
+// until the first poll. It ignores the inventory of another node, which a state file in a machine image has. Call it before Run.
 func (f *Follower) Restore(text []byte, sameBoot bool) error {
 	s, err := f.parseSection(text, sameBoot)
 	if err != nil {
@@ -329,8 +329,9 @@ func (f *Follower) state(config *Config, snap *health.Snapshot) (s kube.NodeStat
 	return s
 }
 
-// followCleaned forgets what is not configured when somebody else has removed it from the node. That was while the annotation had another
-// value, so that an old one says nothing of what this or an earlier process wrote since. It needs no clock: those of nodes differ.
+// followCleaned forgets what is not configured after somebody else has removed it from the node. Each removal changes the annotation. A
+// value that was followed before proves nothing about what this or an earlier process has written since. Comparing values needs no clock:
+// the clocks of nodes differ.
 func (f *Follower) followCleaned(config *Config, reports bool) {
 	at := f.Cleaned.Load()
 	if at == nil || *at == "" || *at == f.memory.Cleaned {
@@ -344,8 +345,8 @@ func (f *Follower) followCleaned(config *Config, reports bool) {
 	f.memory.Condition = f.memory.Condition && reports
 }
 
-// mayRemove reports whether labels can be removed from where they are not configured: while they are unknown, they are not written to
-// the configured place either.
+// mayRemove reports whether labels can be removed from a place where they are not configured. They stay there while they are unknown,
+// because the configured place does not have them yet either.
 func (f *Follower) mayRemove(config LabelsConfig) bool {
 	return f.labels != nil || config.Output == LabelsOff
 }

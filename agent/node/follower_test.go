@@ -315,7 +315,7 @@ func TestFollowerRemovesNoTaintsOfHealthyNode(t *testing.T) {
 	}{
 		"never unhealthy": {[]func() []health.DeviceState{func() []health.DeviceState { return gpus(1, l4) }}, true, false},
 		"never measured":  {nil, true, true},
-		// those of an earlier process
+		// from an earlier process
 		"not written yet":         {[]func() []health.DeviceState{func() []health.DeviceState { return gpus(1, l4) }}, false, true},
 		"healthy again":           {[]func() []health.DeviceState{sick, func() []health.DeviceState { return gpus(1, l4) }}, true, false},
 		"healthy, not written":    {[]func() []health.DeviceState{sick, func() []health.DeviceState { return gpus(1, l4) }}, false, true},
@@ -625,7 +625,7 @@ func TestLabelsUnknown(t *testing.T) {
 	})
 }
 
-// The labels of the machine that an image was made of are not those of a machine with the image.
+// The labels of the machine from which an image was made do not apply to a machine with the image.
 func TestFollowerInClonedMachine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newFollowerHarness(t, LabelsAPI)

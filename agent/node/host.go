@@ -14,7 +14,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 )
 
-// hostDevice is what the host has of a device and the source has not.
+// hostDevice is what only the host has of a device, not the source.
 type hostDevice struct {
 	properties *health.Properties // nil if unknown
 	fabric     bool               // it had a clique; a new partition of the fabric gives it another one, without a reboot
@@ -40,8 +40,8 @@ const (
 	maxExamineAgain = 10 * time.Minute
 )
 
-// examineHost reads what the host has of the devices until ctx ends: of new ones at once, and what is unknown or may change again later. A
-// driver that hangs delays nothing else.
+// examineHost reads what the host has of the devices until ctx ends. It reads new devices at once. Later it reads again what is unknown or
+// may change. A driver that hangs delays nothing else.
 func (f *Follower) examineHost(ctx context.Context) {
 	var examined []health.DeviceID
 	var again <-chan time.Time // nil if nothing is to be read again
@@ -80,8 +80,8 @@ func (f *Follower) examineHost(ctx context.Context) {
 	}
 }
 
-// examine returns what the host has of the devices of a snapshot, and whether that is everything and stays so. What cannot be read of a
-// device now is as in last, which may be nil.
+// examine returns what the host has of the devices of a snapshot, and whether that is complete and final. What cannot be read of a device
+// now is taken from last, which may be nil.
 func (f *Follower) examine(ctx context.Context, snap *health.Snapshot, last *host, useNVML bool) (next *host, complete bool) {
 	sysfs := f.SysFS()
 	next, complete = &host{machine: machineOf(sysfs), devices: make(map[health.DeviceID]hostDevice, len(snap.Devices)), nvml: useNVML}, true

@@ -26,7 +26,7 @@ func TestIdlePods(t *testing.T) {
 		pod, container string
 		idle           metrics.IdleTime
 	}
-	// noProcess is an idle time by both kinds of evidence; noWork is that of a container with a process.
+	// noProcess is an idle time by both kinds of evidence; noWork is one of a container with a process.
 	noProcess := func(d time.Duration) metrics.IdleTime {
 		return metrics.IdleTime{NoWork: d, WorkKnown: true, NoProcess: d, ProcessesKnown: true}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
-// The prefixes of the labels: GFD's, and those that GFD does not have.
+// The prefixes of the labels: GFD's, and the agent's for labels that GFD does not have.
 const (
 	gfdPrefix = "nvidia.com/"
 	ownPrefix = "gpu-node-agent/"
@@ -69,8 +69,8 @@ func (n *inventory) gpus() (all []*device) {
 	return all
 }
 
-// labels returns the labels of a node; none if it has no GPU. They are those of GFD 0.20 for the same node, except that GFD chooses
-// one of several models at random, and does not limit the values.
+// labels returns the labels of a node; none if it has no GPU. GFD 0.20 has the same labels for the same node, except that it chooses one of
+// several models at random, and does not limit the values.
 func (n *inventory) labels() map[string]string {
 	all := make(labelSet)
 	gpus := n.gpus()
@@ -321,7 +321,7 @@ func (l labelSet) addMIG(resource string, devices []*device) {
 		return
 	}
 	p := devices[i].Instance
-	if gi, ci, ok := plugin.ProfileSlices(first.Profile); ok && gi == ci { // else they are those of several compute instances
+	if gi, ci, ok := plugin.ProfileSlices(first.Profile); ok && gi == ci { // else several compute instances share them
 		l.addInt(resource+".multiprocessors", p.Multiprocessors)
 	}
 	l.addInt(resource+".engines.copy", p.CopyEngines)
@@ -331,7 +331,7 @@ func (l labelSet) addMIG(resource string, devices []*device) {
 	l.addInt(resource+".engines.ofa", p.OFAEngines)
 }
 
-// addHealth adds how many GPUs are in each state. The state of a GPU is the worst of its own and of those of its MIG devices.
+// addHealth adds how many GPUs are in each state. A GPU counts with the worst state among itself and its MIG devices.
 func (l labelSet) addHealth(n *inventory, gpus []*device) {
 	counts := make(map[health.State]int)
 	for _, gpu := range gpus {

@@ -6,8 +6,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Taints returns the configured taints that the node must have, and those of which that is unknown, because the GPUs were not measured
-// since the agent started. The verdicts of a snapshot stay while the source is away, and so do the taints.
+// Taints returns the configured taints that the node must have. undecided are the taints of which that is unknown, because the GPUs were
+// not measured since the agent started. The verdicts of a snapshot stay while the source is away, and so do the taints.
 //
 // A detach is an operator's decision about the driver, and affects no taint.
 func Taints(config []TaintConfig, s *health.Snapshot) (set, undecided []corev1.Taint) {

@@ -10,7 +10,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
 
-// ClearRequest asks the agent to clear findings of a device, or what an entry of the configuration meant. Device or Binding is set.
+// ClearRequest asks the agent to clear findings of a device, or to bind an entry of the configuration anew. Device or Binding is set.
 type ClearRequest struct {
 	Device string `json:"device,omitempty"` // a device reference: a UUID, an index, a MIG index or a PCI bus ID
 	Cause  string `json:"cause,omitempty"`  // "" for all

@@ -65,7 +65,7 @@ func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 	}
 }
 
-// A request clears the findings of the device that a reference names, and the response has those that remain.
+// A request clears the findings of the device that a reference names, and the response has the remaining ones.
 func TestClear(t *testing.T) {
 	c := health.DefaultConfig()
 	c.Cordon = []string{"GPU-0"}

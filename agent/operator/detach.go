@@ -162,7 +162,7 @@ func (s *Server) awaitSaved(ctx context.Context) {
 	}
 }
 
-// currentFacts returns what is known of an answer of the kubelet that is newer than the call. An older answer may lack a pod that got a GPU
+// currentFacts returns the facts with an answer of the kubelet that is newer than the call: an older one may lack a pod that got a GPU
 // since.
 func (s *Server) currentFacts(ctx context.Context) offer.Facts {
 	began := time.Now()

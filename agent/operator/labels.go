@@ -29,11 +29,11 @@ func labelsCommand(loader *config.Loader, plan planLabels) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "labels",
 		Short: "Print the labels of this node that the agent writes, or would write",
-		Long: `Print the labels of this node that the agent writes with node.labels.output, or would write: those of NVIDIA's GPU feature
+		Long: `Print the labels of this node that the agent writes with node.labels.output, or would write: as NVIDIA's GPU feature
 discovery, and the numbers of healthy, degraded and unhealthy GPUs. Only root may ask a running agent.
 
 The command asks the running agent, which needs no API server for it. If no agent runs, the command polls the configured source,
-with the findings of health.stateFile, and changes nothing. If the source does not answer, the labels are those that an agent has
+with the findings of health.stateFile, and changes nothing. If the source does not answer, it prints the labels that an agent has
 saved in health.stateFile.`,
 		Example: `  gpu-node-agent labels
   gpu-node-agent labels -o json | jq -r '."nvidia.com/gpu.product"'`,
@@ -57,7 +57,7 @@ saved in health.stateFile.`,
 	return cmd
 }
 
-// askOrPlan asks the agent at a socket for its labels; without --socket, if no agent listens there, it returns those of plan.
+// askOrPlan asks the agent at a socket for its labels; if none listens there, and --socket is not set, it returns the labels of plan.
 func askOrPlan(cmd *cobra.Command, loader *config.Loader, socket string, plan planLabels) (node.Labels, error) {
 	ctx := cmd.Context()
 	configured := cmp.Or(socket, loadPartial(cmd, loader).Health.Socket)

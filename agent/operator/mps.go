@@ -68,8 +68,8 @@ func (s *Server) mps(ctx context.Context, req MPSRequest) (any, error) {
 	return s.terminate(ctx, *req.Terminate, daemons)
 }
 
-// updateClients asks the ready daemons for their clients of now. Those of a daemon that does not answer in time stay those that were
-// listed last: a daemon that hangs must not hide the others.
+// updateClients asks the ready daemons for their current clients. If a daemon does not answer in time, its clients stay as they were listed
+// last: a daemon that hangs must not hide the others.
 func (s *Server) updateClients(ctx context.Context, daemons []status.MPSDaemon) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout/2)
 	defer cancel()
@@ -140,7 +140,7 @@ func mpsCommand(loader *config.Loader) *cobra.Command {
 		Use:   "mps",
 		Short: "List the MPS daemons of this node and their clients",
 		Long: `List the MPS daemons of this node, their servers and clients. Only root may do so.
-The PIDs are those of the PID namespace of gpu-node-agent mps-daemon: the node's, unless it runs without hostPID. The pods of the
+The PIDs belong to the PID namespace of gpu-node-agent mps-daemon: the node's, unless it runs without hostPID. The pods of the
 clients need metrics.processes.enabled.`,
 		Example: `  gpu-node-agent mps
   gpu-node-agent mps -o json | jq '.daemons[] | select(.ready | not)'`,

@@ -53,7 +53,7 @@ func mpsNode() *health.Snapshot {
 	return s
 }
 
-// mpsServer returns a server on mpsNode, whose process 61 is that of a container.
+// mpsServer returns a server on mpsNode, whose process 61 belongs to a container.
 func mpsServer(s *health.Snapshot, fake *fakeMPS, log *zap.Logger) *Server {
 	server := newServer(health.DefaultConfig(), log)
 	if s != nil {
@@ -108,7 +108,7 @@ func TestMPSLists(t *testing.T) {
 	}
 }
 
-// The clients are those of now, not those that were listed last.
+// The response has the current clients, not the ones that were listed last.
 func TestMPSListsClientsOfNow(t *testing.T) {
 	fake := &fakeMPS{clients: map[health.DeviceID]map[int][]int{
 		"GPU-0": {50: {61, 64}, 52: {65}}, "GPU-1": {1: {2}}, // the daemon of GPU 1 is not ready, and is not asked

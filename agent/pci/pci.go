@@ -74,8 +74,8 @@ func ID(id string) string {
 	return fmt.Sprintf("%04x:%s", n, rest)
 }
 
-// ForContainers returns the IDs of the GPUs that the node's own driver is to use. Those that are bound to a driver for virtual machines,
-// and virtual functions, are others' on purpose.
+// ForContainers returns the IDs of the GPUs that the node's own driver is to use. It omits virtual functions, and GPUs that are bound to a
+// driver for virtual machines: others use them on purpose.
 func ForContainers(gpus []GPU) (ids []string) {
 	for _, g := range gpus {
 		if !g.Virtual && !strings.Contains(g.Driver, "vfio") && g.Driver != "pci-stub" {

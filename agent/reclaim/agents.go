@@ -19,7 +19,7 @@ const (
 	askTimeout   = 3 * time.Minute  // of all agents: in a large cluster many may not respond
 )
 
-// agentNodes returns the nodes whose agents a plan needs: those of pods that may hold GPUs.
+// agentNodes returns the nodes whose agents a plan needs: the nodes of pods that may hold GPUs.
 func agentNodes(o Objects) []string {
 	nodes := make(map[string]bool)
 	for i := range o.Pods {
@@ -48,7 +48,7 @@ func askNodes(ctx context.Context, nodes []string, urls map[string]string, acces
 	return agents, errs
 }
 
-// askURLs asks the agents at URLs, and returns the responses by node, and the errors of those without one. Two agents of one node have an
+// askURLs asks the agents at URLs, and returns the responses by node, and the errors of agents without one. Two agents of one node are an
 // error.
 func askURLs(ctx context.Context, urls []string, access status.Access) (map[string]Agent, []string) {
 	trimmed := make([]string, len(urls))
@@ -116,7 +116,7 @@ func askAgent(ctx context.Context, url string, access status.Access) Agent {
 	return Agent{Status: slim(s)}
 }
 
-// responds reports whether one of the agents does.
+// responds reports whether one of the agents has responded.
 func responds(agents map[string]Agent) bool {
 	for _, a := range agents {
 		if a.Err == nil {

@@ -39,8 +39,8 @@ func (e lateError) Unwrap() error { return e.error }
 // apply makes the change of an action, then its Event. It begins nothing after ctx ended, and finishes what it began.
 //
 // An owner is scaled by two requests: one writes its record, one sets its replicas. Both have the version of the owner as a precondition,
-// so of two runs only that whose record the owner has scales it. A run that is killed between the two leaves a record of a change that did
-// not happen.
+// so of two runs, only the one whose record the owner has scales it. A run that is killed between the two leaves a record of a change that
+// did not happen.
 func (a *api) apply(ctx context.Context, p Policy, act Action, at time.Time) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("not begun: %w", context.Cause(ctx))
@@ -124,7 +124,7 @@ func (a *api) scaleToZero(ctx context.Context, p Policy, act Action, at time.Tim
 		return err
 	})
 	if refused(err) {
-		// Other changes raise the generation too, and then the record would look like that of a change that somebody undid.
+		// Other changes raise the generation too, and then the record would look as if somebody had undone the change.
 		if undo := a.removeRecord(ctx, r, record, o.Annotations[noticeAnnotation]); undo != nil && !apierrors.IsInvalid(undo) &&
 			!apierrors.IsNotFound(undo) {
 			err = fmt.Errorf("%w; annotation %s stays: %w", err, recordAnnotation, undo)
@@ -142,8 +142,8 @@ func refused(err error) bool {
 	return ok && status.Status().Code >= 400 && status.Status().Code < 500 && status.Status().Code != http.StatusRequestTimeout
 }
 
-// isOrdinary reports whether an error belongs to the life of a cluster, and needs nobody: a PodDisruptionBudget refuses an eviction, or an
-// object changed after it was read. A later run sees what is left.
+// isOrdinary reports whether an error is part of a cluster's life, so that nobody has to act: a PodDisruptionBudget refuses an eviction, or
+// an object changed after it was read. A later run sees what is left.
 func isOrdinary(err error) bool {
 	return errors.Is(err, errChanged) || apierrors.IsTooManyRequests(err) || apierrors.IsConflict(err) || apierrors.IsNotFound(err)
 }

@@ -84,7 +84,8 @@ failed.`,
 	flags.StringVar(&o.policy, "policy", "", "file with the policy; required")
 	flags.BoolVar(&o.apply, "apply", false, "make the changes; without it, the command prints them")
 	flags.BoolVar(&o.undo, "undo", false, "restore what earlier runs changed in the namespaces of the policy")
-	flags.StringArrayVar(&o.snapshots, "snapshot", nil, "HOST:PORT or URL of an agent, instead of those that the API server lists; repeatable")
+	flags.StringArrayVar(&o.snapshots, "snapshot", nil,
+		"HOST:PORT or URL of an agent, instead of the agents that the API server lists; repeatable")
 	o.format = terminal.AddFormat(flags, "table", terminal.JSON)
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "file with the access to the API server (default: the pod's service account)")
 	flags.StringVar(&o.agents.Namespace, "agent-namespace", "",
@@ -207,8 +208,8 @@ func (r *Report) apply(ctx context.Context, api cluster, p Policy, log *zap.Logg
 	return nil
 }
 
-// takeNext adds the next action above Policy.MaxPerRun. Those that are always refused, such as by a PodDisruptionBudget, would keep the
-// others from their turn in every run.
+// takeNext adds the next action above Policy.MaxPerRun. Actions that are always refused, such as by a PodDisruptionBudget, would otherwise
+// take the place of others in every run.
 func (r *Report) takeNext() {
 	if len(r.rest) == 0 {
 		return

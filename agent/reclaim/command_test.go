@@ -129,8 +129,8 @@ func TestRunApplies(t *testing.T) {
 	}
 }
 
-// An action that is refused is replaced, so that those that are refused in every run keep no other from its turn. One that may have been
-// done is not. What a PodDisruptionBudget refuses, and what changed since it was read, is no failure of the run.
+// An action that is refused is replaced, so that actions which are refused in every run do not take the place of others. An action that may
+// have been done is not replaced. What a PodDisruptionBudget refuses, and what changed since it was read, is no failure of the run.
 func TestRunReplacesRefusedActions(t *testing.T) {
 	gone := apierrors.NewNotFound(schema.GroupResource{}, "a")
 	refusal, denied, lost := apierrors.NewTooManyRequests("budget", 0),

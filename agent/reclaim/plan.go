@@ -58,7 +58,8 @@ func plan(p Policy, w World) Report {
 	all := slices.Concat(acts, notices) // a notice does not delay what was announced
 	n := min(len(all), p.MaxPerRun)
 	r.rest = all[n:]
-	// Those that are refused in every run are the most idle ones after a while. They would be the first to replace each other.
+	// Random, because actions that are refused in every run are the most idle ones after a while: they would be the first to replace each
+	// other.
 	random := rand.New(rand.NewPCG(uint64(w.Now.UnixNano()), 0)) //nolint:gosec // need not be secret
 	random.Shuffle(len(r.rest), func(i, j int) { r.rest[i], r.rest[j] = r.rest[j], r.rest[i] })
 	for _, a := range r.rest {
@@ -260,12 +261,12 @@ func (c *candidate) judgeOwner(p Policy, w World) (Reason, string) {
 	return "", ""
 }
 
-// optedOut reports whether annotations have that with which an object does not take part.
+// optedOut reports whether an object with these annotations does not take part.
 func optedOut(p Policy, annotations map[string]string) bool {
 	return kube.OptedOut(annotations, p.OptOut)
 }
 
-// annotations are those of the owner, or of the pod without one.
+// annotations returns the annotations of the owner, or of a pod without an owner.
 func (c *candidate) annotations() map[string]string {
 	if c.owner != nil {
 		return c.owner.Annotations
@@ -372,7 +373,7 @@ func undo(o *Owner) (Action, string) {
 		return a, "not suspended any more"
 	case o.Kind != kindJob && o.Replicas != 0:
 		return a, fmt.Sprintf("%d replicas since", o.Replicas)
-	// two changes can be those of somebody who has scaled it up and down, which ChangedBy does not tell
+	// somebody may have scaled it up and down, which are two changes and do not show in ChangedBy
 	case o.Generation > record.Generation+1:
 		return a, fmt.Sprintf("changed %d times since, maybe to other replicas and back to 0; it had %d", o.Generation-record.Generation,
 			record.Replicas)

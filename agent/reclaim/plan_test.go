@@ -627,7 +627,7 @@ func TestPlanOrderAndLimit(t *testing.T) {
 	}
 }
 
-// Of those above the limit, each is the first to replace a refused action in some runs, whatever its GPU-hours.
+// Of the actions above the limit, each is the first to replace a refused action in some runs, whatever its GPU-hours.
 func TestPlanOrderAboveLimit(t *testing.T) {
 	p, w := testPolicy(), &testWorld{World{Now: now(), Agents: make(map[string]Agent), Objects: Objects{Owners: make(map[Ref]*Owner)}}}
 	p.MaxPerRun = 1

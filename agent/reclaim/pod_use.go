@@ -20,11 +20,11 @@ const (
 	// the longest interval between two of them.
 	maxStaleness = 5 * time.Minute
 
-	// The prefixes of GPUs' resources, whatever those of the agents that respond. NVIDIA's network devices are nvidia.com/ too.
+	// The prefixes of GPUs' resources, whichever resources the responding agents serve. NVIDIA's network devices are nvidia.com/ too.
 	gpuResources = "nvidia.com/gpu"
 	migResources = "nvidia.com/mig-"
 
-	// highestUserPriority is the highest priority that users can define. Those of the system are above.
+	// highestUserPriority is the highest priority that users can define. The system's priorities are above.
 	highestUserPriority = 1_000_000_000
 	systemClasses       = "system-" // the prefix of their names
 )
@@ -153,7 +153,7 @@ func (s *podUses) listsAll(pod *corev1.Pod, holders []status.Holder) bool {
 	for i := range pod.Spec.Containers {
 		count(&pod.Spec.Containers[i])
 	}
-	for i := range pod.Spec.InitContainers { // the others have ended: their devices are those of the containers
+	for i := range pod.Spec.InitContainers { // the others have ended, and the containers have their devices
 		if policy := pod.Spec.InitContainers[i].RestartPolicy; policy != nil && *policy == corev1.ContainerRestartPolicyAlways {
 			count(&pod.Spec.InitContainers[i])
 		}
@@ -172,8 +172,8 @@ func (s *podUses) listsAll(pod *corev1.Pod, holders []status.Holder) bool {
 	return len(holders) > 0 && claimed >= 0
 }
 
-// isDevice reports whether a resource has GPUs that agents list with their holders, also those of another device plugin. Others with the
-// prefix count something else, such as memory.
+// isDevice reports whether a resource has GPUs that agents list with their holders, also GPUs of another device plugin. Other resources
+// with the prefix count something else, such as memory.
 func (s *podUses) isDevice(resource string) bool {
 	return s.resources[resource] || resource == gpuResources || resource == gpuResources+".shared" || strings.HasPrefix(resource, migResources)
 }
@@ -293,7 +293,7 @@ func (s *podUses) idleOf(h status.Holder, age time.Duration) (idle, observed tim
 		seconds = work
 	case process == nil && work != nil && *work == 0: // it works now, whatever its processes
 		seconds = work
-	case process == nil: // a container without a process does no work either, but not the other way round
+	case process == nil: // a container without a process does no work; one without work may have a process
 		return 0, 0, false
 	case work != nil && *work < *process: // the driver may not list every process
 		seconds = work

@@ -168,7 +168,7 @@ func (p Policy) validate() error {
 	return errors.Join(errs...)
 }
 
-// countDocuments returns the number of YAML documents of a text without those that are empty.
+// countDocuments returns the number of YAML documents of a text that are not empty.
 func countDocuments(text []byte) (n int, err error) {
 	reader := utilyaml.NewYAMLReader(bufio.NewReader(bytes.NewReader(text)))
 	for i := 1; ; i++ {

@@ -64,7 +64,7 @@ var kindGroups = map[string]string{
 	kindDeployment: "apps", kindReplicaSet: "apps", kindStatefulSet: "apps", kindJob: "batch", kindCronJob: "batch",
 }
 
-// groupOf returns the API group of a version such as apps/v1. That of v1 is "".
+// groupOf returns the API group of a version such as apps/v1. The group of v1 is "".
 func groupOf(apiVersion string) string {
 	group, _, named := strings.Cut(apiVersion, "/")
 	if !named {
@@ -113,7 +113,7 @@ type Owner struct {
 	Annotations     map[string]string
 	Controller      *metav1.OwnerReference // its own, such as the Deployment of a ReplicaSet
 	Replicas        int32                  // desired; of a Job 1
-	Pods            int32                  // that its controller counts, without those that end
+	Pods            int32                  // as its controller counts them, without pods that end
 	Suspended       bool                   // of a Job
 	DeletesVolumes  bool                   // of a StatefulSet that is scaled down
 	// ChangedBy is the field manager that last set the replicas or the suspension; "" if unknown, as after a change by the subresource scale.
@@ -128,9 +128,9 @@ type Report struct {
 	Skipped []Skipped `json:"skipped"` // idle pods and owners without an action
 	Errors  []string  `json:"errors"`  // agents that did not respond, and objects that could not be read
 
-	GPUs      float64 `json:"gpus"`          // that the actions give back, those that are announced after the notice
+	GPUs      float64 `json:"gpus"`          // that the actions give back; announced actions do so after the notice
 	GPUHours  float64 `json:"gpuHours"`      // for which these have been idle
-	Announced float64 `json:"announcedGPUs"` // of GPUs, those of notices
+	Announced float64 `json:"announcedGPUs"` // of GPUs, the part of the notices
 	Restored  float64 `json:"restoredGPUs"`  // that the actions of an undo take again
 
 	rest []Action // above Policy.MaxPerRun, in random order
@@ -217,5 +217,5 @@ type agentSelection struct {
 	Namespace string // of the agents' pods
 	Selector  string // their labels
 	Scheme    string // http, https
-	Port      int    // 0: that of the container port named metrics
+	Port      int    // 0: the container port named metrics
 }

@@ -18,7 +18,7 @@ func newReport(now time.Time) Report {
 	return Report{Time: now.UTC(), DryRun: true, Actions: []Action{}, Skipped: []Skipped{}, Errors: []string{}}
 }
 
-// sum sets what the actions give back, or take again. Those that failed give back nothing.
+// sum sets what the actions give back, or take again. Failed actions give back nothing.
 func (r *Report) sum() {
 	r.GPUs, r.GPUHours, r.Announced, r.Restored = 0, 0, 0, 0
 	for _, a := range r.Actions {

@@ -178,7 +178,7 @@ func byID(devices []health.DeviceState) map[health.DeviceID]*health.DeviceState 
 	return m
 }
 
-// changeTime returns the time of a change of a verdict: that of the last poll, unless an XID was judged after it.
+// changeTime returns the time of a change of a verdict: the time of the last poll, unless an XID was judged after it.
 func changeTime(polled time.Time, now health.Verdict) time.Time {
 	latest := polled
 	if now.Since.After(latest) {

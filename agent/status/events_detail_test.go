@@ -44,6 +44,6 @@ func TestLateDetailCompletesEvent(t *testing.T) {
 		t.Errorf("%+v, want another event without the process", again)
 	}
 	if lost := prependEvents(nil, eventsBetween(one, detailed)); len(lost) != 1 {
-		t.Errorf("%+v, want an event although that of the XID is no longer stored", lost)
+		t.Errorf("%+v, want an event although the XID's is no longer stored", lost)
 	}
 }

@@ -120,7 +120,7 @@ func addIdle(devices []Device, k Inputs, shares metrics.GPUShares) {
 	for i := range devices {
 		d := &devices[i]
 		addIdle(d.MIG, k, shares)
-		holders := k.Holders.By[d.UUID] // those of d.Holders, in the same order
+		holders := k.Holders.By[d.UUID] // as in d.Holders, in the same order
 		parts := shares.Of(d.UUID, holders)
 		for j, h := range holders {
 			if parts[j] > 0 {
@@ -153,7 +153,7 @@ func idleStatus(i metrics.IdleTime, c node.IdleConfig) *Idle {
 	return s
 }
 
-// addUsage adds the processes of the devices. Those of a GPU in MIG mode are those of its MIG devices.
+// addUsage adds the processes of the devices. The processes of a GPU in MIG mode belong to its MIG devices.
 func addUsage(devices []Device, p *processes.Snapshot) {
 	for i := range devices {
 		d := &devices[i]
@@ -231,7 +231,7 @@ func kubeletStatus(lock nodelock.State, p plugin.Status, h podresources.Holders)
 				s.BlockingPods = append(s.BlockingPods, Pod{pod.Namespace, pod.Name})
 			}
 			if u.Devices > 0 {
-				k.Warnings = append(k.Warnings, u.String()) // before those of the layout
+				k.Warnings = append(k.Warnings, u.String()) // before the layout's
 			}
 		}
 		k.Resources = append(k.Resources, s)

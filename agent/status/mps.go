@@ -58,7 +58,7 @@ func SingleUserMPS(devices []health.DeviceState, h podresources.Holders) string 
 	return strings.Join(names, ", ") + ": this driver serves one user at a time; pods of other users wait: give them one runAsUser"
 }
 
-// SetClients replaces the clients by those of each server, by PID. p finds their pods; it may be nil.
+// SetClients replaces the clients of each server. The keys are PIDs of servers. p finds their pods; it may be nil.
 func (d *MPSDaemon) SetClients(byServer map[int][]int, p *processes.Snapshot) {
 	var servers []MPSServer
 	d.Clients = 0

@@ -214,8 +214,8 @@ type Device struct {
 	// AdminHolders can use the device by a claim with adminAccess, such as monitors. They take nothing from others.
 	AdminHolders []Holder `json:"adminHolders,omitempty"`
 
-	// Processes has an entry for each container with processes, and one without a container for those of no pod. There is no key
-	// while the processes are unknown.
+	// Processes has an entry for each container with processes, and one without a container for the processes of no pod. There is no key while
+	// the processes are unknown.
 	Processes *[]Usage `json:"processes,omitempty"`
 
 	Shares       *Shares       `json:"shares,omitempty"`       // of a shared device
@@ -271,9 +271,9 @@ type Holder struct {
 	Device string `json:"device"`
 	Claim  *Claim `json:"claim,omitempty"`
 
-	// GPUShare is the part of a GPU that the holder has: of a MIG device its memory in eighths of the GPU's, of a shared device that of one
-	// unit. Holders of the same unit or claim have equal parts of it, so that the sum of a GPU is at most 1. There is no key while it is
-	// unknown.
+	// GPUShare is the part of a GPU that the holder has. A MIG device counts with its memory, in eighths of the GPU's, and a shared device
+	// with one unit. Holders of the same unit or claim have equal parts of it, so that the sum of a GPU is at most 1. There is no key while it
+	// is unknown.
 	GPUShare *float64 `json:"gpuShare,omitempty"`
 	// Idle is of the container: each of its units of the device has the same. There is no key while nothing is known.
 	Idle *Idle `json:"idle,omitempty"`
@@ -288,7 +288,7 @@ type Idle struct {
 	// NeverUsed means that no process was observed since the container got the device or, while the processes are unknown, no work, and that
 	// the device does not work now. It is false if the agent has not observed the container from its start.
 	NeverUsed bool `json:"neverUsed,omitempty"`
-	// Evidence is that of node.idle.evidence, noProcess or noWork, if by it the container has been idle for node.idle.after. When the pod
+	// Evidence is noProcess or noWork, as node.idle.evidence has it, once the container has been idle by it for node.idle.after. When the pod
 	// became Ready does not matter here.
 	Evidence string `json:"idleEvidence,omitempty"`
 }
@@ -305,7 +305,7 @@ type Claim struct {
 type Usage struct {
 	Namespace string   `json:"namespace,omitempty"`
 	Pod       string   `json:"pod,omitempty"`
-	Container string   `json:"container,omitempty"` // "other" without a pod: those above the limit of containers
+	Container string   `json:"container,omitempty"` // "other" without a pod: the containers above the limit
 	Processes int      `json:"processes"`
 	Memory    *float64 `json:"memoryBytes,omitempty"`
 	SM        *float64 `json:"smUtilizationPercent,omitempty"` // share of the time in which its kernels ran

@@ -121,7 +121,7 @@ func TestPageShowsNode(t *testing.T) {
 	}
 }
 
-// Where /metrics has no value, neither has the status; the boundary is that of TestMeasurementsExpireWithoutSource in metrics.
+// Where /metrics has no value, neither has the status; TestMeasurementsExpireWithoutSource in metrics has the same boundary.
 func TestOldValuesAreNotShown(t *testing.T) {
 	for _, c := range []struct {
 		status health.SourceStatus

@@ -282,8 +282,7 @@ func deviceCells(now time.Time, r deviceRow) []terminal.Cell {
 	return row
 }
 
-// findings writes the findings of the faulty devices. Devices with equal findings share them, and findings with one action
-// share that.
+// findings writes the findings of the faulty devices. Devices with equal findings are one block, and findings with one action have it once.
 func (p *printer) findings(s Node, wide bool) {
 	var blocks []string // without the names, in the order of the worst device
 	names := make(map[string][]string)

@@ -119,11 +119,11 @@ func holderTexts(holders []Holder, suffix func([]Holder) string) []string {
 	return names
 }
 
-// minIdleShown is from when on idle times are shown; those that node.idle reports are shown earlier.
+// minIdleShown is the least idle time that is shown. An idle time that node.idle reports is shown earlier.
 const minIdleShown = 5 * time.Minute
 
-// idleText returns a text like ": no process for 130m", ": no work for 130m" or ": never used in 130m", of several devices of a
-// container that for which it is shortest. It returns "" if the container uses one of them or if that is unknown.
+// idleText returns a text like ": no process for 130m", ": no work for 130m" or ": never used in 130m". Of several devices of a container,
+// the shortest time counts. It returns "" if the container uses one of them, or if that is unknown.
 func idleText(holders []Holder) string {
 	shortest, text := time.Duration(math.MaxInt64), ""
 	for _, h := range holders {
@@ -197,7 +197,7 @@ func usageTexts(d Device, limit int) []string {
 	return limitTexts(texts, limit)
 }
 
-// notMeasuredText says for how long the devices have not been measured, "" while their values count.
+// notMeasuredText returns for how long the devices have not been measured, "" while their values count.
 func notMeasuredText(s Node) string {
 	if !s.Source.Outdated {
 		return ""
@@ -253,7 +253,7 @@ func kubeletErrors(k Kubelet) []kubeletError {
 // notServedText returns why the plugin serves nothing, without the error of the source, which the status shows above.
 func notServedText(s Node) string { return strings.TrimSuffix(s.Kubelet.Error, ": "+s.Source.Error) }
 
-// pluginOffText says why no resource is registered if the plugin is off, else "".
+// pluginOffText returns why no resource is registered if the plugin is off, else "".
 func pluginOffText(s Node) string {
 	switch {
 	case s.Kubelet.Plugin != pluginOff:
@@ -302,8 +302,7 @@ func limitTexts(all []string, limit int) []string {
 // forText returns a text like "for 5s", "" if since is unknown.
 func forText(now, since time.Time) string { return formatIf("for %s", ageText(now, since)) }
 
-// clearsText says how a finding clears. The text for one that clears by itself names the condition, so that nobody
-// ignores the finding.
+// clearsText returns how a finding clears. The text for one that clears by itself names the condition, so that nobody ignores the finding.
 func clearsText(f Finding) string {
 	switch f.Clears {
 	case health.ClearsItself.String():
@@ -350,7 +349,7 @@ func nonEmpty(texts ...string) []string {
 	return slices.DeleteFunc(texts, func(text string) bool { return text == "" })
 }
 
-// ownFindings returns the findings of a device without those that a MIG device shares with its GPU: the GPU shows them.
+// ownFindings returns the findings of a device. It omits what a MIG device shares with its GPU: the GPU shows it.
 func ownFindings(gpu, d Device) []Finding {
 	return slices.DeleteFunc(slices.Clone(d.Findings), func(f Finding) bool {
 		return f.From != "" || d.UUID != gpu.UUID && slices.ContainsFunc(gpu.Findings, func(g Finding) bool { return g.Cause == f.Cause })
@@ -441,7 +440,7 @@ type faultGroup struct {
 	More     int       // devices
 }
 
-// faultGroups returns the faulty devices in groups, that of the worst device first.
+// faultGroups returns the faulty devices in groups, the group of the worst device first.
 func faultGroups(s Node) []faultGroup {
 	var groups []faultGroup
 	for _, d := range faultyDevices(s) {
@@ -655,7 +654,7 @@ func stateFileProblems(f StateFile) []string {
 	return append(all, nonEmpty(f.Loss, formatIf("a full disk would lose findings: %s", f.Unreserved))...)
 }
 
-// configErrorText says what is wrong with the configuration, or how to find out, and which configuration is in force.
+// configErrorText returns what is wrong with the configuration, or how to find out, and which configuration is in force.
 func configErrorText(now time.Time, c Config) string {
 	const maxLength = 200
 	first, more, _ := strings.Cut(c.Error, "\n")

@@ -34,10 +34,9 @@ const (
 	dropLogInterval = time.Minute
 )
 
-// connections is the set of open connections of a web server. A new connection that exceeds the limit takes the place of
-// another one. Connections of one client's address that wait for a request form a group, and so do those that handle one:
-// the largest group loses its longest member. Therefore clients that open many connections take them from each other, and
-// a probe or a scrape always gets one.
+// connections is the set of open connections of a web server. A new connection that exceeds the limit takes the place of another one. The
+// connections of one client's address form two groups: one group waits for a request, the other handles one. The largest group of all loses
+// its longest member. Therefore clients that open many connections take them from each other, and a probe or a scrape always gets one.
 //
 // No address is exempt, because the agent cannot tell which one is the kubelet's.
 type connections struct {

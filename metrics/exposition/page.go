@@ -84,8 +84,8 @@ func (p *Page) Reset() {
 	p.series.used, p.pairs.used, p.lists = 0, 0, p.lists[:0]
 }
 
-// Labels returns a list of labels, sorted by name: those of base, which is such a list, and more. On a name collision
-// the first label wins: two labels of one name would make the page invalid. Bytes that are not UTF-8 are replaced.
+// Labels returns a list of labels, sorted by name: the labels of base, which is such a list, and more. On a name collision the first label
+// wins: two labels of one name would make the page invalid. Bytes that are not UTF-8 are replaced.
 func (p *Page) Labels(base []*dto.LabelPair, more ...Label) []*dto.LabelPair {
 	start := len(p.lists)
 	p.lists = append(p.lists, base...)
@@ -115,7 +115,7 @@ func (p *Page) Add(family int, v float64, labels []*dto.LabelPair) {
 	p.AddMetric(family, &x.metric)
 }
 
-// AddWith adds a series whose labels are those of base and more.
+// AddWith adds a series with the labels of base and more.
 func (p *Page) AddWith(family int, v float64, base []*dto.LabelPair, more ...Label) {
 	p.Add(family, v, p.Labels(base, more...))
 }

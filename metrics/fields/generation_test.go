@@ -75,7 +75,7 @@ func TestNamesSayUnits(t *testing.T) {
 	}
 }
 
-// The default set of 4.9 is that of 4.8 under other names, with the capacity of the framebuffer.
+// The default set of 4.9 is 4.8's under other names, with the capacity of the framebuffer.
 func TestDefaultSetOfEachGeneration(t *testing.T) {
 	s48, s49, s := Select(specs(SetDefault), Names48), Select(specs(SetDefault), Names49), Select(specs(SetDefault), both...)
 	if len(s49.Fields) != len(s48.Fields)+1 || !slices.Contains(namesOf(s49.Fields), "DCGM_FI_DEV_FB_CAPACITY_BYTES") {

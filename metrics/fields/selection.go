@@ -84,8 +84,8 @@ func (s Selection) Requirements() (all []string) {
 	return all
 }
 
-// Select resolves entries to fields. A set has the names of the generations. An entry with a name has that name; with several
-// generations, it has also those of the others.
+// Select resolves entries to fields. A set has the names of the generations. An entry with a name has that name; with several generations,
+// it also has the names of the others.
 func Select(specs []Spec, generations ...string) Selection {
 	var s Selection
 	for _, spec := range specs {

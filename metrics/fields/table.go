@@ -62,11 +62,10 @@ const (
 	prof = "DCGM_FI_PROF_"
 )
 
-// table lists the commonly used fields; dcgm_fields.txt lists the rest. The sets have the names, types and help of
-// dcgm-exporter 4.8 (default-counters.csv, dcp-metrics-included.csv), so that existing dashboards and alerts keep
-// working; a test compares them with testdata/dcgm-exporter.csv. A field that dcgm-exporter 4.9 has in another unit is followed by
-// that field, which has another number (see newerField); others may have another name there. Numbers and names are those of
-// dcgm_fields.txt.
+// table lists the commonly used fields; dcgm_fields.txt lists the rest. The sets have the names, types and help of dcgm-exporter 4.8
+// (default-counters.csv, dcp-metrics-included.csv), so that existing dashboards and alerts keep working; a test compares them with
+// testdata/dcgm-exporter.csv. If dcgm-exporter 4.9 has a field in another unit, that field follows it and has another number (see
+// newerField). Other fields may have another name there. Numbers and names come from dcgm_fields.txt.
 //
 //nolint:gochecknoglobals // a table of constants
 var table = []row{

@@ -183,7 +183,7 @@ func (m *measurement) Pass(ctx context.Context) *Snapshot {
 	return s
 }
 
-// warning returns why processes may lack their pod. namesErr is that of NamesReader.Read.
+// warning returns why processes may lack their pod. namesErr is the error of NamesReader.Read.
 func (m *measurement) warning(s *Snapshot, a *attribution, namesErr error) string {
 	m.unreadable++
 	if n := s.WithoutPod[ReasonUnreadable]; n == 0 || n < len(s.Processes) {
@@ -208,8 +208,8 @@ var errNothingListed = errors.New("the driver lists the processes of no device")
 
 // hiddenProcesses is the error of lists that are empty and may not have all processes. NVIDIA's driver omits processes that have no
 // PID in the caller's PID namespace (open-gpu-kernel-modules, gpuGetProcWithObject).
-const hiddenProcesses = "no process is listed, and the driver hides those outside the agent's PID namespace; run the agent in that of " +
-	"the host: hostPID"
+const hiddenProcesses = "no process is listed, and the driver hides processes outside the agent's PID namespace; run the agent in the " +
+	"host's: hostPID"
 
 // awaitDevices waits until there are devices. Without it the first measurement would be an interval late.
 func (m *measurement) awaitDevices(ctx context.Context) {

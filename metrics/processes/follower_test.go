@@ -160,7 +160,7 @@ func TestFollowerMeasures(t *testing.T) {
 			t.Fatalf("%+v", s)
 		}
 		if c := s.ContainerOf(4242); c != want[0].Container || s.ContainerOf(1) != (Container{}) {
-			t.Errorf("process 4242 is that of %+v, process 1 that of %+v", c, s.ContainerOf(1))
+			t.Errorf("process 4242 belongs to %+v, process 1 to %+v", c, s.ContainerOf(1))
 		}
 		wait(interval)
 		if next := f.Latest().Load(); !next.At.After(s.At) || d.calls.Load() != 2 || d.opened.Load() != 1 {

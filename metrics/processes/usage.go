@@ -15,7 +15,7 @@ type Reason string
 
 // The reasons. All but ReasonHost mean that the pod of a process may be missing.
 const (
-	ReasonHost           Reason = "host"            // its control group is that of no pod
+	ReasonHost           Reason = "host"            // its control group belongs to no pod
 	ReasonUnreadable     Reason = "unreadable"      // its control group could not be read
 	ReasonUnknownPod     Reason = "unknown_pod"     // the name of the pod is unknown
 	ReasonNotHolder      Reason = "not_holder"      // the pod does not hold the device
@@ -107,8 +107,8 @@ func relatedDevices(devices []health.Device) map[health.DeviceID][]health.Device
 	return related
 }
 
-// containerOf returns the container of a process, or why it is that of no pod. A pod that does not hold the device is not
-// returned: a wrong pod is worse than none.
+// containerOf returns the container of a process, or why it belongs to no pod. A pod that does not hold the device is not returned: a wrong
+// pod is worse than none.
 func (a *attribution) containerOf(p health.Process) (Container, Reason) {
 	text, err := a.cgroup(p.PID)
 	if err != nil {
@@ -163,7 +163,7 @@ func (a *attribution) holding(id health.DeviceID, pod containers.Pod) (names []s
 	return names
 }
 
-// usage adds up the processes of each container, and counts those of no pod by reason.
+// usage adds up the processes of each container, and counts the processes of no pod by reason.
 func (a *attribution) usage(processes []health.Process) (list []Usage, withoutPod map[Reason]int) {
 	type key struct {
 		device    health.DeviceID

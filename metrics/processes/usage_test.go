@@ -30,7 +30,7 @@ func process(device health.DeviceID, pid int, memory float64) health.Process {
 	return health.Process{Device: device, PID: pid, Memory: memory, HasMemory: true}
 }
 
-// cgroupsOf returns a function that reads the control group of each process; those with "" cannot be read.
+// cgroupsOf returns a function that reads the control group of each process; a control group "" cannot be read.
 func cgroupsOf(byPID map[int]string) func(int) (string, error) {
 	return func(pid int) (string, error) {
 		if path := byPID[pid]; path != "" {
@@ -222,7 +222,7 @@ func TestSnapshotOf(t *testing.T) {
 	if _, measured := (*Snapshot)(nil).Of("a"); measured || (*Snapshot)(nil).ContainerOf(1) != (Container{}) {
 		t.Error("no snapshot measures a device")
 	}
-	// A process of two devices is that of a pod, also if it does not hold the first.
+	// A process of two devices belongs to a pod, also if the pod does not hold the first.
 	s = &Snapshot{
 		ProcessReading: health.ProcessReading{Processes: []health.Process{
 			process("a", 1, 0), process("a", 2, 0), process("b", 1, 0),

@@ -181,20 +181,20 @@ func agentMetrics() []MetricInfo {
 		},
 		deviceAllocatedGPUs: {
 			"device_allocated_gpus", gauge,
-			"Part of a GPU that the container has with the device: 1 for a GPU, of a MIG device its memory in eighths of the GPU's, " +
-				"of a shared device that of the units. Containers with one claim have equal parts of it. No series while it is unknown.",
+			"Part of a GPU that the container has with the device: 1 for a GPU; for a MIG device its memory in eighths of the GPU's; " +
+				"for a shared device the part of the units. Containers with one claim have equal parts of it. No series while it is unknown.",
 			device("namespace", "pod", "container", "pod_uid"),
 		},
 		deviceIdleSeconds: {
-			"device_idle_seconds_total", counter, "Total time the container held the device while it was idle, in seconds: " +
-				"its utilization was below metrics.idleBelow. Of a device that several containers hold, the container's own processes count, if they " +
-				"are known.",
+			"device_idle_seconds_total", counter,
+			"Total time the container held the device while it was idle, in seconds: its utilization was below metrics.idleBelow. " +
+				"Of a device that several containers hold, the container's own processes count, if they are known.",
 			device("namespace", "pod", "container", "pod_uid"),
 		},
 		deviceIdleFor: {
 			"device_idle_for_seconds", gauge,
-			"Time since the device was last busy while the container held it, in seconds; 0 while it is busy. No series while its work is not " +
-				"measured.",
+			"Time since the device was last busy while the container held it, in seconds; 0 while it is busy. " +
+				"No series while its work is not measured.",
 			device("namespace", "pod", "container", "pod_uid"),
 		},
 		deviceNoProcessFor: {
@@ -204,9 +204,8 @@ func agentMetrics() []MetricInfo {
 		},
 		deviceNeverUsed: {
 			"device_never_used", gauge,
-			"Whether the container has not used the device since it got it: no process was observed or, while the processes are unknown, no work, " +
-				"and it does not work now. " +
-				"No series while that is unknown, such as for a container that is older than the agent.",
+			"Whether the container has not used the device since it got it: no process was observed or, while the processes are unknown, " +
+				"no work, and it does not work now. No series while that is unknown, such as for a container that is older than the agent.",
 			device("namespace", "pod", "container", "pod_uid"),
 		},
 		deviceInfo: {
@@ -215,13 +214,13 @@ func agentMetrics() []MetricInfo {
 		},
 		deviceMemory: {"device_memory_bytes", gauge, "Total framebuffer memory of the device.", device()},
 		deviceGPUs: {
-			"device_gpus", gauge, "Part of a GPU that the device is: of a MIG device its memory in eighths of the GPU's, of a GPU 1 without the " +
-				"parts of " +
-				"its MIG devices. The sum is the number of GPUs.", device("model"),
+			"device_gpus", gauge,
+			"Part of a GPU that the device is: for a MIG device its memory in eighths of the GPU's; for a GPU 1 without the parts of its " +
+				"MIG devices. The sum is the number of GPUs.", device("model"),
 		},
 		deviceProcesses: {
 			"processes", gauge,
-			"Number of processes of the container that use the device; those of no pod have an empty label pod. " +
+			"Number of processes of the container that use the device; processes of no pod have an empty label pod. " +
 				"No series of a device whose processes are unknown.", device("namespace", "pod", "container", "pod_uid"),
 		},
 		deviceProcessMemory: {
@@ -233,9 +232,10 @@ func agentMetrics() []MetricInfo {
 			device("namespace", "pod", "container", "pod_uid"),
 		},
 		shareUnits: {
-			"share_units", gauge, "Units of a device shared by MPS or by memory: total are offered, free of these are held by no container, with " +
-				"claims by none that is prepared, " +
-				"and largest is the largest request of a container that the device can serve now. No free and largest while the holders are unknown.",
+			"share_units", gauge,
+			"Units of a device shared by MPS or by memory: total are offered, free of these are held by no container, with claims by none " +
+				"that is prepared, and largest is the largest request of a container that the device can serve now. " +
+				"No free and largest while the holders are unknown.",
 			device("resource", "sharing", "state"),
 		},
 		mpsDaemonUp: {
@@ -345,17 +345,18 @@ func agentMetrics() []MetricInfo {
 		draUnprepares: {"dra_unprepare_duration_seconds", histogram, "Duration of a call of the kubelet that unprepares claims.", nil},
 
 		cdiRuntimeInfo: {
-			"cdi_runtime_info", gauge, "The container runtime of the node, while pods get their devices by CDI names alone, and what it does with " +
-				"CDI: supported, ignored, " +
-				"depends (on a setting of the host) or unknown; always 1.", []string{"version", "cdi"},
+			"cdi_runtime_info", gauge,
+			"The container runtime of the node, while pods get their devices by CDI names alone, and what it does with CDI: " +
+				"supported, ignored, depends (on a setting of the host) or unknown; always 1.",
+			[]string{"version", "cdi"},
 		},
 
 		nodeDevices: {
-			"node_devices", gauge, "Number of GPUs, as several parties see them: pci counts those on the PCI bus without those for virtual " +
-				"machines, driver those that the " +
-				"driver reaches, offered those with a device that new pods can get, and kubelet those of which the kubelet counts a device, with DRA " +
-				"those that are " +
-				"published. No series for one that is unknown.", []string{"seen_by"},
+			"node_devices", gauge,
+			"Number of GPUs, as several parties see them: pci counts GPUs on the PCI bus that are not for virtual machines; driver, GPUs that " +
+				"the driver reaches; offered, GPUs with a device that new pods can get; kubelet, GPUs of which the kubelet counts a device, " +
+				"with DRA published GPUs. No series for one that is unknown.",
+			[]string{"seen_by"},
 		},
 
 		otherPluginDevices: {
@@ -404,14 +405,14 @@ func agentMetrics() []MetricInfo {
 			"Whether the state file (health.stateFile) was read. While it is 0, the verdicts of before the agent's start are unknown.", nil,
 		},
 		unmatchedRefs: {
-			"unmatched_refs", gauge, "Number of device references in health.cordon, plugin.include, plugin.exclude and plugin.sharing that match " +
-				"no device of the node; " +
-				"gpu-node-agent status lists them.", nil,
+			"unmatched_refs", gauge,
+			"Number of device references in health.cordon, plugin.include, plugin.exclude and plugin.sharing that match no device of the " +
+				"node; gpu-node-agent status lists them.", nil,
 		},
 		waitsForHolder: {
-			"waits_for_holder", gauge, "Whether the agent waits for the end of another agent, the holder, which serves the devices of the node. " +
-				"Meanwhile the agent exports " +
-				"its own series only.", nil,
+			"waits_for_holder", gauge,
+			"Whether the agent waits for the end of another agent, the holder, which serves the devices of the node. " +
+				"Meanwhile the agent exports its own series only.", nil,
 		},
 		holderInfo: {
 			"holder_info", gauge,

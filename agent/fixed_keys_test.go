@@ -46,7 +46,7 @@ func TestReloadRefusesFixedKeys(t *testing.T) {
 	}
 }
 
-// An agent starts with its last good configuration while pods have what only that serves.
+// An agent starts with its last good configuration while pods have claims or MPS daemons that only this one serves.
 func TestStartWithFormerConfiguration(t *testing.T) {
 	const claims = `{"version":1,"bootID":"boot","publishing":true,"names":{},"claims":{"uid":{"uid":"uid","name":"a"}}}`
 	makeDir := func(t *testing.T, path ...string) string {

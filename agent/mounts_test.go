@@ -51,8 +51,8 @@ func TestHostDirs(t *testing.T) {
 	}
 }
 
-// A process that finds the note of a lost state directory says so on /readyz, in the status and by an event, and does not conclude from the
-// missing file that no device plugin has served.
+// A process that finds the note of a lost state directory reports it on /readyz, in the status and by an event, and does not conclude from
+// the missing file that no device plugin has served.
 func TestLossOfStateDirectory(t *testing.T) {
 	for _, lost := range []bool{false, true} {
 		dir := t.TempDir()

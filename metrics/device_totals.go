@@ -87,8 +87,8 @@ type instanceXIDs struct {
 	skipped map[int]uint64
 }
 
-// add adds the XIDs of a compute instance with one number, and returns how many of them no other has. newest are the XIDs of its newest
-// sample.
+// add adds the XIDs of a compute instance with one number. It returns how many of them no other compute instance has. newest are the XIDs
+// of its newest sample.
 func (i instanceXIDs) add(code int, added uint64, newest []health.XID) (fresh uint64) {
 	skipped := added
 	for _, x := range newest {

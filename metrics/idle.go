@@ -68,8 +68,8 @@ func (i Identity) uidOf(c container) string {
 	return ""
 }
 
-// holdersGap is the longest time for which the holders may be unknown so that a container that is new afterwards counts as observed from
-// its start. The kubelet gives no device to a container while the kubelet does not run.
+// holdersGap is how long the holders may be unknown at most, so that a container that is new afterwards counts as observed since it got its
+// device. The kubelet gives no device to a container while the kubelet does not run.
 const holdersGap = time.Minute
 
 // updateIdle adds idle time for each container that holds the device. Time does not count while the container's use of the device

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// maxPodLabels limits metrics.podLabels and the labels of a pod. Each of them is on every series of a device that the
-// pod holds, and some storages reject series with more than 30 labels, of which the agent uses up to 20 itself.
+// maxPodLabels limits metrics.podLabels and the labels of a pod. Each of them is on every series of a device that the pod holds. Some
+// storages reject series with more than 30 labels, and the agent itself uses up to 20.
 const maxPodLabels = 10
 
 // podUIDLabel is dcgm-exporter's label of a pod's UID (uidAttribute in its internal/pkg/transformation).

@@ -27,8 +27,8 @@ var startTime = sync.OnceValue(func() float64 { //nolint:gochecknoglobals // rea
 	return at
 })
 
-// collectProcess adds the metrics of client_golang's process collector, except the network's, which count for all processes in the pod's
-// network namespace and are expensive to read. It omits values that cannot be read.
+// collectProcess adds the metrics of client_golang's process collector. It leaves out the network's: they count for all processes in the
+// pod's network namespace, and are expensive to read. It omits values that cannot be read.
 //
 // client_golang's collector took half of a scrape of eight GPUs, and more with more CPUs: for the start time it reads
 // all of /proc/stat, which has a line for each CPU and each interrupt, and it parses the limits with regular

@@ -91,9 +91,9 @@ func (a *accumulator) toSave(now time.Time) savedIdleTimes {
 // saveInterval is how often growing idle times are saved.
 const saveInterval = 5 * time.Minute
 
-// exceeds reports whether a saved time is longer than the time now, belongs to a container that has ended, or says of a container that has
-// used the device since that it has not. After a crash such a time would continue wrongly. Short times do not matter: a device that is busy
-// now and then is not saved each time.
+// exceeds reports whether a saved time would continue wrongly after a crash: it is longer than the time now, its container has ended, or
+// its container counts as one that has not used the device, and has used it since. Short times do not matter: a device that is busy now and
+// then is not saved each time.
 func (s savedIdleTimes) exceeds(now savedIdleTimes) bool {
 	const short = time.Minute
 	for h, was := range s {

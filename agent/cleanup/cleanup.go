@@ -1,6 +1,6 @@
-// Package cleanup removes what agents have left in the API server: taints, labels and the condition of nodes, and NodeFeatures, which no
-// agent's configuration has any more. An agent removes by itself what its configuration drops, but only with the rights for it, and the
-// agents of the chart lose these with the configuration.
+// Package cleanup removes what agents have left in the API server: taints, labels and the condition of nodes, and NodeFeatures, that no
+// agent's configuration has now. An agent itself removes what its configuration drops, if it has the rights. The agents of the chart lose
+// the rights together with the configuration.
 //
 //	nodes, agents' pods, DaemonSets and ConfigMaps ─► plan ─► kube.Cleaner ─► PATCH nodes, DELETE nodefeatures
 //	                                                                      └─► the annotation gpu-node-agent/cleaned of the agent's pod

@@ -188,7 +188,7 @@ func TestRunEndsAtOnceWithNothingLeft(t *testing.T) {
 	})
 }
 
-func TestRunTellsAgents(t *testing.T) {
+func TestRunMarksAgents(t *testing.T) {
 	for name, c := range map[string]struct {
 		o      options
 		fail   func(call, node string) error
@@ -226,8 +226,8 @@ func failing(calls ...string) func(call, node string) error {
 	}
 }
 
-// TestRunTellsLateAgents has an agent start after its node was cleaned, while the run waits for another node.
-func TestRunTellsLateAgents(t *testing.T) {
+// TestRunMarksLateAgents has an agent start after its node was cleaned, while the run waits for another node.
+func TestRunMarksLateAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeCluster{traces: tainted("a", "b")}
 		f.at = func(since time.Duration) agents {

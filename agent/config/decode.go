@@ -59,8 +59,8 @@ func scalarsAsText(n *yaml.Node) {
 	}
 }
 
-// convert converts a value of the file, the environment or a flag to a type of Config. mapstructure then accepts the
-// result, so that all error texts come from here.
+// convert converts a value of the file, the environment or a flag to a type of Config. mapstructure then accepts the result. So all error
+// texts come from here.
 func convert(to reflect.Type, data any) (any, error) {
 	for to.Kind() == reflect.Pointer {
 		to = to.Elem()

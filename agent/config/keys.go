@@ -125,8 +125,8 @@ func suggest(unknown string, names []string) string {
 	return ""
 }
 
-// Nearest returns the only name that has an unknown one as a part, such as health.cordon for cordon, else the name that is most similar.
-// It returns "" if there is none.
+// Nearest returns the name that an unknown one resembles. That is the only name of which it is a part, such as health.cordon for cordon,
+// else the most similar name. It returns "" if there is none.
 func Nearest(unknown string, names []string) string {
 	best, least := "", min(4, (len(unknown)-strings.LastIndexByte(unknown, '.')-1)/2+1) // of a short name, fewer letters may differ
 	places := make(map[string]bool)

@@ -21,8 +21,8 @@ import (
 // lastGoodFormat marks a file with a lastGood.
 const lastGoodFormat = "gpu-node-agent configuration"
 
-// lastGood has the content of the files of the last good configuration. A release that does not accept the content refuses it
-// like a file on the disk, so the format needs no version of the configuration.
+// lastGood has the content of the files of the last good configuration. The format has no version of the configuration: a release that does
+// not accept the content refuses it like a file on the disk.
 type lastGood struct {
 	Format string            `json:"format"`
 	Path   string            `json:"path"`  // of the configuration file
@@ -36,10 +36,10 @@ type Rejection struct {
 	Since time.Time // when it was saved first
 }
 
-// LoadOrLastGood returns the configuration. If the file or a file that it names is invalid, it returns the last good
-// configuration of the same file, which Config.LastGood saved beside the state file, and a Rejection. Flags and variables
-// override both. Without a last good configuration that is valid now, it returns the errors of Load, and the valid values with
-// defaults in place of the others.
+// LoadOrLastGood returns the configuration. If the file or a file that it names is invalid, it returns the last good configuration of the
+// same file, and a Rejection. That configuration is the Config.LastGood that was saved beside the state file. Flags and variables override
+// both. Without a last good configuration that is valid now, it returns the errors of Load. The configuration then has the valid values,
+// and defaults in place of the others.
 func (l Loader) LoadOrLastGood() (Config, *Rejection, error) {
 	l.partial = true
 	running := l

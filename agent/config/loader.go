@@ -149,7 +149,7 @@ func (c *Config) restoreOff() {
 }
 
 // Parse returns the configuration of a file's text alone, without flags, the environment and the files that it names. It returns an error
-// if an agent would refuse the text for what it sets in health or node, or for a key or value that cannot be decoded.
+// if a key or value cannot be decoded, or if an agent would refuse what the text sets in health or node.
 func Parse(text []byte) (Config, error) {
 	tree, err := parse(text)
 	if err != nil {

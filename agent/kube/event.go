@@ -75,9 +75,9 @@ func (e *event) merge(o event) {
 	e.count += o.count
 }
 
-// eventsBetween returns the changes between the devices of two snapshots, for the node and for the pods that hold the
-// device. A new device counts as having been healthy. The node gets the same change of a GPU and its MIG devices once, and the
-// pods of each MIG device get it as well.
+// eventsBetween returns the changes between the devices of two snapshots, for the node and for the pods that hold the device. A new device
+// counts as having been healthy. If a GPU and its MIG devices have the same change, the node gets it once, and the pods of each MIG device
+// get it as well.
 func eventsBetween(before, after []health.DeviceState, node string, holders func(health.DeviceID) []Pod, now time.Time) []event {
 	var events []event
 	add := func(c health.Change, suffix string, objects ...object) {

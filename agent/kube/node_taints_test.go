@@ -272,7 +272,7 @@ func TestNodeTaintsRemovalWithStaleCache(t *testing.T) {
 	})
 }
 
-// The API server may commit a taint after the request has timed out and the taint is not desired any more.
+// The API server may commit a taint after the request has timed out and the taint is no longer desired.
 func TestNodeTaintsCommittedLate(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
 		g.fail = func(r *http.Request) error {

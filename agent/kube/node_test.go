@@ -554,7 +554,7 @@ func TestNodeWriterStop(t *testing.T) {
 	}
 }
 
-// A request that is in flight at the end is not known to be done.
+// A request that is in flight at the end does not count as done.
 func TestNodeWriterStopsWhileRequestHangs(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
 		g.mu.Lock()
@@ -655,7 +655,7 @@ func TestNodeFeatureWithoutAPI(t *testing.T) {
 	})
 }
 
-// A writer that does not know its namespace says so, and asks nothing.
+// A writer without a namespace reports that, and makes no request.
 func TestNodeFeatureWithoutNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := newNodeRig(t, newAPI(t))
@@ -850,7 +850,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// What cannot be decoded is no state to write over, such as the answer of a proxy.
+// An answer that cannot be decoded, such as a proxy's, is no state to write over.
 func TestNodeWriterUndecodableAnswers(t *testing.T) {
 	withNode(t, func(g *nodeRig) {
 		g.writer.open = func(string) (*client, error) {

@@ -32,7 +32,7 @@ func (l *Loss) String() string {
 		l.Directory, l.At.Format(time.RFC3339))
 }
 
-// Expired reports whether the loss is not reported any more.
+// Expired reports whether the loss is no longer reported.
 func (l *Loss) Expired(now time.Time) bool { return now.Sub(l.At) > lossLifetime }
 
 // RecordLoss leaves a note for the next process if StateDir was deleted under a mount. At the end of the process it finds what was deleted

@@ -364,7 +364,7 @@ func TestFileOnDiskThatHangs(t *testing.T) {
 	})
 }
 
-// What is to be written or removed when the writer ends is, and nothing else is touched then.
+// At its end the writer writes and removes what is due, and touches nothing else.
 func TestFileAtTheEnd(t *testing.T) {
 	for range 10 { // the end and the change come in any order
 		synctest.Test(t, func(t *testing.T) {
@@ -401,7 +401,7 @@ func TestFileWithoutDirectory(t *testing.T) {
 	})
 }
 
-// The file of an earlier process is as good as an own one, and that process may have been killed while it wrote.
+// The agent keeps the file of an earlier process as its own, also if that process was killed while it wrote.
 func TestFileOfEarlierProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newFileHarness(t)

@@ -221,7 +221,7 @@ func TestFollowerStartupTaint(t *testing.T) {
 	})
 }
 
-// Taints that are not configured any more are removed, by a later process too, until they are.
+// Taints that are no longer configured are removed, also by a later process, until that has succeeded.
 func TestFollowerRemovesTaints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newFollowerHarness(t, LabelsOff)
@@ -255,7 +255,7 @@ func TestFollowerRemovesTaints(t *testing.T) {
 	})
 }
 
-// The condition that is not reported any more is removed, by a later process too, until it is, or somebody else has removed it.
+// A condition that is no longer reported is removed, also by a later process, until the agent or somebody else has removed it.
 func TestFollowerRemovesCondition(t *testing.T) {
 	for _, byOthers := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {

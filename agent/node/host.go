@@ -149,9 +149,8 @@ func vgpuOf(sysfs, id string) *vgpu {
 // pciDir returns the directory of a PCI device.
 func pciDir(sysfs, id string) string { return filepath.Join(sysfs, "bus/pci/devices", pci.ID(id)) }
 
-// parseVGPU finds the host's version in the PCI configuration of a vGPU: in its vendor-specific capability, after the signature VF, a list
-// of records begins of which the one with ID 0 has the version and the branch of the host's driver, each 10 bytes. It returns nil for other
-// devices.
+// parseVGPU finds the host's version in the PCI configuration of a vGPU: in its vendor-specific capability, a list of records follows the
+// signature VF. The record with ID 0 has the version and the branch of the host's driver, each 10 bytes. It returns nil for other devices.
 func parseVGPU(config []byte) *vgpu {
 	const (
 		statusByte, hasCapabilities = 0x06, 0x10

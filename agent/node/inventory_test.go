@@ -59,7 +59,7 @@ func TestLabelsStay(t *testing.T) {
 	}
 }
 
-// A device keeps what was known of it when others before it are gone.
+// A device keeps its values when devices before it in the list are removed.
 func TestLabelsStayWhenDevicesMove(t *testing.T) {
 	devices := append(append(gpu(0, l4), gpu(1, h100)...), gpu(2, a100)...)
 	first := snapshotOf(devices)

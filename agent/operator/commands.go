@@ -18,8 +18,7 @@ import (
 // requestTimeout limits the commands that the agent answers at once.
 const requestTimeout = 10 * time.Second
 
-// Commands returns the subcommands that talk to a running agent. plan returns the labels that an agent would write, for a node on which
-// none runs.
+// Commands returns the subcommands that talk to a running agent. On a node without an agent, plan returns the labels that one would write.
 func Commands(loader *config.Loader, plan planLabels) []*cobra.Command {
 	return []*cobra.Command{
 		statusCommand(loader), simCommand(loader), clearCommand(loader), detachCommand(loader), attachCommand(loader), mpsCommand(loader),

@@ -122,8 +122,8 @@ func (s *Server) detach(ctx context.Context, d DetachRequest) (any, error) {
 	return res, nil
 }
 
-// withhold makes the devices Unhealthy for a detach. If pods hold them, it restores the devices and returns an error. It
-// asks the kubelet before, so that a refused detach changes no device, and again when no pod can get a device any more.
+// withhold makes the devices Unhealthy for a detach. If pods hold them, it restores the devices and returns an error. It asks the kubelet
+// before, so that a refused detach changes no device, and again when no pod can get a device.
 func (s *Server) withhold(ctx context.Context, d DetachRequest, t time.Duration) (*monitor.Withholding, error) {
 	snapshot := s.Snapshots.Load()
 	checkHolders := !d.Force && snapshot != nil && len(snapshot.Devices) > 0 && snapshot.Source.Status != health.SourceDetached

@@ -304,8 +304,8 @@ func (s *podUses) idleOf(h status.Holder, age time.Duration) (idle, observed tim
 	return limited(*seconds), limited(h.Idle.Observed), true
 }
 
-// readyFor returns for how long a pod has been Ready. at is the time on its node, where the kubelet wrote the condition by the same clock;
-// the API server wrote the time of creation.
+// readyFor returns for how long a pod has been Ready. at is the time on its node: the kubelet wrote the condition by the same clock. The
+// time of creation is the API server's.
 func (s *podUses) readyFor(pod *corev1.Pod, at time.Time) (age time.Duration, known bool) {
 	age = math.MaxInt64
 	for _, c := range pod.Status.Conditions {

@@ -29,7 +29,7 @@ import (
 type Policy struct {
 	Namespaces  []string              `json:"namespaces"`            // that take part; required
 	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"` // of the pods that take part; all without it
-	// OptOut is the annotation with which a pod, its owner or its namespace does not take part, whatever its value but "false".
+	// OptOut is the annotation with which a pod, its owner or its namespace does not take part. Every value but "false" counts.
 	OptOut     string          `json:"optOutAnnotation"`
 	MinimumAge metav1.Duration `json:"minimumAge"` // of a pod, since it is Ready
 	Idle       IdlePolicy      `json:"idle"`

@@ -79,7 +79,7 @@ func TestSharingIsShown(t *testing.T) {
 	agenttest.MustContain(t, section(t, page, 2), "– of 2 free, mps", `<span class="badge unhealthy">not ready</span> exit status 1`)
 }
 
-// A node that shares no device shows nothing of it.
+// The status of a node that shares no device does not mention sharing.
 func TestSharingIsNotShownWithoutIt(t *testing.T) {
 	s := New(testInputs())
 	document, err := json.Marshal(s)

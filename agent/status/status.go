@@ -285,8 +285,8 @@ type Idle struct {
 	NoWork    *float64 `json:"noWorkSeconds,omitempty"`    // since it last worked: the load was metrics.idleBelow or more; 0 while it works
 	NoProcess *float64 `json:"noProcessSeconds,omitempty"` // since it last had a process on the device; 0 while it has one
 	Observed  float64  `json:"observedSeconds"`            // for which the agent has observed it; no other time is longer
-	// NeverUsed means that no process was observed since the container got the device or, while the processes are unknown, no work, and that
-	// the device does not work now. It is false if the agent has not observed the container from its start.
+	// NeverUsed means that the container has not used the device since it got it: no process was observed or, while the processes are unknown,
+	// no work, and the device does not work now. It is false if the agent has not observed the container from its start.
 	NeverUsed bool `json:"neverUsed,omitempty"`
 	// Evidence is noProcess or noWork, as node.idle.evidence has it, once the container has been idle by it for node.idle.after. When the pod
 	// became Ready does not matter here.

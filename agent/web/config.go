@@ -19,9 +19,9 @@ import (
 // Config is the content of metrics.webConfigFile and of the files that it names. The zero Config is plain HTTP without
 // passwords.
 //
-// The file format, its validation and the TLS settings are exporter-toolkit's. Its server is not used: it cannot exempt
-// the probes from the password, and it reads the files anew for each request and fails every request while they are
-// invalid. Here the files are part of the configuration, and an invalid one changes nothing.
+// The file format, its validation and the TLS settings are exporter-toolkit's. Its server is not used: it cannot exempt the probes from the
+// password. Besides, it reads the files anew for each request, and fails every request while they are invalid. Here the files are part of
+// the configuration, and an invalid one changes nothing.
 type Config struct {
 	tls      *tls.Config       // nil: plain HTTP
 	users    map[string][]byte // bcrypt hashes by user name; empty: no password is needed

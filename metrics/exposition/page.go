@@ -1,10 +1,9 @@
 // Package exposition renders series as a metrics page: it holds the series of one scrape, encodes them and serves them.
 //
-// It replaces the registry and the text encoder of client_golang for speed. A registry builds, checks and sorts every
-// series on its own, which took more than half of a scrape, and it rejects the page if two series have the same labels;
-// a Page drops the second one. Expfmt escapes the labels of a device again for each of its series, which took half of a
-// scrape; the encoder here escapes a list of labels once, as kube-state-metrics does. Tests and a fuzz target check that
-// its text equals expfmt's byte by byte.
+// It replaces the registry and the text encoder of client_golang for speed. A registry builds, checks and sorts every series on its own,
+// which took more than half of a scrape. It also rejects the page if two series have the same labels; a Page drops the second one. Expfmt
+// escapes the labels of a device again for each of its series, which took half of a scrape. The encoder here escapes a list of labels once,
+// as kube-state-metrics does. Tests and a fuzz target check that its text equals expfmt's byte by byte.
 package exposition
 
 import (

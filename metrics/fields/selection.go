@@ -73,7 +73,7 @@ func (s Selection) IDs() []health.Field {
 	return ids
 }
 
-// Requirements returns a sentence for each selected field that has no value with an older DCGM, because the field that it replaces
+// Requirements returns a sentence for each selected field that has no value with an older DCGM. That is so if the field that it replaces
 // cannot be converted exactly.
 func (s Selection) Requirements() (all []string) {
 	for _, f := range slices.Concat(s.Fields, s.Labels) {

@@ -468,7 +468,7 @@ func TestFollowerToleratesEndedProcesses(t *testing.T) {
 	})
 }
 
-// While no device is listed there is no measurement, and none of the log.
+// While no device is listed, there is no measurement and no log entry.
 func TestFollowerWhileDevicesAreGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, _, logs := testFollower(enabled(t))

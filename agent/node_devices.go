@@ -37,7 +37,7 @@ func (a *Agent) nodeDevices() map[metrics.SeenBy]int {
 	}
 	switch onBus := a.pciGPUs.Load(); {
 	case source.Resolved() == config.ModeSim:
-		seen[metrics.SeenByPCI] = gpus // also those that the simulation has lost
+		seen[metrics.SeenByPCI] = gpus // also GPUs that the simulation has lost
 	case isLocal(source) && onBus != nil:
 		seen[metrics.SeenByPCI] = len(*onBus)
 	}

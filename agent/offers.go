@@ -78,7 +78,7 @@ func notAudited(s plugin.Status) (reasons []string) {
 	devices := 0
 	for _, r := range s.Resources {
 		devices += r.Devices
-		if r.Registered && !r.Audited { // web.NotReady has those that are not registered
+		if r.Registered && !r.Audited { // web.NotReady has the resources that are not registered
 			why := cmp.Or(s.AuditErr, "the kubelet has not listed the devices that it was sent")
 			reasons = append(reasons, fmt.Sprintf("plugin %s: not audited: %s", r.Name, why))
 		}

@@ -144,7 +144,7 @@ func stateEvent(c health.Change) (typ, reason, cause, message string) {
 	return "", "", "", ""
 }
 
-// podsOf returns the pods that hold a device, each once. With migDevices, it includes those that hold a MIG device of it.
+// podsOf returns the pods that hold a device, each once. With migDevices, it includes the pods that hold a MIG device of it.
 func podsOf(holders func(health.DeviceID) []Pod, devices []health.DeviceState, id health.DeviceID, migDevices bool) []object {
 	pods := holders(id)
 	for i := range devices {

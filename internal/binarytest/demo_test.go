@@ -34,53 +34,11 @@ func TestDemoEndsCleanly(t *testing.T) {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() { _ = os.RemoveAll(tmp) })
-			// An address in use: the demo has its own instead. Another process could take a port that is only free at the moment.
-			inUse, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-			if err != nil {
-				t.Fatal(err)
+			text, stderr, err := runDemo(t, demo, tmp, signal)
+			if err != nil || stderr != "" {
+				t.Errorf("%v: %s", err, stderr)
 			}
-			t.Cleanup(func() { _ = inUse.Close() })
-			var stderr bytes.Buffer
-			cmd := exec.Command(demo, "-agent", binary, "-listen", inUse.Addr().String())
-			cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
-			cmd.Stderr = &stderr
-			cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-			out, err := cmd.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			// If the GPUs are registered only after GPU 3 has failed, it fails again in the next loop of the scenario.
-			text := readUntil(t, out, "GPU 3 is UNHEALTHY: 7 of 8 are allocatable")
-			if signal == 0 {
-				_ = out.Close()
-			} else if err := syscall.Kill(-cmd.Process.Pid, signal); err != nil {
-				t.Fatal(err)
-			}
-			if signal != 0 {
-				rest, err := io.ReadAll(out)
-				if err != nil {
-					t.Error(err)
-				}
-				text += string(rest)
-			}
-			if err := cmd.Wait(); err != nil || stderr.Len() > 0 {
-				t.Errorf("%v: %s", err, stderr.String())
-			}
-			if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
-				t.Errorf("left behind: %v, %v", left, err)
-			}
-			processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
-			if err != nil || len(processes) == 0 {
-				t.Errorf("cannot list the processes: %v", err)
-			}
-			for _, file := range processes {
-				if command, _ := os.ReadFile(file); bytes.Contains(command, []byte(tmp)) { // a process may end meanwhile
-					t.Errorf("left behind: %q", command)
-				}
-			}
+			checkNothingLeft(t, tmp)
 			for _, want := range []string{"GPU 0  GPU-", "Allocate gives GPU 0 and GPU 1 to pod"} {
 				if !strings.Contains(text, want) {
 					t.Errorf("%q is not in\n%s", want, text)
@@ -92,6 +50,62 @@ func TestDemoEndsCleanly(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// runDemo runs the demo until GPU 3 fails, and ends it with a signal, or by closing its output if signal is 0.
+func runDemo(t *testing.T, demo, tmp string, signal syscall.Signal) (text, errors string, err error) {
+	t.Helper()
+	// An address in use: the demo has its own instead. Another process could take a port that is only free at the moment.
+	inUse, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = inUse.Close() })
+	var stderr bytes.Buffer
+	cmd := exec.Command(demo, "-agent", binary, "-listen", inUse.Addr().String())
+	cmd.Env = append(os.Environ(), "TMPDIR="+tmp)
+	cmd.Stderr = &stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// If the GPUs are registered only after GPU 3 has failed, it fails again in the next loop of the scenario.
+	text = readUntil(t, out, "GPU 3 is UNHEALTHY: 7 of 8 are allocatable")
+	if signal == 0 {
+		_ = out.Close()
+	} else {
+		if err := syscall.Kill(-cmd.Process.Pid, signal); err != nil {
+			t.Fatal(err)
+		}
+		rest, err := io.ReadAll(out)
+		if err != nil {
+			t.Error(err)
+		}
+		text += string(rest)
+	}
+	err = cmd.Wait()
+	return text, stderr.String(), err
+}
+
+// checkNothingLeft reports files in the temporary directory of a demo, and processes whose command line names it.
+func checkNothingLeft(t *testing.T, tmp string) {
+	t.Helper()
+	if left, err := os.ReadDir(tmp); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil || len(processes) == 0 {
+		t.Errorf("cannot list the processes: %v", err)
+	}
+	for _, file := range processes {
+		if command, _ := os.ReadFile(file); bytes.Contains(command, []byte(tmp)) { // a process may end meanwhile
+			t.Errorf("left behind: %q", command)
+		}
 	}
 }
 

@@ -25,7 +25,8 @@ func TestDRAMetrics(t *testing.T) {
 	c := n.claim("train", "gpu-3")
 	n.prepare(c)
 	free := n.hold(c, "gpu-3")
-	labels := `dra_claim_name="train",dra_claim_namespace="default",dra_device_name="gpu-3",dra_driver_name="gpu.nvidia.com",dra_pool_name="node1"`
+	labels := `dra_claim_name="train",dra_claim_namespace="default",dra_device_name="gpu-3",` +
+		`dra_driver_name="gpu.nvidia.com",dra_pool_name="node1"`
 	n.awaitMetrics("gpu_node_agent_dra_prepared_claims 1\n", labels)
 	_, page := n.get("/metrics")
 	for line := range strings.Lines(page) {

@@ -20,7 +20,9 @@ import (
 const inContainer = `#!/bin/sh
 set -e
 for dir in $MOUNTS; do mkdir -p "$NODE/host/$dir" "$NODE/$dir"; done
-exec unshare --map-root-user --mount sh -ec 'for dir in $MOUNTS; do mount --bind "$NODE/host/$dir" "$NODE/$dir"; done; exec "$AGENT" "$@"' sh "$@"
+exec unshare --map-root-user --mount sh -ec '
+  for dir in $MOUNTS; do mount --bind "$NODE/host/$dir" "$NODE/$dir"; done
+  exec "$AGENT" "$@"' sh "$@"
 `
 
 // container is an agent whose kubelet and state file are on a host of which it has mounts.

@@ -35,7 +35,11 @@ type mpsNode struct {
 
 // mpsConfig has two GPUs with four MPS shares each.
 const mpsConfig = simConfig + `
-plugin: {kubeletDir: DIR, sharing: {mps: {root: DIR/mps, control: CONTROL, renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4, devices: ['6', '7']}]}}}`
+plugin:
+  kubeletDir: DIR
+  sharing:
+    mps:
+      {root: DIR/mps, control: CONTROL, renameByDefault: true, resources: [{name: nvidia.com/gpu, replicas: 4, devices: ['6', '7']}]}`
 
 // withoutMPS is mpsConfig without MPS.
 const withoutMPS = simConfig + `

@@ -24,7 +24,8 @@ import (
 // A dry run finds the idle Deployment with its GPU-hours, and leaves the others alone.
 func TestReclaimDryRun(t *testing.T) {
 	t.Parallel()
-	p := newProcess(t, `source: {mode: sim, interval: 1s, sim: {scenario: [{at: 0s, gpu: 0, processes: []}, {at: 0s, gpu: 1, processes: [{pid: 4242, sm: 0.9}]}]}}
+	p := newProcess(t, `source:
+  {mode: sim, interval: 1s, sim: {scenario: [{at: 0s, gpu: 0, processes: []}, {at: 0s, gpu: 1, processes: [{pid: 4242, sm: 0.9}]}]}}
 plugin: {kubeletDir: DIR}`)
 	k := p.startKubelet()
 	p.launch("NODE_NAME=node-1", "GPU_NODE_AGENT_METRICS_PROCESSES_ENABLED=true")
@@ -32,25 +33,10 @@ plugin: {kubeletDir: DIR}`)
 	for range 8 {
 		p.allocate(k)
 	}
-	// holders returns the pods that hold GPUs, and that of GPU 1.
-	holders := func() (all map[string]*status.Idle, worker string) {
-		all = make(map[string]*status.Idle)
-		for _, d := range p.snapshot().GPUs {
-			for _, h := range d.Holders {
-				if d.Index == 1 {
-					worker = h.Pod // whose process is not known to be its own
-				} else if h.Idle == nil || h.Idle.NoProcess == nil {
-					continue
-				}
-				all[h.Pod] = h.Idle
-			}
-		}
-		return all, worker
-	}
 	var idle []string
 	var busy string
 	p.await("seven idle pods and a busy one", func() bool {
-		all, worker := holders()
+		all, worker := gpuPods(p)
 		idle, busy = nil, worker
 		for pod, i := range all {
 			if pod != worker && i.NoWork != nil && *i.NoWork >= 2 && *i.NoProcess >= 2 {
@@ -60,6 +46,59 @@ plugin: {kubeletDir: DIR}`)
 		return len(idle) == 7 && all[worker] != nil && all[worker].Observed >= 2
 	})
 	slices.Sort(idle)
+	server := reclaimServer(t, idle, busy)
+	kubeconfig, policy := server.Kubeconfig(t), filepath.Join(p.Dir, "policy.yaml")
+	for _, evidence := range []string{"noWork", "noProcess"} {
+		text := "namespaces: [default]\nidle: {after: 1s, evidence: " + evidence + "}\nnotice: 0s\n"
+		if err := os.WriteFile(policy, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r := p.planReclaim(policy, kubeconfig)
+		if len(r.Actions) != 1 {
+			t.Fatalf("%+v", r)
+		}
+		a := r.Actions[0]
+		all, _ := gpuPods(p)
+		most := max(*all[idle[0]].NoWork, *all[idle[0]].NoProcess) / 3600
+		if a.Kind != reclaim.ActionScale || a.String() != "Deployment default/web" || a.GPUs != 1 || a.GPUHours < 2.0/3600-1e-6 ||
+			a.GPUHours > most+1e-6 ||
+			math.Abs(a.Idle/3600-a.GPUHours) > 1e-6 || a.Evidence != evidence || a.Done || !r.DryRun {
+			t.Errorf("%+v, expected at most %f GPU-hours", a, most)
+		}
+		got := make(map[string]reclaim.Reason)
+		for _, s := range r.Skipped {
+			got[s.Name] = s.Reason
+		}
+		for name, want := range map[string]reclaim.Reason{
+			idle[1]: reclaim.ReasonOptedOut, idle[2]: reclaim.ReasonYoung, busy: reclaim.ReasonBusy, "elsewhere": reclaim.ReasonNoAgent,
+		} {
+			if got[name] != want {
+				t.Errorf("%s: %s: %q, want %q", evidence, name, got[name], want)
+			}
+		}
+	}
+}
+
+// gpuPods returns the pods that hold GPUs, and the pod that holds GPU 1.
+func gpuPods(p *process) (all map[string]*status.Idle, worker string) {
+	all = make(map[string]*status.Idle)
+	for _, d := range p.snapshot().GPUs {
+		for _, h := range d.Holders {
+			if d.Index == 1 {
+				worker = h.Pod // the process on GPU 1 is not known to be the pod's
+			} else if h.Idle == nil || h.Idle.NoProcess == nil {
+				continue
+			}
+			all[h.Pod] = h.Idle
+		}
+	}
+	return all, worker
+}
+
+// reclaimServer is an API server with the Deployment of the first idle pod, and with bare pods: one that opts out, a young one, a busy one,
+// and one on another node.
+func reclaimServer(t *testing.T, idle []string, busy string) *apiservertest.Server {
+	t.Helper()
 	server := apiservertest.New(t)
 	owner := metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "web", UID: "deployment"}
 	server.Put(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespaceDefault}})
@@ -91,45 +130,22 @@ plugin: {kubeletDir: DIR}`)
 	pod(idle[2], "node-1", 0, bare)
 	pod(busy, "node-1", 2*time.Hour, bare)
 	pod("elsewhere", "node-2", 2*time.Hour, bare)
-	kubeconfig, policy := server.Kubeconfig(t), filepath.Join(p.Dir, "policy.yaml")
-	for _, evidence := range []string{"noWork", "noProcess"} {
-		text := "namespaces: [default]\nidle: {after: 1s, evidence: " + evidence + "}\nnotice: 0s\n"
-		if err := os.WriteFile(policy, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		cmd := exec.CommandContext(t.Context(), binary, "reclaim", "--policy", policy, "--kubeconfig", kubeconfig, "--snapshot", p.URL, "-o",
-			"json")
-		cmd.Env = append(os.Environ(), raceOptions)
-		out, err := cmd.Output()
-		if err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-		t.Logf("%s", out)
-		var r reclaim.Report
-		if err := json.Unmarshal(out, &r); err != nil {
-			t.Fatal(err)
-		}
-		if len(r.Actions) != 1 {
-			t.Fatalf("%s", out)
-		}
-		a := r.Actions[0]
-		all, _ := holders()
-		most := max(*all[idle[0]].NoWork, *all[idle[0]].NoProcess) / 3600
-		if a.Kind != reclaim.ActionScale || a.String() != "Deployment default/web" || a.GPUs != 1 || a.GPUHours < 2.0/3600-1e-6 ||
-			a.GPUHours > most+1e-6 ||
-			math.Abs(a.Idle/3600-a.GPUHours) > 1e-6 || a.Evidence != evidence || a.Done || !r.DryRun {
-			t.Errorf("%+v, expected at most %f GPU-hours", a, most)
-		}
-		got := make(map[string]reclaim.Reason)
-		for _, s := range r.Skipped {
-			got[s.Name] = s.Reason
-		}
-		for name, want := range map[string]reclaim.Reason{
-			idle[1]: reclaim.ReasonOptedOut, idle[2]: reclaim.ReasonYoung, busy: reclaim.ReasonBusy, "elsewhere": reclaim.ReasonNoAgent,
-		} {
-			if got[name] != want {
-				t.Errorf("%s: %s: %q, want %q", evidence, name, got[name], want)
-			}
-		}
+	return server
+}
+
+// planReclaim runs the command reclaim with a policy, and returns what it would do.
+func (p *process) planReclaim(policy, kubeconfig string) (r reclaim.Report) {
+	p.t.Helper()
+	cmd := exec.CommandContext(p.t.Context(), binary, "reclaim", "--policy", policy, "--kubeconfig", kubeconfig, "--snapshot", p.URL, "-o",
+		"json")
+	cmd.Env = append(os.Environ(), raceOptions)
+	out, err := cmd.Output()
+	if err != nil {
+		p.t.Fatalf("%v: %s", err, out)
 	}
+	p.t.Logf("%s", out)
+	if err := json.Unmarshal(out, &r); err != nil {
+		p.t.Fatal(err)
+	}
+	return r
 }

@@ -52,6 +52,15 @@ func main() {
 	}
 }
 
+// measurement is one run over the mutants of a package.
+type measurement struct {
+	source       *source
+	earlier, now *results
+	again        bool // try again what earlier has
+	tmp          string
+	trial        *trial // nil until a mutant needs it
+}
+
 // measure tries the mutants of one package and writes the results after each. It keeps what an earlier run found for the
 // same code: the mutants that were noticed, and the survivors that have a reason. Tests that were written since then
 // meet the other survivors.
@@ -70,59 +79,76 @@ func measure(ctx context.Context, path string, seed uint64, count int, dir strin
 		return err
 	}
 	defer func() { _ = os.RemoveAll(tmp) }()
-	var t *trial
+	run := measurement{source: source, earlier: earlier, now: now, again: again, tmp: tmp}
 	for _, m := range source.draw(seed) {
 		if len(now.rows) == count {
 			break
 		}
-		r := newRow(m)
-		for _, old := range earlier.rows {
-			if !old.same(r) {
-				continue
-			}
-			r.reason = old.reason
-			if earlier.hash == source.hash && !again && old.place == r.place && (old.noticed || old.reason != "") {
-				r.noticed, r.by = old.noticed, old.by
-				break
-			}
-		}
+		r := run.recall(newRow(m))
 		if !r.noticed && (r.reason == "" || again || earlier.hash != source.hash) {
-			if t == nil {
-				if t, err = newTrial(ctx, source, tmp); err != nil {
-					return err
-				}
-			}
-			if _, err := t.compile(ctx, &m); err != nil {
-				if ctx.Err() != nil {
-					return ctx.Err()
-				}
+			if compiles, err := run.try(ctx, &m, &r); err != nil {
+				return err
+			} else if !compiles {
 				continue
 			}
-			test, err := t.run(ctx)
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			if r.noticed = err != nil; r.noticed {
-				r.reason, r.by = "", test
-			}
-			if errors.Is(err, errLimit) {
-				r.by = errLimit.Error()
-			}
-			fmt.Fprintf(os.Stderr, "%s: %s %s: %q -> %q: noticed %t %s\n", path, r.place, r.kind, r.old, r.new, r.noticed, r.by)
 		}
 		now.rows = append(now.rows, r)
 		if err := keepRest(now, earlier); err != nil {
 			return err
 		}
 	}
-	noticed, total := now.score()
-	fmt.Printf("%-20s seed %d: %d of %d noticed (%d %%)\n", path, seed, noticed, total, 100*noticed/max(total, 1))
-	for _, r := range now.rows {
-		if !r.noticed && r.reason == "" {
-			fmt.Printf("  %s/%s %s: %s -> %s\n", path, r.place, r.function, r.old, r.new)
+	report(now)
+	return now.write()
+}
+
+// recall completes a mutant with what an earlier run found: its reason, and if the code is the same, who noticed it.
+func (n *measurement) recall(r row) row {
+	for _, old := range n.earlier.rows {
+		if !old.same(r) {
+			continue
+		}
+		r.reason = old.reason
+		if n.earlier.hash == n.source.hash && !n.again && old.place == r.place && (old.noticed || old.reason != "") {
+			r.noticed, r.by = old.noticed, old.by
+			break
 		}
 	}
-	return now.write()
+	return r
+}
+
+// try plants a mutant, runs the tests and writes into r what they noticed. A mutant that does not compile is none.
+func (n *measurement) try(ctx context.Context, m *mutant, r *row) (compiles bool, err error) {
+	if n.trial == nil {
+		if n.trial, err = newTrial(ctx, n.source, n.tmp); err != nil {
+			return false, err
+		}
+	}
+	if _, err := n.trial.compile(ctx, m); err != nil {
+		return false, ctx.Err()
+	}
+	test, err := n.trial.run(ctx)
+	if ctx.Err() != nil {
+		return false, ctx.Err()
+	}
+	if r.noticed = err != nil; r.noticed {
+		r.reason, r.by = "", test
+	}
+	if errors.Is(err, errLimit) {
+		r.by = errLimit.Error()
+	}
+	fmt.Fprintf(os.Stderr, "%s: %s %s: %q -> %q: noticed %t %s\n", n.now.path, r.place, r.kind, r.old, r.new, r.noticed, r.by)
+	return true, nil
+}
+
+// report prints the score of a package and its survivors without a reason.
+func report(now *results) {
+	noticed, total := now.score()
+	fmt.Printf("%-20s seed %d: %d of %d noticed (%d %%)\n", now.path, now.seed, noticed, total, 100*noticed/max(total, 1))
+	for _, r := range now.rows {
+		if !r.noticed && r.reason == "" {
+			fmt.Printf("  %s/%s %s: %s -> %s\n", now.path, r.place, r.function, r.old, r.new)
+		}
+	}
 }
 
 // keepRest writes what is known now, and what an earlier run of the same code knew beyond: a run that is interrupted loses

@@ -161,7 +161,8 @@ func (n *Node) Get(ctx context.Context, path string) (int, []byte, error) {
 
 // acceptHeader is the Accept header of Prometheus 3 (acceptHeader in its scrape package). For a client that does not name
 // the escaping, the server would check and escape all names.
-const acceptHeader = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;q=0.5," +
+const acceptHeader = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6," +
+	"application/openmetrics-text;version=0.0.1;q=0.5," +
 	"text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 
 // Get returns the status and body of a page without decoding it. If encoding is not empty, it requests that encoding

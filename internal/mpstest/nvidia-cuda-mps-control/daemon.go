@@ -361,20 +361,7 @@ func (d *daemon) run(name string, args []string, f mpstest.Faults) string {
 		}
 		return strings.Join(pids, "\n")
 	case "start_server":
-		if len(args) != 2 || args[0] != "-uid" {
-			return invalid
-		}
-		uid, err := strconv.Atoi(args[1])
-		switch {
-		case err != nil:
-			return invalid
-		case len(d.servers) > 0:
-			return "An MPS server is already running"
-		}
-		if err := d.startServer(uid); err != nil {
-			return err.Error()
-		}
-		return ""
+		return d.startOnCommand(args)
 	case "set_default_active_thread_percentage":
 		if len(args) != 1 {
 			return invalid
@@ -388,27 +375,9 @@ func (d *daemon) run(name string, args []string, f mpstest.Faults) string {
 	case "get_default_active_thread_percentage":
 		return formatPercentage(d.defaults.ThreadPercentage)
 	case "set_default_device_pinned_mem_limit":
-		if len(args) != 2 {
-			return invalid
-		}
-		device, value, ok := d.parseMemory(args[0], args[1])
-		if !ok {
-			return invalid
-		}
-		d.defaults.PinnedMemory[device] = value
-		return ""
+		return d.setMemory(args)
 	case "get_default_device_pinned_mem_limit":
-		if f.NoMemoryLimit {
-			return unknown(name)
-		}
-		if len(args) != 1 {
-			return invalid
-		}
-		device, ok := d.parseDevice(args[0])
-		if !ok {
-			return invalid
-		}
-		return formatMemory(d.defaults.PinnedMemory[device])
+		return d.memory(name, args, f)
 	case "get_device_pinned_mem_limit":
 		if f.NoMemoryLimit {
 			return unknown(name)
@@ -423,6 +392,52 @@ func (d *daemon) run(name string, args []string, f mpstest.Faults) string {
 		return strings.Join(faulty, " ")
 	}
 	return d.runForServer(name, args)
+}
+
+// startOnCommand serves start_server. The caller holds d.mu.
+func (d *daemon) startOnCommand(args []string) string {
+	if len(args) != 2 || args[0] != "-uid" {
+		return invalid
+	}
+	uid, err := strconv.Atoi(args[1])
+	switch {
+	case err != nil:
+		return invalid
+	case len(d.servers) > 0:
+		return "An MPS server is already running"
+	}
+	if err := d.startServer(uid); err != nil {
+		return err.Error()
+	}
+	return ""
+}
+
+// setMemory serves set_default_device_pinned_mem_limit. The caller holds d.mu.
+func (d *daemon) setMemory(args []string) string {
+	if len(args) != 2 {
+		return invalid
+	}
+	device, value, ok := d.parseMemory(args[0], args[1])
+	if !ok {
+		return invalid
+	}
+	d.defaults.PinnedMemory[device] = value
+	return ""
+}
+
+// memory serves get_default_device_pinned_mem_limit. The caller holds d.mu.
+func (d *daemon) memory(name string, args []string, f mpstest.Faults) string {
+	if f.NoMemoryLimit {
+		return unknown(name)
+	}
+	if len(args) != 1 {
+		return invalid
+	}
+	device, ok := d.parseDevice(args[0])
+	if !ok {
+		return invalid
+	}
+	return formatMemory(d.defaults.PinnedMemory[device])
 }
 
 func unknown(name string) string { return "Unknown command: " + name }
@@ -445,71 +460,90 @@ func (d *daemon) runForServer(name string, args []string) string {
 	if len(args) < count[0] || len(args) > count[1] {
 		return invalid
 	}
-	servers := d.servers
-	if name == "ps" {
-		if len(args) == 2 && args[0] != "-p" || len(args) == 1 {
-			return invalid
-		}
-	} else if len(args) > 0 {
-		pid, err := strconv.Atoi(args[0])
-		if err != nil {
-			return invalid
-		}
-		i := slices.IndexFunc(servers, func(s *server) bool { return s.pid == pid })
-		if i < 0 {
-			return "Server " + args[0] + " not found"
-		}
-		servers = servers[i : i+1]
+	servers, refusal := d.serversOf(name, args)
+	if refusal != "" {
+		return refusal
 	}
 	var lines []string
 	if name == "ps" {
 		lines = append(lines, "PID       ID    SERVER    DEVICE             NAMESPACE   COMMAND")
 	}
 	for _, s := range servers {
-		req := serverRequest{Op: name, Args: args}
-		switch name {
-		case "get_server_status":
-			if !s.ready {
-				return "INITIALIZING"
-			}
-		case "shutdown_server":
-			if len(args) == 2 {
-				if args[1] != "-f" {
-					return invalid
-				}
-				_ = s.cmd.Process.Kill()
-				return ""
-			}
-			req.Op = opDrain
-		case "set_active_thread_percentage":
-			if _, ok := parsePercentage(args[1]); !ok {
-				return invalid
-			}
-		case "get_device_pinned_mem_limit", "set_device_pinned_mem_limit":
-			device, ok := d.parseDevice(args[1])
-			if !ok {
-				return invalid
-			}
-			req.Args = slices.Clone(args)
-			req.Args[1] = device
-			if len(args) == 3 {
-				if _, _, ok := d.parseMemory(device, args[2]); !ok {
-					return invalid
-				}
-			}
+		req, answer := d.serverRequest(s, name, args)
+		if answer != "" {
+			return answer
+		}
+		if name == "shutdown_server" && len(args) == 2 {
+			_ = s.cmd.Process.Kill()
+			return ""
 		}
 		if !s.ready {
 			continue
 		}
-		answer, err := ask(d.pipe, s.pid, req)
+		reply, err := ask(d.pipe, s.pid, req)
 		if err != nil {
 			return "Failed to communicate with server " + strconv.Itoa(s.pid)
 		}
-		if answer.Text != "" {
-			lines = append(lines, answer.Text)
+		if reply.Text != "" {
+			lines = append(lines, reply.Text)
 		}
 	}
 	return strings.Join(lines, "\n")
+}
+
+// serversOf returns the servers that a command is about, or the answer that refuses its arguments. The caller holds d.mu.
+func (d *daemon) serversOf(name string, args []string) (servers []*server, refusal string) {
+	if name == "ps" {
+		if len(args) == 2 && args[0] != "-p" || len(args) == 1 {
+			return nil, invalid
+		}
+		return d.servers, ""
+	}
+	if len(args) == 0 {
+		return d.servers, ""
+	}
+	pid, err := strconv.Atoi(args[0])
+	if err != nil {
+		return nil, invalid
+	}
+	i := slices.IndexFunc(d.servers, func(s *server) bool { return s.pid == pid })
+	if i < 0 {
+		return nil, "Server " + args[0] + " not found"
+	}
+	return d.servers[i : i+1], ""
+}
+
+// serverRequest returns what to ask a server for a command, or the answer that the daemon gives itself. The caller holds d.mu.
+func (d *daemon) serverRequest(s *server, name string, args []string) (req serverRequest, answer string) {
+	req = serverRequest{Op: name, Args: args}
+	switch name {
+	case "get_server_status":
+		if !s.ready {
+			return req, "INITIALIZING"
+		}
+	case "shutdown_server":
+		if len(args) == 2 && args[1] != "-f" {
+			return req, invalid
+		}
+		req.Op = opDrain
+	case "set_active_thread_percentage":
+		if _, ok := parsePercentage(args[1]); !ok {
+			return req, invalid
+		}
+	case "get_device_pinned_mem_limit", "set_device_pinned_mem_limit":
+		device, ok := d.parseDevice(args[1])
+		if !ok {
+			return req, invalid
+		}
+		req.Args = slices.Clone(args)
+		req.Args[1] = device
+		if len(args) == 3 {
+			if _, _, ok := d.parseMemory(device, args[2]); !ok {
+				return req, invalid
+			}
+		}
+	}
+	return req, ""
 }
 
 // quit drains all servers, and with -t kills those that remain after so many seconds.

@@ -54,7 +54,8 @@ func TestCleanup(t *testing.T) {
 		APIGroups: []string{""}, Resources: []string{"nodes/status"},
 		Verbs: []string{"patch"},
 	})
-	n.patch("karpenter", `{"spec": {"taints": [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]}, "metadata": {"labels": {"example.test/rack": "r1"}}}`)
+	n.patch("karpenter", `{"spec": {"taints": [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]},
+		"metadata": {"labels": {"example.test/rack": "r1"}}}`)
 	n.Configure(fmt.Sprintf("source: {sim: {profile: h100-8}}\nhealth: {kubernetes: {enabled: true, kubeconfig: %s}}\n"+
 		"node: {labels: {output: api}, taints: [{when: allUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule}]}\n",
 		theCluster.pki.Kubeconfig(n.name)))
@@ -97,45 +98,12 @@ func TestCleanup(t *testing.T) {
 		}
 		return r
 	}
-	check := func(r cleanupReport, done bool) {
-		t.Helper()
-		want := map[string]string{
-			"left": "", "dropped": "", "waits": "not of the newest revision", "foreign": "not in the namespace",
-			"replaced": "not in the namespace",
-		}
-		for _, i := range r.Nodes {
-			reason, ok := want[i.Node]
-			if !ok || i.Error != "" || !strings.Contains(i.Waits+i.Unknown, reason) || (reason == "") != (i.Waits+i.Unknown == "") ||
-				i.Done != (done && reason == "") {
-				t.Errorf("%+v", i)
-			}
-			if i.Node == n.name && (!slices.Equal(i.Taints, []string{bad}) || len(i.Labels) < 10 || !i.Condition ||
-				!slices.Equal(i.NodeFeatures, []string{releaseNamespace})) {
-				t.Errorf("%+v", i)
-			}
-			delete(want, i.Node)
-		}
-		if len(want) > 0 {
-			t.Errorf("the report has no nodes %v", want)
-		}
-	}
-	check(run(), false)
+	run().check(t, n.name, bad, false)
 	n.awaitTaints("a dry run changes nothing", theirs, bad)
-	check(run("--apply", "--hook", cleanupJob, "--wait", "1s"), true)
+	run("--apply", "--hook", cleanupJob, "--wait", "1s").check(t, n.name, bad, true)
 	n.awaitTaints("the agent's are removed", theirs)
 	machine{n.Node, "dropped"}.awaitTaints("no DaemonSet selects the node")
-	object := n.object()
-	for key := range object.Labels {
-		if key != v1.LabelHostname && key != "example.test/rack" {
-			t.Errorf("label %s is left", key)
-		}
-	}
-	if len(object.Labels) != 2 || object.Annotations[recordedTaints] != "" {
-		t.Errorf("labels %v, annotations %v", object.Labels, object.Annotations)
-	}
-	if len(object.Status.Conditions) != 1 || object.Status.Conditions[0].Type != v1.NodeReady {
-		t.Errorf("conditions %v", object.Status.Conditions)
-	}
+	checkCleaned(t, n.object())
 	if _, err := features.Get(t.Context(), "gpu-node-agent-"+n.name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the NodeFeature: %v", err)
 	}
@@ -167,6 +135,46 @@ func TestCleanup(t *testing.T) {
 	}
 	for _, other := range []string{"waits", "keeps", "foreign", "replaced"} {
 		machine{n.Node, other}.awaitTaints("no agent is left in the cluster")
+	}
+}
+
+// check checks that the hook finds all that an agent has written on its node, and why it leaves other nodes alone. done: it has removed it.
+func (r cleanupReport) check(t *testing.T, name, taint string, done bool) {
+	t.Helper()
+	want := map[string]string{
+		"left": "", "dropped": "", "waits": "not of the newest revision", "foreign": "not in the namespace",
+		"replaced": "not in the namespace",
+	}
+	for _, i := range r.Nodes {
+		reason, ok := want[i.Node]
+		if !ok || i.Error != "" || !strings.Contains(i.Waits+i.Unknown, reason) || (reason == "") != (i.Waits+i.Unknown == "") ||
+			i.Done != (done && reason == "") {
+			t.Errorf("%+v", i)
+		}
+		if i.Node == name && (!slices.Equal(i.Taints, []string{taint}) || len(i.Labels) < 10 || !i.Condition ||
+			!slices.Equal(i.NodeFeatures, []string{releaseNamespace})) {
+			t.Errorf("%+v", i)
+		}
+		delete(want, i.Node)
+	}
+	if len(want) > 0 {
+		t.Errorf("the report has no nodes %v", want)
+	}
+}
+
+// checkCleaned checks that a node has only labels, annotations and conditions of others.
+func checkCleaned(t *testing.T, object *v1.Node) {
+	t.Helper()
+	for key := range object.Labels {
+		if key != v1.LabelHostname && key != "example.test/rack" {
+			t.Errorf("label %s is left", key)
+		}
+	}
+	if len(object.Labels) != 2 || object.Annotations[recordedTaints] != "" {
+		t.Errorf("labels %v, annotations %v", object.Labels, object.Annotations)
+	}
+	if len(object.Status.Conditions) != 1 || object.Status.Conditions[0].Type != v1.NodeReady {
+		t.Errorf("conditions %v", object.Status.Conditions)
 	}
 }
 

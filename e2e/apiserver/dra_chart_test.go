@@ -186,19 +186,9 @@ func checkDeviceClasses(t *testing.T, classes map[string]*resourcev1.DeviceClass
 		}
 		var got []string
 		for device, d := range devices {
-			matches := true
-			for _, s := range class.Spec.Selectors {
-				result := dracel.GetCompiler(dracel.Features{EnableConsumableCapacity: true}).CompileCELExpression(s.CEL.Expression, dracel.Options{})
-				if result.Error != nil {
-					t.Fatalf("%s: %v", name, result.Error)
-				}
-				selects, _, err := result.DeviceMatches(t.Context(), d)
-				if err != nil { // such a claim would stay pending
-					t.Errorf("%s: %s: %v", name, device, err)
-				}
-				if matches = matches && selects; !matches {
-					break // as the scheduler does
-				}
+			matches, err := selects(t, class, d)
+			if err != nil { // such a claim would stay pending
+				t.Errorf("%s: %s: %v", name, device, err)
 			}
 			if matches {
 				got = append(got, device)
@@ -208,6 +198,21 @@ func checkDeviceClasses(t *testing.T, classes map[string]*resourcev1.DeviceClass
 			t.Errorf("%s selects %q, want %q", name, got, selected)
 		}
 	}
+}
+
+// selects reports whether all selectors of a class match a device, as the scheduler evaluates them.
+func selects(t *testing.T, class *resourcev1.DeviceClass, d dracel.Device) (bool, error) {
+	t.Helper()
+	for _, s := range class.Spec.Selectors {
+		result := dracel.GetCompiler(dracel.Features{EnableConsumableCapacity: true}).CompileCELExpression(s.CEL.Expression, dracel.Options{})
+		if result.Error != nil {
+			t.Fatalf("%s: %v", class.Name, result.Error)
+		}
+		if selects, _, err := result.DeviceMatches(t.Context(), d); err != nil || !selects {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // checkDRARights checks that the account can do what the libraries of DRA do, and no more.

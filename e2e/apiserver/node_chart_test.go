@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
+	clientv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/process"
@@ -38,14 +39,15 @@ func checkConfinedNode(t *testing.T) {
 		bad    = "gpu-node-agent/unhealthy:NoSchedule"
 	)
 	n := newMachine(t, "confined-node", unprivileged)
-	n.patch("karpenter", `{"spec": {"taints": [{"key": "gpu-node-agent/not-ready", "effect": "NoSchedule"}, {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]}}`)
+	n.patch("karpenter", newNodeTaints)
 	kubeconfig := podKubeconfig(t, n)
 	configure := func(section string) {
 		n.Configure(fmt.Sprintf("source: {sim: {profile: h100-8}}\nhealth: {kubernetes: {kubeconfig: %s}}\nnode: %s\n", kubeconfig, section))
 	}
 	// As in cluster-values.yaml.
 	configure(`{labels: {output: api}, startupTaint: "gpu-node-agent/not-ready:NoSchedule", taints: [
-  {when: allUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule}, {when: cordoned, key: example.com/cordoned, value: gpu, effect: PreferNoSchedule}]}`)
+  {when: allUnhealthy, key: gpu-node-agent/unhealthy, effect: NoSchedule},
+  {when: cordoned, key: example.com/cordoned, value: gpu, effect: PreferNoSchedule}]}`)
 	n.start(8)
 	written := func(s nodeStatus) bool { return s.LabelsError == "" && s.TaintsError == "" && s.Writes > 0 }
 	n.awaitLabels("the labels", map[string]string{
@@ -234,33 +236,36 @@ func checkNodePolicy(t *testing.T) {
 		}
 	}
 
-	t.Run("server-side apply", func(t *testing.T) {
-		resetNode(t, "apply", name)
-		apply := func(node, keyValues string) error {
-			patch := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Node", "metadata": {"name": %q, "labels": {%s}}}`, node, keyValues)
-			_, err := own.Patch(t.Context(), node, types.ApplyPatchType, []byte(patch), metav1.PatchOptions{FieldManager: "gpu-node-agent"})
-			return err
-		}
-		const memory = `"nvidia.com/gpu.memory": "81559"`
-		for name, err := range map[string]error{
-			"labels":             apply(name, memory),
-			"a conflict":         conflict(apply(name, memory+`, "nvidia.com/gpu.count": "7"`)), // of the admin
-			"no labels":          apply(name, ""),
-			"another node":       refusedByPolicy(apply(other, memory), "node"),
-			"a foreign label":    refusedByPolicy(apply(name, memory+`, "a": "b"`), "node"),
-			"a node that is not": forbidden(apply("policy3", memory)),
-		} {
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-		got, err := nodes.Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil || !maps.Equal(got.Labels, largeNode(name).Labels) {
-			t.Errorf("the labels %v, want those of before: %v", got.Labels, err)
-		}
-	})
+	t.Run("server-side apply", func(t *testing.T) { checkNodeApply(t, own, name, other) })
 	if err := forbidden(own.Delete(t.Context(), name, metav1.DeleteOptions{})); err != nil {
 		t.Error(err)
+	}
+}
+
+// checkNodeApply checks the policy with server-side apply, by a token of the agent on a node.
+func checkNodeApply(t *testing.T, own clientv1.NodeInterface, name, other string) {
+	resetNode(t, "apply", name)
+	apply := func(node, keyValues string) error {
+		patch := fmt.Sprintf(`{"apiVersion": "v1", "kind": "Node", "metadata": {"name": %q, "labels": {%s}}}`, node, keyValues)
+		_, err := own.Patch(t.Context(), node, types.ApplyPatchType, []byte(patch), metav1.PatchOptions{FieldManager: "gpu-node-agent"})
+		return err
+	}
+	const memory = `"nvidia.com/gpu.memory": "81559"`
+	for name, err := range map[string]error{
+		"labels":             apply(name, memory),
+		"a conflict":         conflict(apply(name, memory+`, "nvidia.com/gpu.count": "7"`)), // of the admin
+		"no labels":          apply(name, ""),
+		"another node":       refusedByPolicy(apply(other, memory), "node"),
+		"a foreign label":    refusedByPolicy(apply(name, memory+`, "a": "b"`), "node"),
+		"a node that is not": forbidden(apply("policy3", memory)),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	got, err := theCluster.client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil || !maps.Equal(got.Labels, largeNode(name).Labels) {
+		t.Errorf("the labels %v, want those of before: %v", got.Labels, err)
 	}
 }
 

@@ -216,6 +216,10 @@ func TestNodeLabelsOnNewNode(t *testing.T) {
 	n.awaitLabels("no labels after the exit", map[string]string{"nvidia.com/gpu.count": ""})
 }
 
+// newNodeTaints are the taints of a new node: the startup taint, and one of others.
+const newNodeTaints = `{"spec": {"taints": [{"key": "gpu-node-agent/not-ready", "effect": "NoSchedule"},
+  {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]}}`
+
 // TestNodeTaints keeps the taints of the agent beside those of others.
 func TestNodeTaints(t *testing.T) {
 	const (
@@ -223,9 +227,10 @@ func TestNodeTaints(t *testing.T) {
 		anyBad, allBad  = "gpu-node-agent/unhealthy=yes:NoSchedule", "gpu-node-agent/unusable:NoExecute"
 	)
 	n := nodeMachine(t, "taints", nodeRights())
-	n.patch("karpenter", `{"spec": {"taints": [{"key": "gpu-node-agent/not-ready", "effect": "NoSchedule"}, {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]}}`)
+	n.patch("karpenter", newNodeTaints)
 	const section = `{startupTaint: "gpu-node-agent/not-ready:NoSchedule", taints: [
-  {when: anyUnhealthy, key: gpu-node-agent/unhealthy, value: "yes", effect: NoSchedule}, {when: allUnhealthy, key: gpu-node-agent/unusable, effect: NoExecute}]}`
+  {when: anyUnhealthy, key: gpu-node-agent/unhealthy, value: "yes", effect: NoSchedule},
+  {when: allUnhealthy, key: gpu-node-agent/unusable, effect: NoExecute}]}`
 	n.configureNode(section)
 	n.StopKubelet()
 	n.StartAgent()
@@ -245,7 +250,8 @@ func TestNodeTaints(t *testing.T) {
 	if added := n.object().Spec.Taints[2].TimeAdded; added.IsZero() {
 		t.Error("the taint NoExecute has no time")
 	}
-	n.patch("kubectl-taint", `{"spec": {"taints": [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"}, {"key": "gpu-node-agent/unhealthy", "value": "yes", "effect": "NoSchedule"},
+	n.patch("kubectl-taint", `{"spec": {"taints": [{"key": "dedicated", "value": "ml", "effect": "NoSchedule"},
+  {"key": "gpu-node-agent/unhealthy", "value": "yes", "effect": "NoSchedule"},
   {"key": "gpu-node-agent/unusable", "effect": "NoExecute"}, {"key": "new", "effect": "PreferNoSchedule"}]}}`)
 
 	// A restart leaves the taints as they are until the GPUs are measured again; one that is no longer configured is removed.

@@ -53,26 +53,7 @@ func checkReclaimRights(t *testing.T, client *kubernetes.Clientset) {
 		var got []string
 		for _, group := range []string{"", "apps", "batch"} {
 			for _, resource := range resources[group] {
-				var verbs []string
-				for _, verb := range []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"} {
-					name, subresource, _ := strings.Cut(resource, "/")
-					attributes := &authorizationv1.ResourceAttributes{
-						Verb: verb, Group: group, Resource: name, Subresource: subresource,
-						Namespace: namespace,
-					}
-					if resource == "namespaces" {
-						attributes.Name = namespace
-					}
-					review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: attributes}}
-					result, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
-					if err != nil {
-						t.Fatal(err)
-					}
-					if result.Status.Allowed {
-						verbs = append(verbs, verb)
-					}
-				}
-				if len(verbs) > 0 {
+				if verbs := allowedVerbs(t, client, group, resource, namespace); len(verbs) > 0 {
 					got = append(got, resource+" "+strings.Join(verbs, ","))
 				}
 			}
@@ -81,6 +62,30 @@ func checkReclaimRights(t *testing.T, client *kubernetes.Clientset) {
 			t.Errorf("in %s, the account can %q, want %q", namespace, got, want)
 		}
 	}
+}
+
+// allowedVerbs returns what an account may do with a resource in a namespace.
+func allowedVerbs(t *testing.T, client *kubernetes.Clientset, group, resource, namespace string) (verbs []string) {
+	t.Helper()
+	for _, verb := range []string{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"} {
+		name, subresource, _ := strings.Cut(resource, "/")
+		attributes := &authorizationv1.ResourceAttributes{
+			Verb: verb, Group: group, Resource: name, Subresource: subresource,
+			Namespace: namespace,
+		}
+		if resource == "namespaces" {
+			attributes.Name = namespace
+		}
+		review := &authorizationv1.SelfSubjectAccessReview{Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: attributes}}
+		result, err := client.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), review, metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if result.Status.Allowed {
+			verbs = append(verbs, verb)
+		}
+	}
+	return verbs
 }
 
 // checkReclaimPolicy checks which changes the account can make.

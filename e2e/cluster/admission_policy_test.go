@@ -89,10 +89,12 @@ func refusedByPolicy(err error) error {
 	return fmt.Errorf("error %q, want a refusal by the policy", fmt.Sprint(err))
 }
 
+// statusCondition is a patch of the node's status: a condition by its type.
+const statusCondition = `{"status": {"conditions": [{"type": %q, "status": "False", "reason": "Test", "message": "test"}]}}`
+
 // TestAdmissionPolicy checks that a token of an agent writes only what this agent writes, that other users are not
 // affected, and what remains on the nodes after helm uninstall.
 func TestAdmissionPolicy(t *testing.T) {
-	const condition = `{"status": {"conditions": [{"type": %q, "status": "False", "reason": "Test", "message": "test"}]}}`
 	var agent *kubernetes.Clientset
 	other := otherNode(t)
 	step(t, "the agent writes its condition", func(t *testing.T) {
@@ -101,74 +103,16 @@ func TestAdmissionPolicy(t *testing.T) {
 		agent = withToken(t, mustAgentPod(t))
 		eventually(t, "the policies are in force", func(ctx context.Context) error {
 			_, err := agent.CoreV1().Events("default").Create(ctx, eventFrom(other, "Pod", "x"), metav1.CreateOptions{})
-			return errors.Join(refusedByPolicy(patchStatus(ctx, agent, other, fmt.Sprintf(condition, "GPUHealthy"))), refusedByPolicy(err))
+			return errors.Join(refusedByPolicy(patchStatus(ctx, agent, other, fmt.Sprintf(statusCondition, "GPUHealthy"))), refusedByPolicy(err))
 		})
 	})
-	step(t, "the API server accepts the types of all expressions", func(t *testing.T) {
-		eventually(t, "two checked policies", func(ctx context.Context) error {
-			list, err := theCluster.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx,
-				metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
-			if err != nil {
-				return err
-			}
-			checked := 0
-			for _, p := range list.Items {
-				if p.Status.TypeChecking == nil {
-					continue
-				}
-				checked++
-				for _, w := range p.Status.TypeChecking.ExpressionWarnings {
-					t.Errorf("%s: %s: %s", p.Name, w.FieldRef, w.Warning)
-				}
-			}
-			if checked != 2 {
-				return fmt.Errorf("%d of %d policies are checked", checked, len(list.Items))
-			}
-			return nil
-		})
-	})
-	step(t, "a token for a pod writes the condition and events of its node only", func(t *testing.T) {
-		for name, c := range map[string]struct {
-			node, patch string
-			admitted    bool
-		}{
-			"the condition":      {nodeName, fmt.Sprintf(condition, "GPUHealthy"), true},
-			"no condition":       {nodeName, `{"status": {"conditions": [{"$patch": "delete", "type": "GPUHealthy"}]}}`, true},
-			"another node":       {other, fmt.Sprintf(condition, "GPUHealthy"), false},
-			"another condition":  {nodeName, fmt.Sprintf(condition, "Ready"), false},
-			"a new condition":    {nodeName, fmt.Sprintf(condition, "Other"), false},
-			"a condition less":   {nodeName, `{"status": {"conditions": [{"$patch": "delete", "type": "Ready"}]}}`, false},
-			"all conditions":     {nodeName, `{"status": {"conditions": null}}`, false},
-			"the address":        {nodeName, `{"status": {"addresses": [{"type": "InternalIP", "address": "10.99.0.2"}]}}`, false},
-			"no addresses":       {nodeName, `{"status": {"addresses": null}}`, false},
-			"the kubelet's port": {nodeName, `{"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}}`, false},
-			"a capacity":         {nodeName, `{"status": {"capacity": {"example.test/x": "1"}}}`, false},
-			"a GPU less":         {nodeName, `{"status": {"allocatable": {"nvidia.com/gpu": "7"}}}`, false},
-			"a label":            {nodeName, `{"metadata": {"labels": {"a": "b"}}}`, false},
-			"a label less":       {nodeName, `{"metadata": {"labels": {"kubernetes.io/hostname": null}}}`, false},
-			"an annotation":      {nodeName, `{"metadata": {"annotations": {"a": "b"}}}`, false},
-			"a finalizer":        {nodeName, `{"metadata": {"finalizers": ["example.test/x"]}}`, false},
-			"an owner": {
-				nodeName, `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "x"}]}}`,
-				false,
-			},
-			"condition with labels": {nodeName, strings.Replace(fmt.Sprintf(condition, "GPUHealthy"), "{", `{"metadata": {"labels": {"a": "b"}}, `,
-				1), false},
-		} {
-			err := patchStatus(t.Context(), agent, c.node, c.patch)
-			if !c.admitted {
-				err = refusedByPolicy(err)
-			}
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-	})
+	step(t, "the API server accepts the types of all expressions", checkPolicyTypes)
+	step(t, "a token for a pod writes the condition and events of its node only", func(t *testing.T) { checkStatusPolicy(t, agent, other) })
 	step(t, "a token without a pod writes nothing", func(t *testing.T) {
 		unbound := withToken(t, nil)
 		_, err := unbound.CoreV1().Events("default").Create(t.Context(), eventFrom("", "Pod", "x"), metav1.CreateOptions{})
 		if err := errors.Join(refusedByPolicy(err),
-			refusedByPolicy(patchStatus(t.Context(), unbound, nodeName, fmt.Sprintf(condition, "GPUHealthy")))); err != nil {
+			refusedByPolicy(patchStatus(t.Context(), unbound, nodeName, fmt.Sprintf(statusCondition, "GPUHealthy")))); err != nil {
 			t.Error(err)
 		}
 	})
@@ -178,7 +122,7 @@ func TestAdmissionPolicy(t *testing.T) {
 		if err == nil {
 			err = theCluster.client.CoreV1().Events("default").Delete(t.Context(), created.Name, metav1.DeleteOptions{})
 		}
-		if err := errors.Join(err, patchStatus(t.Context(), theCluster.client, other, fmt.Sprintf(condition, "Other"))); err != nil {
+		if err := errors.Join(err, patchStatus(t.Context(), theCluster.client, other, fmt.Sprintf(statusCondition, "Other"))); err != nil {
 			t.Error(err)
 		}
 	})
@@ -208,6 +152,71 @@ func TestAdmissionPolicy(t *testing.T) {
 		}
 	})
 	awaitAmounts(t, gpu, "0/0")
+}
+
+// checkStatusPolicy checks what the token of an agent's pod writes to the status of its node and of another one.
+func checkStatusPolicy(t *testing.T, agent *kubernetes.Clientset, other string) {
+	for name, c := range map[string]struct {
+		node, patch string
+		admitted    bool
+	}{
+		"the condition":      {nodeName, fmt.Sprintf(statusCondition, "GPUHealthy"), true},
+		"no condition":       {nodeName, `{"status": {"conditions": [{"$patch": "delete", "type": "GPUHealthy"}]}}`, true},
+		"another node":       {other, fmt.Sprintf(statusCondition, "GPUHealthy"), false},
+		"another condition":  {nodeName, fmt.Sprintf(statusCondition, "Ready"), false},
+		"a new condition":    {nodeName, fmt.Sprintf(statusCondition, "Other"), false},
+		"a condition less":   {nodeName, `{"status": {"conditions": [{"$patch": "delete", "type": "Ready"}]}}`, false},
+		"all conditions":     {nodeName, `{"status": {"conditions": null}}`, false},
+		"the address":        {nodeName, `{"status": {"addresses": [{"type": "InternalIP", "address": "10.99.0.2"}]}}`, false},
+		"no addresses":       {nodeName, `{"status": {"addresses": null}}`, false},
+		"the kubelet's port": {nodeName, `{"status": {"daemonEndpoints": {"kubeletEndpoint": {"Port": 1}}}}`, false},
+		"a capacity":         {nodeName, `{"status": {"capacity": {"example.test/x": "1"}}}`, false},
+		"a GPU less":         {nodeName, `{"status": {"allocatable": {"nvidia.com/gpu": "7"}}}`, false},
+		"a label":            {nodeName, `{"metadata": {"labels": {"a": "b"}}}`, false},
+		"a label less":       {nodeName, `{"metadata": {"labels": {"kubernetes.io/hostname": null}}}`, false},
+		"an annotation":      {nodeName, `{"metadata": {"annotations": {"a": "b"}}}`, false},
+		"a finalizer":        {nodeName, `{"metadata": {"finalizers": ["example.test/x"]}}`, false},
+		"an owner": {
+			nodeName, `{"metadata": {"ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "x", "uid": "x"}]}}`,
+			false,
+		},
+		"condition with labels": {nodeName, strings.Replace(fmt.Sprintf(statusCondition, "GPUHealthy"), "{",
+			`{"metadata": {"labels": {"a": "b"}}, `,
+			1), false},
+	} {
+		err := patchStatus(t.Context(), agent, c.node, c.patch)
+		if !c.admitted {
+			err = refusedByPolicy(err)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// checkPolicyTypes waits until the API server has checked both policies, and reports its warnings.
+func checkPolicyTypes(t *testing.T) {
+	eventually(t, "two checked policies", func(ctx context.Context) error {
+		list, err := theCluster.client.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx,
+			metav1.ListOptions{LabelSelector: "app.kubernetes.io/instance=" + release})
+		if err != nil {
+			return err
+		}
+		checked := 0
+		for _, p := range list.Items {
+			if p.Status.TypeChecking == nil {
+				continue
+			}
+			checked++
+			for _, w := range p.Status.TypeChecking.ExpressionWarnings {
+				t.Errorf("%s: %s: %s", p.Name, w.FieldRef, w.Warning)
+			}
+		}
+		if checked != 2 {
+			return fmt.Errorf("%d of %d policies are checked", checked, len(list.Items))
+		}
+		return nil
+	})
 }
 
 // checkEventPolicy checks which events an agent's token can write.

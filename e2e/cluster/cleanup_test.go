@@ -25,7 +25,8 @@ func TestCleanup(t *testing.T) {
 		faults = append(faults, fmt.Sprintf(`{"at": "0s", "gpu": %d, "xid": 79}`, i))
 	}
 	with := append(slices.Clone(base), `config.source.sim.scenario=[`+strings.Join(faults, ", ")+`]`,
-		`config.node={"labels": {"output": "api"}, "taints": [{"when": "allUnhealthy", "key": "gpu-node-agent/unhealthy", "effect": "NoSchedule"}]}`)
+		`config.node={"labels": {"output": "api"}, `+
+			`"taints": [{"when": "allUnhealthy", "key": "gpu-node-agent/unhealthy", "effect": "NoSchedule"}]}`)
 	t.Cleanup(func() {
 		if err := os.Remove(stateFile); err != nil { // other tests need GPUs without XID 79
 			t.Error(err)

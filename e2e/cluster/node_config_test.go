@@ -40,7 +40,8 @@ func TestNodeConfigs(t *testing.T) {
 	const shared, small, large v1.ResourceName = "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
 	values := []string{
 		withdrawOnStop,
-		`nodeConfigs.shared={"plugin": {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4, "rename": "nvidia.com/gpu.shared"}]}}}}`,
+		`nodeConfigs.shared={"plugin": {"sharing": {"timeSlicing": {"resources": [` +
+			`{"name": "nvidia.com/gpu", "replicas": 4, "rename": "nvidia.com/gpu.shared"}]}}}}`,
 		`nodeConfigs.mig={"source": {"sim": {"profile": "h100-8-mig"}}, "plugin": {"migStrategy": "mixed"}}`,
 	}
 	step(t, "a node without the label has the default configuration", func(t *testing.T) {

@@ -35,7 +35,8 @@ const (
 	reclaimRecord     = "gpu-node-agent/reclaimed"
 	reclaimNotice     = "gpu-node-agent/reclaim-notice"
 	reclaimOptOut     = "gpu-node-agent/reclaim-opt-out"
-	reclaimPolicyText = `{"namespaces": ["research", "exempt"], "minimumAge": "0s", "notice": "4s", "idle": {"after": "4s", "evidence": "noProcess"}}`
+	reclaimPolicyText = `{"namespaces": ["research", "exempt"], "minimumAge": "0s", "notice": "4s", ` +
+		`"idle": {"after": "4s", "evidence": "noProcess"}}`
 )
 
 // reclaimReport is what the command prints with -o json.
@@ -285,7 +286,8 @@ func TestReclaim(t *testing.T) {
 	values := []string{
 		withdrawOnStop, neverFlaps,
 		`config.metrics.processes.enabled=true`,
-		`config.plugin.sharing={"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4, "devices": ["7"], "rename": "example.com/sliced"}]}}`,
+		`config.plugin.sharing={"timeSlicing": {"resources": [` +
+			`{"name": "nvidia.com/gpu", "replicas": 4, "devices": ["7"], "rename": "example.com/sliced"}]}}`,
 		`reclaim.enabled=true`, `reclaim.schedule="0 0 1 1 *"`, `reclaim.policy=` + reclaimPolicyText,
 	}
 	createNamespace(t, research, nil)
@@ -324,64 +326,13 @@ func TestReclaim(t *testing.T) {
 		"notify Deployment research/idle", "notify Deployment research/idle-share", "notify Job research/job",
 		"notify Pod research/bare",
 	}
-	step(t, "a dry run changes nothing", func(t *testing.T) {
-		before := reclaimObjects(t)
-		report := awaitPlan(t, kubeconfig, notices...)
-		if report.GPUs != 2+0.25+1+1 {
-			t.Errorf("%v GPUs, want 4.25: %+v", report.GPUs, report)
-		}
-		for ref, want := range map[string]string{"research/busy": "busy", "research/busy-share": "busy", "exempt/idle": "optedOut"} {
-			if got := report.reason("Deployment", ref); got != want {
-				t.Errorf("%s is skipped for %q, want %q", ref, got, want)
-			}
-		}
-		output, ok := runReclaim(t, "dry")
-		if !ok || !strings.Contains(output, "research/idle") && !strings.Contains(output, "idle-share") {
-			t.Errorf("the CronJob's dry run prints:\n%s", output)
-		}
-		if after := reclaimObjects(t); after != before {
-			t.Errorf("objects after a dry run:\n%s\nbefore:\n%s", after, before)
-		}
-	})
-	step(t, "the first run announces", func(t *testing.T) {
-		upgrade(t, oldTag, append(values, `reclaim.dryRun=false`)...)
-		if output, ok := runReclaim(t, "announce"); !ok {
-			t.Errorf("the CronJob's run failed:\n%s", output)
-		}
-		for _, name := range []string{"idle", "idle-share"} {
-			if d := getDeployment(t, research, name); d.Annotations[reclaimNotice] == "" {
-				t.Errorf("%s has no notice: %v", name, d.Annotations)
-			}
-			awaitEventIn(t, research, name, "GPUReclaimNotice", "")
-		}
-		checkReplicas(t, map[string]int32{"idle": 2, "idle-share": 1, "busy": 1, "busy-share": 1})
-	})
+	step(t, "a dry run changes nothing", func(t *testing.T) { checkDryRun(t, kubeconfig, notices) })
+	step(t, "the first run announces", func(t *testing.T) { checkAnnouncement(t, values) })
 	taken := []string{
 		"evict Pod research/bare", "scale Deployment research/idle", "scale Deployment research/idle-share",
 		"suspend Job research/job",
 	}
-	step(t, "the next run after the notice gives the GPUs back", func(t *testing.T) {
-		awaitPlan(t, kubeconfig, taken...)
-		output, ok := runReclaim(t, "act")
-		awaitApp(t, research, "idle", 0)
-		awaitApp(t, research, "idle-share", 0)
-		awaitApp(t, research, "job", 0)
-		awaitApp(t, research, "bare", 1) // the budget holds
-		checkReplicas(t, map[string]int32{"idle": 0, "idle-share": 0, "busy": 1, "busy-share": 1})
-		if d := getDeployment(t, exempt, "idle"); *d.Spec.Replicas != 1 || len(d.Annotations) > 1 {
-			t.Errorf("the opted-out Deployment: %d replicas, %v", *d.Spec.Replicas, d.Annotations)
-		}
-		var record struct{ Replicas int32 }
-		if err := json.Unmarshal([]byte(getDeployment(t, research, "idle").Annotations[reclaimRecord]), &record); err != nil ||
-			record.Replicas != 2 {
-			t.Errorf("record %+v, want 2 replicas; %v", record, err)
-		}
-		awaitEventIn(t, research, "idle", "GPUReclaimed", "")
-		awaitEventIn(t, research, "job", "GPUReclaimed", "")
-		if !ok || !strings.Contains(output, "disruption budget") {
-			t.Errorf("the run failed, or does not say that a budget refuses an eviction (it ended well: %v):\n%s", ok, output)
-		}
-	})
+	step(t, "the next run after the notice gives the GPUs back", func(t *testing.T) { checkGivenBack(t, kubeconfig, taken) })
 	step(t, "without its budget the pod is evicted", func(t *testing.T) {
 		if err := theCluster.client.PolicyV1().PodDisruptionBudgets(research).Delete(t.Context(), pdb.Name, metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
@@ -392,34 +343,8 @@ func TestReclaim(t *testing.T) {
 		}
 		awaitApp(t, research, "bare", 0)
 	})
-	step(t, "an owner that is scaled back is left alone", func(t *testing.T) {
-		setReplicas(t, "idle", 1)
-		awaitApp(t, research, "idle", 1)
-		eventually(t, "it is skipped, because it was scaled back", func(ctx context.Context) error {
-			report, err := reclaim(ctx, kubeconfig, "--apply")
-			if err == nil && (len(report.Actions) > 0 || report.reason("Deployment", "research/idle") != "scaledBack") {
-				err = fmt.Errorf("report: %+v", report)
-			}
-			return err
-		})
-		checkReplicas(t, map[string]int32{"idle": 1})
-	})
-	step(t, "undo restores what nobody changed", func(t *testing.T) {
-		report, err := reclaim(t.Context(), kubeconfig, "--undo", "--apply")
-		if want := []string{"restore Deployment research/idle-share", "resume Job research/job"}; err != nil ||
-			!slices.Equal(report.actions(), want) {
-			t.Errorf("actions %v, want %v; %v", report.actions(), want, err)
-		}
-		if got := report.reason("Deployment", "research/idle"); got != "changed" {
-			t.Errorf("the Deployment that was scaled back is skipped for %q, want changed", got)
-		}
-		awaitApp(t, research, "idle-share", 1)
-		awaitApp(t, research, "job", 1)
-		if d := getDeployment(t, research, "idle-share"); d.Annotations[reclaimRecord] != "" {
-			t.Errorf("the record is left: %v", d.Annotations)
-		}
-		awaitEventIn(t, research, "idle-share", "GPURestored", "")
-	})
+	step(t, "an owner that is scaled back is left alone", func(t *testing.T) { checkScaledBack(t, kubeconfig) })
+	step(t, "undo restores what nobody changed", func(t *testing.T) { checkUndo(t, kubeconfig) })
 	step(t, "the account has no other rights", func(t *testing.T) { checkReclaimRights(t, kubeconfig) })
 	step(t, "without measurements nothing is taken", func(t *testing.T) {
 		awaitPlan(t, kubeconfig, "notify Deployment research/idle-share", "notify Job research/job")
@@ -459,6 +384,98 @@ func TestReclaim(t *testing.T) {
 		}
 	})
 	step(t, "helm uninstall", uninstall)
+}
+
+// checkScaledBack checks that reclaim takes nothing from an owner that a person has scaled back.
+func checkScaledBack(t *testing.T, kubeconfig string) {
+	setReplicas(t, "idle", 1)
+	awaitApp(t, research, "idle", 1)
+	eventually(t, "it is skipped, because it was scaled back", func(ctx context.Context) error {
+		report, err := reclaim(ctx, kubeconfig, "--apply")
+		if err == nil && (len(report.Actions) > 0 || report.reason("Deployment", "research/idle") != "scaledBack") {
+			err = fmt.Errorf("report: %+v", report)
+		}
+		return err
+	})
+	checkReplicas(t, map[string]int32{"idle": 1})
+}
+
+// checkUndo checks that undo restores the owners, but for the one that was scaled back.
+func checkUndo(t *testing.T, kubeconfig string) {
+	report, err := reclaim(t.Context(), kubeconfig, "--undo", "--apply")
+	if want := []string{"restore Deployment research/idle-share", "resume Job research/job"}; err != nil ||
+		!slices.Equal(report.actions(), want) {
+		t.Errorf("actions %v, want %v; %v", report.actions(), want, err)
+	}
+	if got := report.reason("Deployment", "research/idle"); got != "changed" {
+		t.Errorf("the Deployment that was scaled back is skipped for %q, want changed", got)
+	}
+	awaitApp(t, research, "idle-share", 1)
+	awaitApp(t, research, "job", 1)
+	if d := getDeployment(t, research, "idle-share"); d.Annotations[reclaimRecord] != "" {
+		t.Errorf("the record is left: %v", d.Annotations)
+	}
+	awaitEventIn(t, research, "idle-share", "GPURestored", "")
+}
+
+// checkGivenBack checks that the CronJob's run after the notice does what is planned, but for a pod with a budget.
+func checkGivenBack(t *testing.T, kubeconfig string, taken []string) {
+	awaitPlan(t, kubeconfig, taken...)
+	output, ok := runReclaim(t, "act")
+	awaitApp(t, research, "idle", 0)
+	awaitApp(t, research, "idle-share", 0)
+	awaitApp(t, research, "job", 0)
+	awaitApp(t, research, "bare", 1) // the budget holds
+	checkReplicas(t, map[string]int32{"idle": 0, "idle-share": 0, "busy": 1, "busy-share": 1})
+	if d := getDeployment(t, exempt, "idle"); *d.Spec.Replicas != 1 || len(d.Annotations) > 1 {
+		t.Errorf("the opted-out Deployment: %d replicas, %v", *d.Spec.Replicas, d.Annotations)
+	}
+	var record struct{ Replicas int32 }
+	if err := json.Unmarshal([]byte(getDeployment(t, research, "idle").Annotations[reclaimRecord]), &record); err != nil ||
+		record.Replicas != 2 {
+		t.Errorf("record %+v, want 2 replicas; %v", record, err)
+	}
+	awaitEventIn(t, research, "idle", "GPUReclaimed", "")
+	awaitEventIn(t, research, "job", "GPUReclaimed", "")
+	if !ok || !strings.Contains(output, "disruption budget") {
+		t.Errorf("the run failed, or does not say that a budget refuses an eviction (it ended well: %v):\n%s", ok, output)
+	}
+}
+
+// checkAnnouncement checks that the CronJob's first run only marks the owners and writes events.
+func checkAnnouncement(t *testing.T, values []string) {
+	upgrade(t, oldTag, append(slices.Clone(values), `reclaim.dryRun=false`)...)
+	if output, ok := runReclaim(t, "announce"); !ok {
+		t.Errorf("the CronJob's run failed:\n%s", output)
+	}
+	for _, name := range []string{"idle", "idle-share"} {
+		if d := getDeployment(t, research, name); d.Annotations[reclaimNotice] == "" {
+			t.Errorf("%s has no notice: %v", name, d.Annotations)
+		}
+		awaitEventIn(t, research, name, "GPUReclaimNotice", "")
+	}
+	checkReplicas(t, map[string]int32{"idle": 2, "idle-share": 1, "busy": 1, "busy-share": 1})
+}
+
+// checkDryRun checks what a dry run with the account's rights plans and skips, and that the CronJob's changes nothing.
+func checkDryRun(t *testing.T, kubeconfig string, notices []string) {
+	before := reclaimObjects(t)
+	report := awaitPlan(t, kubeconfig, notices...)
+	if report.GPUs != 2+0.25+1+1 {
+		t.Errorf("%v GPUs, want 4.25: %+v", report.GPUs, report)
+	}
+	for ref, want := range map[string]string{"research/busy": "busy", "research/busy-share": "busy", "exempt/idle": "optedOut"} {
+		if got := report.reason("Deployment", ref); got != want {
+			t.Errorf("%s is skipped for %q, want %q", ref, got, want)
+		}
+	}
+	output, ok := runReclaim(t, "dry")
+	if !ok || !strings.Contains(output, "research/idle") && !strings.Contains(output, "idle-share") {
+		t.Errorf("the CronJob's dry run prints:\n%s", output)
+	}
+	if after := reclaimObjects(t); after != before {
+		t.Errorf("objects after a dry run:\n%s\nbefore:\n%s", after, before)
+	}
 }
 
 // checkReclaimRights checks what the account of the CronJob cannot do.

@@ -135,35 +135,7 @@ func uninstallBeside(t *testing.T, stays func(dir, name string) bool) {
 	t.Helper()
 	before := agentFiles(t)
 	helm(t, "uninstall", release, "-n", namespace, "--wait", "--timeout", patience.String())
-	eventually(t, "no object of the release is left", func(ctx context.Context) error {
-		lists, err := theCluster.client.Discovery().ServerPreferredResources()
-		if err != nil {
-			return err
-		}
-		for _, list := range lists {
-			for _, r := range list.APIResources {
-				if !strings.Contains(fmt.Sprint(r.Verbs), "list") || strings.Contains(r.Name, "/") {
-					continue
-				}
-				var found metav1.PartialObjectMetadataList
-				path := "/apis/" + list.GroupVersion + "/" + r.Name
-				if !strings.Contains(list.GroupVersion, "/") {
-					path = "/api/" + list.GroupVersion + "/" + r.Name
-				}
-				text, err := theCluster.client.RESTClient().Get().AbsPath(path).Param("labelSelector", "app.kubernetes.io/instance="+release).DoRaw(ctx)
-				if err != nil {
-					return fmt.Errorf("%s: %w", path, err)
-				}
-				if err := json.Unmarshal(text, &found); err != nil {
-					return err
-				}
-				if len(found.Items) > 0 {
-					return fmt.Errorf("%s: %s", path, found.Items[0].Name)
-				}
-			}
-		}
-		return nil
-	})
+	eventually(t, "no object of the release is left", releaseLeft)
 	after := agentFiles(t)
 	for dir, files := range after {
 		for _, name := range files {
@@ -179,6 +151,37 @@ func uninstallBeside(t *testing.T, stays func(dir, name string) bool) {
 			}
 		}
 	}
+}
+
+// releaseLeft returns an error that names an object of the release in the cluster, of any kind that can be listed.
+func releaseLeft(ctx context.Context) error {
+	lists, err := theCluster.client.Discovery().ServerPreferredResources()
+	if err != nil {
+		return err
+	}
+	for _, list := range lists {
+		for _, r := range list.APIResources {
+			if !strings.Contains(fmt.Sprint(r.Verbs), "list") || strings.Contains(r.Name, "/") {
+				continue
+			}
+			var found metav1.PartialObjectMetadataList
+			path := "/apis/" + list.GroupVersion + "/" + r.Name
+			if !strings.Contains(list.GroupVersion, "/") {
+				path = "/api/" + list.GroupVersion + "/" + r.Name
+			}
+			text, err := theCluster.client.RESTClient().Get().AbsPath(path).Param("labelSelector", "app.kubernetes.io/instance="+release).DoRaw(ctx)
+			if err != nil {
+				return fmt.Errorf("%s: %w", path, err)
+			}
+			if err := json.Unmarshal(text, &found); err != nil {
+				return err
+			}
+			if len(found.Items) > 0 {
+				return fmt.Errorf("%s: %s", path, found.Items[0].Name)
+			}
+		}
+	}
+	return nil
 }
 
 const (

@@ -245,45 +245,18 @@ func (n *node) heldLocked() (all []sequence.Hold) {
 func (n *node) holdsOf(ctx context.Context, name, env string) (holds []sequence.Hold, err error) {
 	sees := make(map[string]bool)
 	if variables := deviceVariables(env); len(variables) > 0 {
-		pod, err := getPod(ctx, sequenceNamespace+"/"+name)
-		if err != nil {
-			return nil, err
-		}
-		claims, err := claimsOf(ctx, pod)
-		if err != nil {
-			return nil, err
-		}
-		for _, c := range claims {
-			if c.Status.Allocation == nil {
-				return nil, fmt.Errorf("pod %s runs, and its claim is not allocated", name)
-			}
-			for _, r := range c.Status.Allocation.Devices.Results {
-				holds = append(holds, sequence.ResultHold(name, n.byName[r.Device], r))
-			}
-		}
+		holds, err = n.claimHolds(ctx, name)
 		for device := range maps.Values(variables) {
 			sees[device] = true
 		}
 	} else {
-		_, list, err := askKubelet(ctx)
-		if err != nil {
-			return nil, err
-		}
-		for _, pod := range list.PodResources {
-			if pod.Namespace != sequenceNamespace || pod.Name != name {
-				continue
-			}
-			for _, d := range pod.Containers[0].Devices {
-				for _, id := range d.DeviceIds {
-					h := sequence.IDHold(d.ResourceName, id)
-					h.Pod = name
-					holds = append(holds, h)
-				}
-			}
-		}
+		holds, err = kubeletHolds(ctx, name)
 		for device := range strings.SplitSeq(variable(env, "NVIDIA_VISIBLE_DEVICES"), ",") {
 			sees[device] = true
 		}
+	}
+	if err != nil {
+		return nil, err
 	}
 	has := make(map[string]bool)
 	for _, h := range holds {
@@ -291,6 +264,48 @@ func (n *node) holdsOf(ctx context.Context, name, env string) (holds []sequence.
 	}
 	if len(holds) == 0 || !maps.Equal(has, sees) {
 		return nil, fmt.Errorf("pod %s sees %v, and has %v", name, slices.Sorted(maps.Keys(sees)), holds)
+	}
+	return holds, nil
+}
+
+// claimHolds returns what a pod has by its claims.
+func (n *node) claimHolds(ctx context.Context, name string) (holds []sequence.Hold, err error) {
+	pod, err := getPod(ctx, sequenceNamespace+"/"+name)
+	if err != nil {
+		return nil, err
+	}
+	claims, err := claimsOf(ctx, pod)
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range claims {
+		if c.Status.Allocation == nil {
+			return nil, fmt.Errorf("pod %s runs, and its claim is not allocated", name)
+		}
+		for _, r := range c.Status.Allocation.Devices.Results {
+			holds = append(holds, sequence.ResultHold(name, n.byName[r.Device], r))
+		}
+	}
+	return holds, nil
+}
+
+// kubeletHolds returns what a pod has by the kubelet's pod resources.
+func kubeletHolds(ctx context.Context, name string) (holds []sequence.Hold, err error) {
+	_, list, err := askKubelet(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, pod := range list.PodResources {
+		if pod.Namespace != sequenceNamespace || pod.Name != name {
+			continue
+		}
+		for _, d := range pod.Containers[0].Devices {
+			for _, id := range d.DeviceIds {
+				h := sequence.IDHold(d.ResourceName, id)
+				h.Pod = name
+				holds = append(holds, h)
+			}
+		}
 	}
 	return holds, nil
 }

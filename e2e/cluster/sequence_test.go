@@ -139,7 +139,8 @@ func helmValues(v sequence.Values) []string {
 		values = append(values, fmt.Sprintf(`config.plugin.sharing.timeSlicing.resources=[{"name": "%s", "replicas": 2}]`, of))
 	case sequence.Memory:
 		// not the GPU in MIG mode
-		values = append(values, `config.plugin.sharing.memory={"resource": "nvidia.com/gpu-memory", "unit": "4Gi", "enforcement": "none", "devices": ["0", "2", "3"]}`)
+		values = append(values, `config.plugin.sharing.memory=`+
+			`{"resource": "nvidia.com/gpu-memory", "unit": "4Gi", "enforcement": "none", "devices": ["0", "2", "3"]}`)
 	}
 	if v.Taints {
 		values = append(values, `config.node.taints=[{"when": "anyUnhealthy", "key": "gpu-node-agent/unhealthy", "effect": "NoSchedule"}]`)

@@ -67,7 +67,8 @@ func TestSharing(t *testing.T) {
 		`mps.enabled=true`,
 		`extraVolumes=[{"name": "standin", "hostPath": {"path": "` + program + `"}}]`,
 		`extraVolumeMounts=[{"name": "standin", "mountPath": "` + mpsDir + `"}]`,
-		`config.plugin.sharing={"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 10, "devices": ["2", "3"], "rename": "example.com/sliced"}]},` +
+		`config.plugin.sharing={"timeSlicing": {"resources": [` +
+			`{"name": "nvidia.com/gpu", "replicas": 10, "devices": ["2", "3"], "rename": "example.com/sliced"}]},` +
 			`"mps": {"control": "` + mpsDir + "/" + mpsControl +
 			`", "renameByDefault": true, "resources": [{"name": "nvidia.com/gpu", "replicas": 4, "devices": ["4", "5"]}]},` +
 			`"memory": {"resource": "nvidia.com/gpu-memory", "unit": "1Gi", "reserve": "512Mi", "devices": ["6", "7"]}}`,
@@ -97,13 +98,7 @@ func TestSharing(t *testing.T) {
 			startPod(t, name, requests[name].of, requests[name].amount)
 		}
 		for _, name := range pods {
-			device := awaitRunning(t, name)
-			if !strings.HasPrefix(device, "GPU-") || strings.Contains(device, ",") {
-				t.Errorf("pod %s sees %q, want one UUID", name, device)
-			}
-			if requests[name].of == shared {
-				checkMPSPod(t, name, device)
-			}
+			checkShare(t, name, requests[name].of)
 		}
 		held = heldDevices(t)
 		for _, name := range pods {
@@ -117,20 +112,7 @@ func TestSharing(t *testing.T) {
 		keeps[i] = containerOf(t, name)
 	}
 	step(t, fmt.Sprintf("%d kills of the agent lose no share", kills), func(t *testing.T) {
-		for i := range kills {
-			killAgent(t)
-			if i%10 == 0 { // a pod that comes meanwhile; the kubelet rejects those that come while no agent is registered
-				awaitKubeletDevices(t, shared, 8)
-				name := fmt.Sprintf("late-%d", i)
-				startPod(t, name, shared, "1")
-				awaitRunning(t, name)
-				late := heldDevices(t) // no device twice
-				if len(late[name]) != 1 {
-					t.Errorf("pod %s holds %v", name, late[name])
-				}
-				deletePods(t, name)
-			}
-		}
+		killOften(t, kills)
 		awaitAmounts(t, shared, "8/8")
 		awaitAmounts(t, gpuMemory, "156/156")
 		if now := heldDevices(t); !maps.EqualFunc(now, held, slices.Equal[[]string]) {
@@ -143,21 +125,7 @@ func TestSharing(t *testing.T) {
 			same()
 		}
 	})
-	step(t, "a daemon that dies takes its device's shares until it is back", func(t *testing.T) {
-		for device, pid := range daemons {
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, "another daemon of "+device, func(context.Context) error {
-				if now := mpsDaemons(); len(now) != 2 || now[device] == pid {
-					return fmt.Errorf("daemons: %v", now)
-				}
-				return nil
-			})
-			break
-		}
-		awaitAmounts(t, shared, "8/8")
-	})
+	step(t, "a daemon that dies takes its device's shares until it is back", func(t *testing.T) { checkMPSDaemonReplaced(t, daemons) })
 	step(t, "the end of the container of mps-daemon takes its daemons along, in the node's PID namespace too", testMPSDaemonKilled)
 	deletePods(t, pods...)
 	step(t, "helm uninstall ends the daemons", func(t *testing.T) {
@@ -169,6 +137,54 @@ func TestSharing(t *testing.T) {
 			return nil
 		})
 	})
+}
+
+// checkMPSDaemonReplaced kills an MPS control daemon, and waits for another one with its shares.
+func checkMPSDaemonReplaced(t *testing.T, daemons map[string]int) {
+	for device, pid := range daemons {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "another daemon of "+device, func(context.Context) error {
+			if now := mpsDaemons(); len(now) != 2 || now[device] == pid {
+				return fmt.Errorf("daemons: %v", now)
+			}
+			return nil
+		})
+		break
+	}
+	awaitAmounts(t, shared, "8/8")
+}
+
+// checkShare checks that a pod sees one device, and the limits of a share by MPS.
+func checkShare(t *testing.T, name string, of v1.ResourceName) {
+	t.Helper()
+	device := awaitRunning(t, name)
+	if !strings.HasPrefix(device, "GPU-") || strings.Contains(device, ",") {
+		t.Errorf("pod %s sees %q, want one UUID", name, device)
+	}
+	if of == shared {
+		checkMPSPod(t, name, device)
+	}
+}
+
+// killOften kills the agent, and starts a pod with a share after each tenth time.
+func killOften(t *testing.T, kills int) {
+	t.Helper()
+	for i := range kills {
+		killAgent(t)
+		if i%10 == 0 { // a pod that comes meanwhile; the kubelet rejects those that come while no agent is registered
+			awaitKubeletDevices(t, shared, 8)
+			name := fmt.Sprintf("late-%d", i)
+			startPod(t, name, shared, "1")
+			awaitRunning(t, name)
+			late := heldDevices(t) // no device twice
+			if len(late[name]) != 1 {
+				t.Errorf("pod %s holds %v", name, late[name])
+			}
+			deletePods(t, name)
+		}
+	}
 }
 
 // testMPSDaemonKilled kills mps-daemon with SIGKILL. Its pod has the node's PID namespace, as the chart's has with real GPUs: the kernel
@@ -216,28 +232,7 @@ func testMPSDaemonKilled(t *testing.T) {
 	for _, pid := range before {
 		old = append(old, pid)
 	}
-	server := 0
-	eventually(t, "a client of a daemon", func(context.Context) error { // a daemon that has just started refuses it
-		client := exec.CommandContext(ctx, theCluster.file(mpsControl), "standin-client")
-		client.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia/mps/"+slices.Sorted(maps.Keys(before))[0]+"/pipe")
-		in, err := client.StdinPipe()
-		if err != nil {
-			return err
-		}
-		out, err := client.StdoutPipe()
-		if err == nil {
-			err = client.Start()
-		}
-		if err != nil {
-			return err
-		}
-		t.Cleanup(func() { _ = in.Close(); _ = client.Wait() }) // it fails with its daemon
-		line, _ := bufio.NewReader(out).ReadString('\n')
-		if _, err := fmt.Sscanf(line, "client of server %d", &server); err != nil {
-			return fmt.Errorf("client: %s", line)
-		}
-		return nil
-	})
+	server := startMPSClient(ctx, t, slices.Sorted(maps.Keys(before))[0])
 	if old = append(old, server); !processRuns(server) {
 		t.Fatalf("no server %d", server)
 	}
@@ -259,6 +254,33 @@ func testMPSDaemonKilled(t *testing.T) {
 		return nil
 	})
 	awaitAmounts(t, shared, "8/8")
+}
+
+// startMPSClient starts a client of a device's daemon, and returns the process ID of its server.
+func startMPSClient(ctx context.Context, t *testing.T, device string) (server int) {
+	t.Helper()
+	eventually(t, "a client of a daemon", func(context.Context) error { // a daemon that has just started refuses it
+		client := exec.CommandContext(ctx, theCluster.file(mpsControl), "standin-client")
+		client.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia/mps/"+device+"/pipe")
+		in, err := client.StdinPipe()
+		if err != nil {
+			return err
+		}
+		out, err := client.StdoutPipe()
+		if err == nil {
+			err = client.Start()
+		}
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = in.Close(); _ = client.Wait() }) // it fails with its daemon
+		line, _ := bufio.NewReader(out).ReadString('\n')
+		if _, err := fmt.Sscanf(line, "client of server %d", &server); err != nil {
+			return fmt.Errorf("client: %s", line)
+		}
+		return nil
+	})
+	return server
 }
 
 // processRuns reports whether a process runs. One that has ended and waits for its parent does not.

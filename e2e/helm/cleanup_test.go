@@ -39,34 +39,8 @@ func TestCleanupHook(t *testing.T) {
 				return
 			}
 			job, account := o.jobs[0], o.accounts[0]
-			for _, m := range []metav1.ObjectMeta{
-				account.ObjectMeta, o.roles[0].ObjectMeta, o.bindings[0].ObjectMeta, o.localRoles[0].ObjectMeta,
-				o.localBinds[0].ObjectMeta, job.ObjectMeta,
-			} {
-				if m.Annotations["helm.sh/hook"] != "post-upgrade,post-rollback,post-delete" ||
-					m.Annotations["helm.sh/hook-delete-policy"] != "before-hook-creation,hook-succeeded,hook-failed" {
-					t.Errorf("%s has the annotations %v", m.Name, m.Annotations)
-				}
-				if weight := m.Annotations["helm.sh/hook-weight"]; (weight == "-10") != (m.Name != job.Name ||
-					m.Annotations["helm.sh/hook-output-log-policy"] == "") {
-					t.Errorf("%s has the weight %q; the Job must be last", m.Name, weight)
-				}
-			}
-			var rules []string
-			for _, r := range slices.Concat(o.roles[0].Rules, o.localRoles[0].Rules) {
-				rules = append(rules, strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ",")+
-					strings.Join(append([]string{""}, r.ResourceNames...), " "))
-			}
-			if got := strings.Join(rules, "; "); got != "get,list,patch nodes; patch nodes/status; list pods; list daemonsets,controllerrevisions; "+
-				"get jobs "+job.Name+"; get configmaps "+c.configMaps+"; patch pods/status; list,delete nodefeatures" {
-				t.Errorf("the account has the rights %q", got)
-			}
-			subject := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: account.Name, Namespace: "gpu"}
-			if o.bindings[0].RoleRef.Name != o.roles[0].Name || !slices.Equal(o.bindings[0].Subjects, []rbacv1.Subject{subject}) ||
-				o.localBinds[0].RoleRef.Name != o.localRoles[0].Name || !slices.Equal(o.localBinds[0].Subjects, []rbacv1.Subject{subject}) ||
-				o.localRoles[0].Namespace != "gpu" {
-				t.Errorf("bindings %v and %v, want both to %v", o.bindings[0], o.localBinds[0], subject)
-			}
+			checkHookAnnotations(t, o)
+			checkHookRights(t, o, c.configMaps)
 			pod := job.Spec.Template.Spec
 			if pod.ServiceAccountName != account.Name || !*pod.AutomountServiceAccountToken || *account.AutomountServiceAccountToken {
 				t.Errorf("the pod has the account %s, want %s", pod.ServiceAccountName, account.Name)
@@ -78,6 +52,45 @@ func TestCleanupHook(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// checkHookRights checks the rights of the hook's account, which may read the ConfigMaps.
+func checkHookRights(t *testing.T, o objects, configMaps string) {
+	t.Helper()
+	var rules []string
+	for _, r := range slices.Concat(o.roles[0].Rules, o.localRoles[0].Rules) {
+		rules = append(rules, strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ",")+
+			strings.Join(append([]string{""}, r.ResourceNames...), " "))
+	}
+	if got := strings.Join(rules, "; "); got != "get,list,patch nodes; patch nodes/status; list pods; list daemonsets,controllerrevisions; "+
+		"get jobs "+o.jobs[0].Name+"; get configmaps "+configMaps+"; patch pods/status; list,delete nodefeatures" {
+		t.Errorf("the account has the rights %q", got)
+	}
+	subject := rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: o.accounts[0].Name, Namespace: "gpu"}
+	if o.bindings[0].RoleRef.Name != o.roles[0].Name || !slices.Equal(o.bindings[0].Subjects, []rbacv1.Subject{subject}) ||
+		o.localBinds[0].RoleRef.Name != o.localRoles[0].Name || !slices.Equal(o.localBinds[0].Subjects, []rbacv1.Subject{subject}) ||
+		o.localRoles[0].Namespace != "gpu" {
+		t.Errorf("bindings %v and %v, want both to %v", o.bindings[0], o.localBinds[0], subject)
+	}
+}
+
+// checkHookAnnotations checks that Helm runs the hook's Job last, and deletes each of its objects.
+func checkHookAnnotations(t *testing.T, o objects) {
+	t.Helper()
+	job := o.jobs[0]
+	for _, m := range []metav1.ObjectMeta{
+		o.accounts[0].ObjectMeta, o.roles[0].ObjectMeta, o.bindings[0].ObjectMeta, o.localRoles[0].ObjectMeta,
+		o.localBinds[0].ObjectMeta, job.ObjectMeta,
+	} {
+		if m.Annotations["helm.sh/hook"] != "post-upgrade,post-rollback,post-delete" ||
+			m.Annotations["helm.sh/hook-delete-policy"] != "before-hook-creation,hook-succeeded,hook-failed" {
+			t.Errorf("%s has the annotations %v", m.Name, m.Annotations)
+		}
+		if weight := m.Annotations["helm.sh/hook-weight"]; (weight == "-10") != (m.Name != job.Name ||
+			m.Annotations["helm.sh/hook-output-log-policy"] == "") {
+			t.Errorf("%s has the weight %q; the Job must be last", m.Name, weight)
+		}
 	}
 }
 
@@ -126,7 +139,8 @@ func TestCleanupPod(t *testing.T) {
 // features keep the token, and not when its values change.
 func TestReplacedWithoutParts(t *testing.T) {
 	const token = "config.metrics.podUID=true"
-	const taint = token + ",config.node.taints[0].when=cordoned,config.node.taints[0].effect=NoSchedule,config.node.taints[0].key=gpu-node-agent/"
+	const taint = token + ",config.node.taints[0].when=cordoned,config.node.taints[0].effect=NoSchedule," +
+		"config.node.taints[0].key=gpu-node-agent/"
 	writes := func(set string) string {
 		return template(t, "--set", set).daemonSets[0].Spec.Template.Annotations["gpu-node-agent/writes"]
 	}

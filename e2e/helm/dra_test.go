@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
 	"sigs.k8s.io/yaml"
@@ -50,15 +51,7 @@ func TestDRANodes(t *testing.T) {
 			o := template(t, settings(c.set)...)
 			got := make(map[string]string)
 			for _, m := range o.configMaps {
-				var config struct {
-					Plugin struct {
-						API string `json:"api"`
-					} `json:"plugin"`
-				}
-				if err := yaml.Unmarshal([]byte(m.Data["config.yaml"]), &config); err != nil {
-					t.Fatal(err)
-				}
-				got[m.Name] = config.Plugin.API
+				got[m.Name] = pluginAPI(t, m.Data["config.yaml"])
 				if found := faults(t, m.Data["config.yaml"]); len(found) > 0 {
 					t.Errorf("%s: the agent reports %v", m.Name, found)
 				}
@@ -67,17 +60,7 @@ func TestDRANodes(t *testing.T) {
 				t.Errorf("agents with %v, want %v", got, c.apis)
 			}
 			for _, ds := range o.agents() {
-				all := mounts(ds)
-				for dir, want := range map[string]mount{
-					"/var/lib/kubelet/plugins/gpu.nvidia.com": {path: "/var/lib/kubelet/plugins/gpu.nvidia.com"},
-					"/var/lib/kubelet/plugins_registry":       {path: "/var/lib/kubelet/plugins_registry"},
-					"/var/run/cdi":                            {path: "/var/run/cdi"},
-					"/etc/cdi":                                {path: "/etc/cdi", readOnly: true},
-				} {
-					if m, mounted := all[dir]; mounted != c.have || mounted && m != want {
-						t.Errorf("%s has %v at %s: %v", ds.Name, m, dir, mounted)
-					}
-				}
+				checkDRAMounts(t, ds, c.have)
 				if got := *ds.Spec.Template.Spec.AutomountServiceAccountToken; got != c.have {
 					t.Errorf("%s has a token: %v", ds.Name, got)
 				}
@@ -85,6 +68,36 @@ func TestDRANodes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// checkDRAMounts checks that an agent has all directories for DRA, or none.
+func checkDRAMounts(t *testing.T, ds *appsv1.DaemonSet, have bool) {
+	t.Helper()
+	all := mounts(ds)
+	for dir, want := range map[string]mount{
+		"/var/lib/kubelet/plugins/gpu.nvidia.com": {path: "/var/lib/kubelet/plugins/gpu.nvidia.com"},
+		"/var/lib/kubelet/plugins_registry":       {path: "/var/lib/kubelet/plugins_registry"},
+		"/var/run/cdi":                            {path: "/var/run/cdi"},
+		"/etc/cdi":                                {path: "/etc/cdi", readOnly: true},
+	} {
+		if m, mounted := all[dir]; mounted != have || mounted && m != want {
+			t.Errorf("%s has %v at %s: %v", ds.Name, m, dir, mounted)
+		}
+	}
+}
+
+// pluginAPI returns plugin.api of an agent's configuration.
+func pluginAPI(t *testing.T, text string) string {
+	t.Helper()
+	var config struct {
+		Plugin struct {
+			API string `json:"api"`
+		} `json:"plugin"`
+	}
+	if err := yaml.Unmarshal([]byte(text), &config); err != nil {
+		t.Fatal(err)
+	}
+	return config.Plugin.API
 }
 
 // TestDRAPaths checks that the pod has the kubelet's directories at their paths on the node, because the agent names its socket to the
@@ -137,7 +150,10 @@ func TestDeviceClasses(t *testing.T) {
 			},
 		},
 		"another driver": {[]string{withDRA, "config.plugin.dra.driverName=a.b"}, map[string]string{"a.b": "nvidia.com/gpu", "mig.a.b": ""}},
-		"more": {[]string{withDRA, "dra.deviceClasses.extra[0].name=x,dra.deviceClasses.extra[1].name=y.z,dra.deviceClasses.extra[1].extendedResourceName=a.b/c"}, map[string]string{
+		"more": {[]string{
+			withDRA, "dra.deviceClasses.extra[0].name=x",
+			"dra.deviceClasses.extra[1].name=y.z,dra.deviceClasses.extra[1].extendedResourceName=a.b/c",
+		}, map[string]string{
 			"gpu.nvidia.com": "nvidia.com/gpu", "mig.nvidia.com": "", "x": "", "y.z": "a.b/c",
 		}},
 	} {

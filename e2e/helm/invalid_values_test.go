@@ -75,20 +75,23 @@ func TestRefused(t *testing.T) {
 		// Sharing by MPS.
 		mps + "name=nvidia.com/gpu," + mps +
 			"replicas=4": "config.plugin.sharing.mps.resources: ",
-		"nodeConfigs.a.plugin.sharing.memory.resource=a.b/c,nodeConfigs.a.plugin.sharing.memory.enforcement=mps":                       "nodeConfigs.a.plugin.sharing.memory.enforcement: ",
-		`config.plugin.nvidiaConfig=/etc/gpu-node-agent/n,files.n=sharing: {mps: {resources: [{name: nvidia.com/gpu\, replicas: 2}]}}`: "config.plugin.nvidiaConfig: ",
+		"nodeConfigs.a.plugin.sharing.memory.resource=a.b/c," +
+			"nodeConfigs.a.plugin.sharing.memory.enforcement=mps": "nodeConfigs.a.plugin.sharing.memory.enforcement: ",
+		"config.plugin.nvidiaConfig=/etc/gpu-node-agent/n," +
+			`files.n=sharing: {mps: {resources: [{name: nvidia.com/gpu\, replicas: 2}]}}`: "config.plugin.nvidiaConfig: ",
 		"mps.enabled=true": "mps.enabled: ",
 		// limited by the driver
-		"mps.enabled=true,config.plugin.sharing.memory.resource=a.b/c":                                      "mps.enabled: ",
-		"mps.enabled=true,config.plugin.sharing.mps.root=/run/," + mps + "name=a.b/c," + mps + "replicas=2": "config.plugin.sharing.mps.root: ",
-		"config.plugin.sharing.memory.resource=gpu-memory":                                                  "/config/plugin/sharing/memory/resource",
-		"config.plugin.sharing.memory.unit=1GB":                                                             "/config/plugin/sharing/memory/unit",
-		"config.plugin.sharing.memory.reserve=much":                                                         "/config/plugin/sharing/memory/reserve",
-		"config.plugin.sharing.mps.root=run/mps":                                                            "/config/plugin/sharing/mps/root",
-		"mps.enable=true":                                                                                   "enable",
-		"mps.terminationGracePeriodSeconds=5":                                                               "/mps/terminationGracePeriodSeconds",
-		"nodeConfigs.a-mps-daemon.log.level=debug":                                                          "nodeConfigs.a-mps-daemon: ",
-		"config.plugin.sharing.memory.enforcement=hope":                                                     "/config/plugin/sharing/memory/enforcement",
+		"mps.enabled=true,config.plugin.sharing.memory.resource=a.b/c": "mps.enabled: ",
+		"mps.enabled=true,config.plugin.sharing.mps.root=/run/," + mps + "name=a.b/c," + mps +
+			"replicas=2": "config.plugin.sharing.mps.root: ",
+		"config.plugin.sharing.memory.resource=gpu-memory": "/config/plugin/sharing/memory/resource",
+		"config.plugin.sharing.memory.unit=1GB":            "/config/plugin/sharing/memory/unit",
+		"config.plugin.sharing.memory.reserve=much":        "/config/plugin/sharing/memory/reserve",
+		"config.plugin.sharing.mps.root=run/mps":           "/config/plugin/sharing/mps/root",
+		"mps.enable=true":                                  "enable",
+		"mps.terminationGracePeriodSeconds=5":              "/mps/terminationGracePeriodSeconds",
+		"nodeConfigs.a-mps-daemon.log.level=debug":         "nodeConfigs.a-mps-daemon: ",
+		"config.plugin.sharing.memory.enforcement=hope":    "/config/plugin/sharing/memory/enforcement",
 
 		// DRA.
 		"config.plugin.api=dra":                                           "config.plugin.api: ",
@@ -101,13 +104,15 @@ func TestRefused(t *testing.T) {
 		"dra.enabled=true,dra.deviceClasses.mig={mig-1g.10gb}":            "/dra/deviceClasses/mig/0",
 		"dra.enabled=true,dra.deviceClasses.mig={1g.10gb+me,1g.10gb+me}":  "/dra/deviceClasses/mig",
 		"dra.enabled=true,dra.deviceClasses.extra[0].name=gpu.nvidia.com": "dra.deviceClasses: ",
-		"dra.enabled=true,dra.deviceClasses.extra[0].name=a,dra.deviceClasses.extra[0].extendedResourceName=nvidia.com/gpu": "nvidia.com/gpu",
-		"dra.enabled=true,dra.deviceClasses.extra[0].name=A":                                                                "/dra/deviceClasses/extra/0/name",
-		"dra.enabled=true,dra.deviceClasses.extra[0].selectors={true}":                                                      "missing property 'name'",
-		"dra.enabled=true,dra.deviceClasses.extra[0].name=a,dra.deviceClasses.extra[0].extendedResourceName=gpu":            "/dra/deviceClasses/extra/0/extendedResourceName",
-		"config.plugin.dra.driverName=GPU":                                                                                  "/config/plugin/dra/driverName",
-		"config.plugin.dra.driverName=":                                                                                     "/config/plugin/dra/driverName",
-		"dra.enable=true":                                                                                                   "enable",
+		"dra.enabled=true,dra.deviceClasses.extra[0].name=a," +
+			"dra.deviceClasses.extra[0].extendedResourceName=nvidia.com/gpu": "nvidia.com/gpu",
+		"dra.enabled=true,dra.deviceClasses.extra[0].name=A":           "/dra/deviceClasses/extra/0/name",
+		"dra.enabled=true,dra.deviceClasses.extra[0].selectors={true}": "missing property 'name'",
+		"dra.enabled=true,dra.deviceClasses.extra[0].name=a," +
+			"dra.deviceClasses.extra[0].extendedResourceName=gpu": "/dra/deviceClasses/extra/0/extendedResourceName",
+		"config.plugin.dra.driverName=GPU": "/config/plugin/dra/driverName",
+		"config.plugin.dra.driverName=":    "/config/plugin/dra/driverName",
+		"dra.enable=true":                  "enable",
 
 		// Labels and taints.
 		"config.node.labels.output=file,config.node.labels.file=/etc/kubernetes/x": "config.node.labels.file: ",
@@ -218,7 +223,8 @@ func TestAccepted(t *testing.T) {
 		"config.source.sim.control=/bar/sim.sock", // only a simulation creates it
 
 		// Nothing to share by MPS.
-		"config.plugin.enabled=false,config.plugin.sharing.mps.resources[0].name=nvidia.com/gpu,config.plugin.sharing.mps.resources[0].replicas=4",
+		"config.plugin.enabled=false,config.plugin.sharing.mps.resources[0].name=nvidia.com/gpu," +
+			"config.plugin.sharing.mps.resources[0].replicas=4",
 		"config.plugin.sharing.memory.enforcement=mps",
 		`config.plugin.nvidiaConfig=/etc/gpu-node-agent/n,files.n=flags: {mpsRoot: ~\, plugin: ~}`,
 

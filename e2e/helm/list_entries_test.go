@@ -360,24 +360,28 @@ func TestEntries(t *testing.T) {
 			t.Parallel()
 			for _, test := range tests {
 				for i, entries := range slices.Concat(test.accepted, test.refused) {
-					accepted := i < len(test.accepted)
-					list := "[" + entries + "]"
-					var value any
-					if err := yaml.Unmarshal([]byte(list), &value); err != nil {
-						t.Fatalf("%s: %v", list, err)
-					}
-					for _, name := range slices.Backward(strings.Split(key, ".")) {
-						value = map[string]any{name: value}
-					}
-					config := value.(map[string]any)
-					fromHelm := util.ValidateAgainstSingleSchema(common.Values{"config": config}, schema)
-					fromAgent := faults(t, asYAML(t, config))
-					about := slices.Collect(maps.Keys(fromAgent))
-					if accepted != (fromHelm == nil) || accepted != (len(fromAgent) == 0) || len(about) > 0 && !strings.HasPrefix(about[0], key) {
-						t.Errorf("%s: %s: accepted must be %v; Helm: %v; agent: %v", key, list, accepted, fromHelm, fromAgent)
-					}
+					checkEntries(t, schema, key, "["+entries+"]", i < len(test.accepted))
 				}
 			}
 		})
+	}
+}
+
+// checkEntries checks whether both the schema and the agent accept a list, and that the agent's faults name its key.
+func checkEntries(t *testing.T, schema []byte, key, list string, accepted bool) {
+	t.Helper()
+	var value any
+	if err := yaml.Unmarshal([]byte(list), &value); err != nil {
+		t.Fatalf("%s: %v", list, err)
+	}
+	for _, name := range slices.Backward(strings.Split(key, ".")) {
+		value = map[string]any{name: value}
+	}
+	config := value.(map[string]any)
+	fromHelm := util.ValidateAgainstSingleSchema(common.Values{"config": config}, schema)
+	fromAgent := faults(t, asYAML(t, config))
+	about := slices.Collect(maps.Keys(fromAgent))
+	if accepted != (fromHelm == nil) || accepted != (len(fromAgent) == 0) || len(about) > 0 && !strings.HasPrefix(about[0], key) {
+		t.Errorf("%s: %s: accepted must be %v; Helm: %v; agent: %v", key, list, accepted, fromHelm, fromAgent)
 	}
 }

@@ -15,9 +15,12 @@ import (
 const (
 	withMPS = "mps.enabled=true,config.plugin.sharing.mps.resources[0].name=nvidia.com/gpu,config.plugin.sharing.mps.resources[0].replicas=4"
 
-	someNodes    = "mps.enabled=true,nodeConfigs.a.plugin.sharing.mps.resources[0].name=nvidia.com/gpu,nodeConfigs.a.plugin.sharing.mps.resources[0].replicas=4"
+	someNodes = "mps.enabled=true,nodeConfigs.a.plugin.sharing.mps.resources[0].name=nvidia.com/gpu," +
+		"nodeConfigs.a.plugin.sharing.mps.resources[0].replicas=4"
 	memoryByMPS  = "mps.enabled=true,config.plugin.sharing.memory.resource=a.b/c,config.plugin.sharing.memory.enforcement=mps"
 	defaultAgent = "gna-gpu-node-agent"
+
+	nodeTerm = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0]."
 )
 
 // TestMPSNodes checks for which configurations there are MPS control daemons.
@@ -38,7 +41,10 @@ func TestMPSNodes(t *testing.T) {
 			[]string{"--set", "mps.enabled=true", "--set-json", "config.plugin.sharing.mps.resources=[]"}, map[string]string{defaultAgent: ""},
 		},
 		"NVIDIA's file": {
-			settings([]string{`mps.enabled=true,config.plugin.nvidiaConfig=/etc/gpu-node-agent/n,files.n=sharing: {mps: {resources: [{name: nvidia.com/gpu\, replicas: 2}]}}`}),
+			settings([]string{
+				"mps.enabled=true,config.plugin.nvidiaConfig=/etc/gpu-node-agent/n",
+				`files.n=sharing: {mps: {resources: [{name: nvidia.com/gpu\, replicas: 2}]}}`,
+			}),
 			map[string]string{defaultAgent: ""},
 		},
 	} {
@@ -67,7 +73,7 @@ func TestMPSNodes(t *testing.T) {
 	// Where a node has an agent it has the daemons, whatever selects the agents.
 	values := []string{
 		someNodes, "nodeSelector.pool=gpu,tolerations[0].operator=Exists,gpuOperator.enabled=true,runtimeClassName=nvidia",
-		"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].key=k,affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].operator=Exists",
+		nodeTerm + "key=k," + nodeTerm + "operator=Exists",
 	}
 	o := template(t, settings(values)...)
 	agent, mps := o.agents()[1].Spec.Template.Spec, o.mps()[0].Spec.Template.Spec
@@ -108,23 +114,8 @@ func TestMPSPod(t *testing.T) {
 			o := template(t, settings(append(c.set, withMPS, "config.plugin.sharing.mps.root=/run/x/",
 				"config.plugin.sharing.mps.control=/x/control", "config.health.kubernetes.enabled=true"))...)
 			ds, agent := o.mps()[0], o.agents()[0]
-			pod := ds.Spec.Template.Spec
-			if *pod.AutomountServiceAccountToken || pod.HostNetwork || pod.HostIPC || pod.HostPID != c.privileged {
-				t.Errorf("pod has too many or too few rights: %v", pod)
-			}
-			if got := ds.Spec.UpdateStrategy.Type; got != appsv1.OnDeleteDaemonSetStrategyType {
-				t.Errorf("update strategy %s: it would end CUDA processes", got)
-			}
-			container := pod.Containers[0]
-			if container.LivenessProbe != nil || container.StartupProbe != nil {
-				t.Error("the kubelet may end CUDA processes")
-			}
-			if container.Resources.Limits != nil {
-				t.Errorf("limits %v", container.Resources.Limits)
-			}
-			if *container.SecurityContext.Privileged != c.privileged || !*container.SecurityContext.ReadOnlyRootFilesystem {
-				t.Errorf("the container has the rights %v", container.SecurityContext)
-			}
+			checkMPSRights(t, ds, c.privileged)
+			container := ds.Spec.Template.Spec.Containers[0]
 			if got, want := strings.Join(container.Args, " "),
 				"mps-daemon --plugin.sharing.mps.root=/run/x --plugin.sharing.mps.control=/x/control "+c.args; got != want {
 				t.Errorf("arguments %s, want %s", got, want)
@@ -138,23 +129,7 @@ func TestMPSPod(t *testing.T) {
 			if got := strings.Join(env, " "); got != c.env {
 				t.Errorf("environment %s, want %s", got, c.env)
 			}
-			propagation := corev1.MountPropagationBidirectional
-			if !c.privileged { // which Kubernetes refuses then
-				propagation = ""
-			}
-			if got := mounts(ds)["/run/x"]; got != (mount{path: "/run/x", propagation: propagation}) {
-				t.Errorf("daemons have %v", got)
-			}
-			if got := mounts(agent)["/run/x"]; got != (mount{path: "/run/x", propagation: corev1.MountPropagationHostToContainer}) {
-				t.Errorf("agent has %v", got)
-			}
-			shm := mount{}
-			if c.privileged {
-				shm = mount{path: "/run/x/shm", propagation: corev1.MountPropagationHostToContainer}
-			}
-			if got := mounts(agent)["/dev/shm"]; got != shm {
-				t.Errorf("agent has %v at /dev/shm, want %v", got, shm)
-			}
+			checkMPSMounts(t, ds, agent, c.privileged)
 			if a := agent.Spec.Template.Spec; a.HostPID || *a.Containers[0].SecurityContext.Privileged {
 				t.Error("agent is privileged")
 			}
@@ -170,6 +145,50 @@ func TestMPSPod(t *testing.T) {
 	got := template(t, settings([]string{withMPS, "mps.updateStrategy=null"})...).mps()[0].Spec.UpdateStrategy.Type
 	if got != appsv1.OnDeleteDaemonSetStrategyType {
 		t.Errorf("update strategy %q without a value", got)
+	}
+}
+
+// checkMPSRights checks what MPS control daemons may do, and that neither the kubelet nor an update ends them.
+func checkMPSRights(t *testing.T, ds *appsv1.DaemonSet, privileged bool) {
+	t.Helper()
+	pod := ds.Spec.Template.Spec
+	if *pod.AutomountServiceAccountToken || pod.HostNetwork || pod.HostIPC || pod.HostPID != privileged {
+		t.Errorf("pod has too many or too few rights: %v", pod)
+	}
+	if got := ds.Spec.UpdateStrategy.Type; got != appsv1.OnDeleteDaemonSetStrategyType {
+		t.Errorf("update strategy %s: it would end CUDA processes", got)
+	}
+	container := pod.Containers[0]
+	if container.LivenessProbe != nil || container.StartupProbe != nil {
+		t.Error("the kubelet may end CUDA processes")
+	}
+	if container.Resources.Limits != nil {
+		t.Errorf("limits %v", container.Resources.Limits)
+	}
+	if *container.SecurityContext.Privileged != privileged || !*container.SecurityContext.ReadOnlyRootFilesystem {
+		t.Errorf("the container has the rights %v", container.SecurityContext)
+	}
+}
+
+// checkMPSMounts checks the directories that MPS control daemons share with the agent.
+func checkMPSMounts(t *testing.T, ds, agent *appsv1.DaemonSet, privileged bool) {
+	t.Helper()
+	propagation := corev1.MountPropagationBidirectional
+	if !privileged { // which Kubernetes refuses then
+		propagation = ""
+	}
+	if got := mounts(ds)["/run/x"]; got != (mount{path: "/run/x", propagation: propagation}) {
+		t.Errorf("daemons have %v", got)
+	}
+	if got := mounts(agent)["/run/x"]; got != (mount{path: "/run/x", propagation: corev1.MountPropagationHostToContainer}) {
+		t.Errorf("agent has %v", got)
+	}
+	shm := mount{}
+	if privileged {
+		shm = mount{path: "/run/x/shm", propagation: corev1.MountPropagationHostToContainer}
+	}
+	if got := mounts(agent)["/dev/shm"]; got != shm {
+		t.Errorf("agent has %v at /dev/shm, want %v", got, shm)
 	}
 }
 

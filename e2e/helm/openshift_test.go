@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 )
 
@@ -39,40 +40,52 @@ func TestOpenShift(t *testing.T) {
 			if len(o.localRoles) != want || len(o.localBinds) != want {
 				t.Fatalf("%d roles and %d bindings, want %d", len(o.localRoles), len(o.localBinds), want)
 			}
-			for i, role := range o.localRoles {
-				rules := []rbacv1.PolicyRule{{
-					APIGroups: []string{"security.openshift.io"}, Resources: []string{"securitycontextconstraints"},
-					ResourceNames: []string{"privileged"}, Verbs: []string{"use"},
-				}}
-				if !reflect.DeepEqual(role.Rules, rules) {
-					t.Errorf("the role has %v, want %v", role.Rules, rules)
-				}
-				bound := o.localBinds[i]
-				if (bound.RoleRef != rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name}) {
-					t.Errorf("binding has role %v", bound.RoleRef)
-				}
-				if !reflect.DeepEqual(bound.Subjects, []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: c.account, Namespace: "gpu"}}) {
-					t.Errorf("binding has subjects %v, want the account %s", bound.Subjects, c.account)
-				}
-			}
+			checkConstraintUse(t, o, c.account)
 			pod := o.daemonSets[0].Spec.Template.Spec
 			if c.account != "" && pod.ServiceAccountName != c.account {
 				t.Errorf("pod has account %s, want %s", pod.ServiceAccountName, c.account)
 			}
 			checkConfined(t, o.daemonSets[0], nil)
-			for _, container := range slices.Concat(pod.InitContainers, pod.Containers) {
-				got := ""
-				if s := container.SecurityContext.SELinuxOptions; s != nil {
-					got = s.Type
-				}
-				if got != c.selinux {
-					t.Errorf("%s has the SELinux type %q, want %q", container.Name, got, c.selinux)
-				}
-			}
+			checkSELinuxType(t, pod, c.selinux)
 		})
 	}
 	if _, err := helm(t, "template", "gna", chart, openShift, "--set", "serviceAccount.create=false"); err == nil ||
 		!strings.Contains(err.Error(), "serviceAccount.name") {
 		t.Errorf("error without an account: %v", err)
+	}
+}
+
+// checkSELinuxType checks the SELinux type of all containers of a pod.
+func checkSELinuxType(t *testing.T, pod corev1.PodSpec, want string) {
+	t.Helper()
+	for _, container := range slices.Concat(pod.InitContainers, pod.Containers) {
+		got := ""
+		if s := container.SecurityContext.SELinuxOptions; s != nil {
+			got = s.Type
+		}
+		if got != want {
+			t.Errorf("%s has the SELinux type %q, want %q", container.Name, got, want)
+		}
+	}
+}
+
+// checkConstraintUse checks that each role lets the account use the constraint privileged, and nothing else.
+func checkConstraintUse(t *testing.T, o objects, account string) {
+	t.Helper()
+	for i, role := range o.localRoles {
+		rules := []rbacv1.PolicyRule{{
+			APIGroups: []string{"security.openshift.io"}, Resources: []string{"securitycontextconstraints"},
+			ResourceNames: []string{"privileged"}, Verbs: []string{"use"},
+		}}
+		if !reflect.DeepEqual(role.Rules, rules) {
+			t.Errorf("the role has %v, want %v", role.Rules, rules)
+		}
+		bound := o.localBinds[i]
+		if (bound.RoleRef != rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name}) {
+			t.Errorf("binding has role %v", bound.RoleRef)
+		}
+		if !reflect.DeepEqual(bound.Subjects, []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: account, Namespace: "gpu"}}) {
+			t.Errorf("binding has subjects %v, want the account %s", bound.Subjects, account)
+		}
 	}
 }

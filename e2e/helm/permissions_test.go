@@ -233,36 +233,47 @@ func TestKernelLog(t *testing.T) {
 				if path == "" {
 					checkConfined(t, ds, nil)
 				}
-				pod := ds.Spec.Template.Spec
-				for _, init := range pod.InitContainers {
-					if *init.SecurityContext.Privileged {
-						t.Errorf("%s: init container is privileged", ds.Name)
-					}
-				}
-				// Kubernetes refuses a privileged container that forbids privilege escalation.
-				s := pod.Containers[0].SecurityContext
-				if *s.Privileged != (path != "") || *s.AllowPrivilegeEscalation != *s.Privileged {
-					t.Errorf("%s: the container has the rights %v, the kernel log is at %q", ds.Name, s, path)
-				}
-				if path != "" && !slices.Contains(s.Capabilities.Add, "SYSLOG") {
-					t.Errorf("%s: the container adds %v, want SYSLOG", ds.Name, s.Capabilities.Add)
-				}
-				var got []string
-				for _, v := range pod.Volumes {
-					if h := v.HostPath; h != nil && h.Path == "/dev/kmsg" && *h.Type == corev1.HostPathCharDev {
-						for _, m := range pod.Containers[0].VolumeMounts {
-							if m.Name == v.Name {
-								got = append(got, m.MountPath)
-							}
-						}
-					}
-				}
-				if strings.Join(got, " ") != path {
-					t.Errorf("%s: /dev/kmsg is at %v, want %q", ds.Name, got, path)
-				}
+				checkKernelLog(t, ds, path)
 			}
 		})
 	}
+}
+
+// checkKernelLog checks that an agent has the node's kernel log at a path, and what the container needs to read it; "" for neither.
+func checkKernelLog(t *testing.T, ds *appsv1.DaemonSet, path string) {
+	t.Helper()
+	pod := ds.Spec.Template.Spec
+	for _, init := range pod.InitContainers {
+		if *init.SecurityContext.Privileged {
+			t.Errorf("%s: init container is privileged", ds.Name)
+		}
+	}
+	// Kubernetes refuses a privileged container that forbids privilege escalation.
+	s := pod.Containers[0].SecurityContext
+	if *s.Privileged != (path != "") || *s.AllowPrivilegeEscalation != *s.Privileged {
+		t.Errorf("%s: the container has the rights %v, the kernel log is at %q", ds.Name, s, path)
+	}
+	if path != "" && !slices.Contains(s.Capabilities.Add, "SYSLOG") {
+		t.Errorf("%s: the container adds %v, want SYSLOG", ds.Name, s.Capabilities.Add)
+	}
+	got := kernelLogMounts(pod)
+	if strings.Join(got, " ") != path {
+		t.Errorf("%s: /dev/kmsg is at %v, want %q", ds.Name, got, path)
+	}
+}
+
+// kernelLogMounts returns where the container of an agent has the node's kernel log.
+func kernelLogMounts(pod corev1.PodSpec) (paths []string) {
+	for _, v := range pod.Volumes {
+		if h := v.HostPath; h != nil && h.Path == "/dev/kmsg" && *h.Type == corev1.HostPathCharDev {
+			for _, m := range pod.Containers[0].VolumeMounts {
+				if m.Name == v.Name {
+					paths = append(paths, m.MountPath)
+				}
+			}
+		}
+	}
+	return paths
 }
 
 // installCommand returns the flags --set of the first `helm install` of a document.
@@ -336,7 +347,7 @@ func TestNodeAffinity(t *testing.T) {
 			"affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution=null",
 		}, map[string]string{"gna-gpu-node-agent": gpus}},
 		"custom terms": {[]string{
-			"affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].key=a,affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0].matchExpressions[0].operator=Exists",
+			nodeTerm + "key=a," + nodeTerm + "operator=Exists",
 		}, map[string]string{"gna-gpu-node-agent": "a Exists []"}},
 		"null":          {[]string{"affinity=null"}, map[string]string{"gna-gpu-node-agent": ""}},
 		"an empty text": {[]string{"affinity="}, map[string]string{"gna-gpu-node-agent": ""}},

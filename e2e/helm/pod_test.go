@@ -112,20 +112,7 @@ func TestProcesses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := template(t, settings(c.set)...)
 			pod := o.daemonSets[0].Spec.Template.Spec
-			paths := make(map[string]string)
-			for _, v := range pod.Volumes {
-				if v.HostPath != nil {
-					paths[v.Name] = v.HostPath.Path
-				}
-			}
-			var got []string
-			for _, m := range pod.Containers[0].VolumeMounts {
-				if path := paths[m.Name]; path == "/proc" || strings.Contains(path, "/pods") || strings.Contains(path, "/containers") {
-					if got = append(got, m.MountPath+"="+path); !m.ReadOnly {
-						t.Errorf("%s is writable", m.MountPath)
-					}
-				}
-			}
+			got := processMounts(t, pod)
 			if !slices.Equal(got, c.want) || pod.HostPID != c.hostPID {
 				t.Errorf("mounts %v, hostPID %v, want %v, %v", got, pod.HostPID, c.want, c.hostPID)
 			}
@@ -144,6 +131,25 @@ func TestProcesses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// processMounts returns where the container of an agent has the directories by which it finds the pods of processes.
+func processMounts(t *testing.T, pod corev1.PodSpec) (mounts []string) {
+	t.Helper()
+	paths := make(map[string]string)
+	for _, v := range pod.Volumes {
+		if v.HostPath != nil {
+			paths[v.Name] = v.HostPath.Path
+		}
+	}
+	for _, m := range pod.Containers[0].VolumeMounts {
+		if path := paths[m.Name]; path == "/proc" || strings.Contains(path, "/pods") || strings.Contains(path, "/containers") {
+			if mounts = append(mounts, m.MountPath+"="+path); !m.ReadOnly {
+				t.Errorf("%s is writable", m.MountPath)
+			}
+		}
+	}
+	return mounts
 }
 
 // TestToolkit checks that the container that waits for NVIDIA's toolkit requests no GPUs.
@@ -213,7 +219,8 @@ func TestEndpoint(t *testing.T) {
 		},
 		"one added": {
 			"relabelings[0].action=keep",
-			map[string]string{"relabelings": `[{"sourceLabels":["__meta_kubernetes_pod_node_name"],"targetLabel":"instance"},{"action":"labeldrop","regex":"namespace|pod|container"},{"action":"keep"}]`},
+			map[string]string{"relabelings": `[{"sourceLabels":["__meta_kubernetes_pod_node_name"],"targetLabel":"instance"},` +
+				`{"action":"labeldrop","regex":"namespace|pod|container"},{"action":"keep"}]`},
 		},
 		"replaced": {"endpoint.relabelings[0].action=keep", map[string]string{"relabelings": `[{"action":"keep"}]`}},
 	} {

@@ -67,23 +67,7 @@ func TestReclaimRights(t *testing.T) {
 			if len(o.localRoles) != len(want) || len(o.localBinds) != len(want) {
 				t.Fatalf("%d roles and %d bindings, want %d", len(o.localRoles), len(o.localBinds), len(want))
 			}
-			for i, role := range o.localRoles {
-				var rules []string
-				for _, r := range role.Rules {
-					rules = append(rules, strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ","))
-					if r.Resources[0] == "namespaces" && !slices.Equal(r.ResourceNames, []string{role.Namespace}) {
-						t.Errorf("%s: the account can get the namespaces %v", role.Namespace, r.ResourceNames)
-					}
-				}
-				if got := strings.Join(rules, "; "); got != want[role.Namespace] {
-					t.Errorf("%s: the role has %q, want %q", role.Namespace, got, want[role.Namespace])
-				}
-				b := o.localBinds[i]
-				if b.Namespace != role.Namespace || b.RoleRef.Name != role.Name || len(b.Subjects) != 1 ||
-					b.Subjects[0] != (rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: c.account, Namespace: "gpu"}) {
-					t.Errorf("%s: the role %s has the binding %v, want the account %s", role.Namespace, role.Name, b, c.account)
-				}
-			}
+			checkReclaimRoles(t, o, want, c.account)
 			if got := len(o.cronJobs) == 1; got != (c.account != "") {
 				t.Fatalf("%d CronJobs", len(o.cronJobs))
 			}
@@ -99,6 +83,28 @@ func TestReclaimRights(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// checkReclaimRoles checks the rules of the roles by namespace, and that only the account has them.
+func checkReclaimRoles(t *testing.T, o objects, want map[string]string, account string) {
+	t.Helper()
+	for i, role := range o.localRoles {
+		var rules []string
+		for _, r := range role.Rules {
+			rules = append(rules, strings.Join(r.Verbs, ",")+" "+strings.Join(r.Resources, ","))
+			if r.Resources[0] == "namespaces" && !slices.Equal(r.ResourceNames, []string{role.Namespace}) {
+				t.Errorf("%s: the account can get the namespaces %v", role.Namespace, r.ResourceNames)
+			}
+		}
+		if got := strings.Join(rules, "; "); got != want[role.Namespace] {
+			t.Errorf("%s: the role has %q, want %q", role.Namespace, got, want[role.Namespace])
+		}
+		b := o.localBinds[i]
+		if b.Namespace != role.Namespace || b.RoleRef.Name != role.Name || len(b.Subjects) != 1 ||
+			b.Subjects[0] != (rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Name: account, Namespace: "gpu"}) {
+			t.Errorf("%s: the role %s has the binding %v, want the account %s", role.Namespace, role.Name, b, account)
+		}
 	}
 }
 

@@ -247,22 +247,12 @@ func TestDashboards(t *testing.T) {
 	}
 }
 
+// panelFaults returns what is wrong with the panels and annotations of a dashboard, which may use these variables.
 func panelFaults(d dashboard, variables []string) (faults []string) {
 	bad := func(p panel, format string, args ...any) {
 		faults = append(faults, fmt.Sprintf("panel %d %q: ", p.ID, p.Title)+fmt.Sprintf(format, args...))
 	}
 	variables = append(slices.Clone(variables), "__range", "__interval", "__interval_ms", "__rate_interval")
-	checkQuery := func(p panel, q target) {
-		for _, m := range reference.FindAllStringSubmatch(q.Expr, -1) {
-			if !slices.Contains(variables, m[1]+m[2]) {
-				bad(p, "query %s uses the undefined variable %s", q.RefID, m[0])
-			}
-		}
-		// A copied query easily sums over all clusters or nodes.
-		if n := strings.Count(q.Expr, "{"); strings.Count(q.Expr, `cluster=~"$cluster", instance`) != n {
-			bad(p, "query %s: each of its %d selectors must begin with the cluster and the node", q.RefID, n)
-		}
-	}
 	ids, titles := make(map[int]string), make(map[string]bool)
 	checkPositions(d.Panels, bad)
 	for _, p := range d.all() {
@@ -283,27 +273,7 @@ func panelFaults(d dashboard, variables []string) (faults []string) {
 			bad(p, "has the title of another panel")
 		}
 		titles[p.Title] = true
-		if p.Description == "" || p.FieldConfig.Defaults.Unit == "" || len(p.FieldConfig.Defaults.Thresholds.Steps) == 0 {
-			bad(p, "lacks a description, unit or thresholds")
-		}
-		if p.Datasource != (datasource{"prometheus", "${datasource}"}) {
-			bad(p, "datasource %+v; use the variable", p.Datasource)
-		}
-		if len(p.Targets) == 0 {
-			bad(p, "has no query")
-		}
-		var refs []string
-		for _, q := range p.Targets {
-			if q.Expr == "" || q.RefID == "" || slices.Contains(refs, q.RefID) {
-				bad(p, "query %q: %q", q.RefID, q.Expr)
-			}
-			refs = append(refs, q.RefID)
-			checkQuery(p, q)
-			if p.Type == "table" && (q.Format != "table" || !q.Instant) {
-				bad(p, "query %s of a table must be instant and of format table", q.RefID)
-			}
-		}
-		for _, fault := range drawingFaults(p) {
+		for _, fault := range slices.Concat(contentFaults(p, variables), drawingFaults(p)) {
 			bad(p, "%s", fault)
 		}
 	}
@@ -312,7 +282,48 @@ func panelFaults(d dashboard, variables []string) (faults []string) {
 		if a.Title == "" || a.Datasource != (datasource{"prometheus", "${datasource}"}) {
 			bad(p, "lacks a title or the data source's variable")
 		}
-		checkQuery(p, a.Target)
+		for _, fault := range queryFaults(a.Target, variables) {
+			bad(p, "%s", fault)
+		}
+	}
+	return faults
+}
+
+// contentFaults returns what is wrong with the description and the queries of a panel other than a row.
+func contentFaults(p panel, variables []string) (faults []string) {
+	if p.Description == "" || p.FieldConfig.Defaults.Unit == "" || len(p.FieldConfig.Defaults.Thresholds.Steps) == 0 {
+		faults = append(faults, "lacks a description, unit or thresholds")
+	}
+	if p.Datasource != (datasource{"prometheus", "${datasource}"}) {
+		faults = append(faults, fmt.Sprintf("datasource %+v; use the variable", p.Datasource))
+	}
+	if len(p.Targets) == 0 {
+		faults = append(faults, "has no query")
+	}
+	var refs []string
+	for _, q := range p.Targets {
+		if q.Expr == "" || q.RefID == "" || slices.Contains(refs, q.RefID) {
+			faults = append(faults, fmt.Sprintf("query %q: %q", q.RefID, q.Expr))
+		}
+		refs = append(refs, q.RefID)
+		faults = append(faults, queryFaults(q, variables)...)
+		if p.Type == "table" && (q.Format != "table" || !q.Instant) {
+			faults = append(faults, fmt.Sprintf("query %s of a table must be instant and of format table", q.RefID))
+		}
+	}
+	return faults
+}
+
+// queryFaults returns what is wrong with the variables and selectors of a query.
+func queryFaults(q target, variables []string) (faults []string) {
+	for _, m := range reference.FindAllStringSubmatch(q.Expr, -1) {
+		if !slices.Contains(variables, m[1]+m[2]) {
+			faults = append(faults, fmt.Sprintf("query %s uses the undefined variable %s", q.RefID, m[0]))
+		}
+	}
+	// A copied query easily sums over all clusters or nodes.
+	if n := strings.Count(q.Expr, "{"); strings.Count(q.Expr, `cluster=~"$cluster", instance`) != n {
+		faults = append(faults, fmt.Sprintf("query %s: each of its %d selectors must begin with the cluster and the node", q.RefID, n))
 	}
 	return faults
 }

@@ -2,6 +2,7 @@ package prometheus
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -110,28 +111,9 @@ func tableFaults(p panel) (faults []string) {
 		faults = append(faults, "another default unit than string turns the label 13.0 into 13")
 	}
 	columns, numbers := p.columns()
-	width, wraps := make(map[string]float64), make(map[string]bool) // by column
-	for _, o := range p.FieldConfig.Overrides {
-		for _, property := range o.Properties {
-			switch property.ID {
-			case "custom.width":
-				var w float64
-				if err := json.Unmarshal(property.Value, &w); err != nil {
-					faults = append(faults, err.Error())
-				}
-				width[o.Matcher.Options] = w
-			case "custom.cellOptions":
-				var cell struct {
-					WrapText bool `json:"wrapText"`
-				}
-				if err := json.Unmarshal(property.Value, &cell); err != nil {
-					faults = append(faults, err.Error())
-				}
-				wraps[o.Matcher.Options] = cell.WrapText
-			case "unit":
-				delete(numbers, o.Matcher.Options)
-			}
-		}
+	width, wraps, err := columnStyles(p, numbers)
+	if err != nil {
+		faults = append(faults, err.Error())
 	}
 	if len(numbers) > 0 {
 		faults = append(faults, fmt.Sprintf("columns of numbers without a unit: %v", slices.Sorted(maps.Keys(numbers))))
@@ -166,6 +148,30 @@ func tableFaults(p panel) (faults []string) {
 	return faults
 }
 
+// columnStyles returns what the overrides of a table set, by column. It removes columns with a unit from numbers.
+func columnStyles(p panel, numbers map[string]bool) (width map[string]float64, wraps map[string]bool, err error) {
+	width, wraps = make(map[string]float64), make(map[string]bool)
+	for _, o := range p.FieldConfig.Overrides {
+		for _, property := range o.Properties {
+			switch property.ID {
+			case "custom.width":
+				var w float64
+				err = errors.Join(err, json.Unmarshal(property.Value, &w))
+				width[o.Matcher.Options] = w
+			case "custom.cellOptions":
+				var cell struct {
+					WrapText bool `json:"wrapText"`
+				}
+				err = errors.Join(err, json.Unmarshal(property.Value, &cell))
+				wraps[o.Matcher.Options] = cell.WrapText
+			case "unit":
+				delete(numbers, o.Matcher.Options)
+			}
+		}
+	}
+	return width, wraps, err
+}
+
 // columns returns the names of all columns that a table may show, and those among them with a query's values.
 func (p panel) columns() (columns []string, numbers map[string]bool) {
 	numbers = make(map[string]bool)
@@ -191,31 +197,47 @@ func (p panel) columns() (columns []string, numbers map[string]bool) {
 // TestDrawingFaults checks that each fault that a real Grafana showed is found.
 func TestDrawingFaults(t *testing.T) {
 	for name, text := range map[string]string{
-		"stat with a range query": `{"type": "stat", "targets": [{"instant": false}], "options": {"graphMode": "none"}, "fieldConfig": {"defaults": {"mappings": [NULL]}}}`,
-		"stat without mapping":    `{"type": "stat", "targets": [{"instant": true}], "options": {"graphMode": "none"}, "fieldConfig": {"defaults": {}}}`,
-		"stat with graph":         `{"type": "stat", "targets": [{"instant": true}], "fieldConfig": {"defaults": {"mappings": [NULL]}}}`,
-		"title":                   `{"type": "text", "title": "Allocated and idle", "gridPos": {"w": 3}}`,
-		"nothing is wrong":        `{"type": "text", "fieldConfig": {"defaults": {"noValue": "No XID"}}}`,
-		"subquery":                `{"type": "text", "targets": [{"expr": "max_over_time(up[$__range:15s])"}]}`,
-		"overlapping increase":    `{"type": "timeseries", "targets": [{"expr": "increase(up[$__rate_interval])"}]}`,
-		"timeline by thresholds":  `{"type": "state-timeline", "options": {"perPage": 2}, "gridPos": {"h": 1}, "fieldConfig": {"defaults": {"color": {"mode": "thresholds"}, "mappings": [NULL]}}}`,
-		"timeline with gaps":      `{"type": "state-timeline", "options": {"perPage": 2}, "gridPos": {"h": 1}, "fieldConfig": {"defaults": {"color": {"mode": "fixed"}}}}`,
-		"timeline too dense":      `{"type": "state-timeline", "options": {"perPage": 9}, "gridPos": {"h": 1}, "fieldConfig": {"defaults": {"color": {"mode": "fixed"}, "mappings": [NULL]}}}`,
+		"stat with a range query": `{"type": "stat", "targets": [{"instant": false}], "options": {"graphMode": "none"},
+			"fieldConfig": {"defaults": {"mappings": [NULL]}}}`,
+		"stat without mapping": `{"type": "stat", "targets": [{"instant": true}], "options": {"graphMode": "none"},
+			"fieldConfig": {"defaults": {}}}`,
+		"stat with graph": `{"type": "stat", "targets": [{"instant": true}],
+			"fieldConfig": {"defaults": {"mappings": [NULL]}}}`,
+		"title":                `{"type": "text", "title": "Allocated and idle", "gridPos": {"w": 3}}`,
+		"nothing is wrong":     `{"type": "text", "fieldConfig": {"defaults": {"noValue": "No XID"}}}`,
+		"subquery":             `{"type": "text", "targets": [{"expr": "max_over_time(up[$__range:15s])"}]}`,
+		"overlapping increase": `{"type": "timeseries", "targets": [{"expr": "increase(up[$__rate_interval])"}]}`,
+		"timeline by thresholds": `{"type": "state-timeline", "options": {"perPage": 2}, "gridPos": {"h": 1},
+			"fieldConfig": {"defaults": {"color": {"mode": "thresholds"}, "mappings": [NULL]}}}`,
+		"timeline with gaps": `{"type": "state-timeline", "options": {"perPage": 2}, "gridPos": {"h": 1},
+			"fieldConfig": {"defaults": {"color": {"mode": "fixed"}}}}`,
+		"timeline too dense": `{"type": "state-timeline", "options": {"perPage": 9}, "gridPos": {"h": 1},
+			"fieldConfig": {"defaults": {"color": {"mode": "fixed"}, "mappings": [NULL]}}}`,
 		"legend with a sum":       `{"type": "timeseries", "options": {"legend": {"calcs": ["sum"], "sortBy": "Name"}}}`,
 		"unsorted legend":         `{"type": "timeseries", "options": {"legend": {"calcs": ["max"]}}}`,
 		"legend sorted ascending": `{"type": "timeseries", "options": {"legend": {"calcs": ["max"], "sortBy": "Max"}}}`,
 		"legend without column":   `{"type": "timeseries", "options": {"legend": {"calcs": ["max"], "sortBy": "Mean", "sortDesc": true}}}`,
 		"slopes":                  `{"type": "timeseries", "fieldConfig": {"defaults": {"unit": "none", "decimals": 0}}}`,
-		"8.0 devices":             `{"type": "timeseries", "fieldConfig": {"defaults": {"unit": "none", "decimals": 1, "custom": {"lineInterpolation": "stepAfter"}}}}`,
-		"0.00494 %":               `{"type": "timeseries", "fieldConfig": {"defaults": {"unit": "percentunit"}}}`,
-		"thin bars":               `{"type": "timeseries", "fieldConfig": {"defaults": {"unit": "none", "decimals": 0, "custom": {"drawStyle": "bars"}}}}`,
+		"8.0 devices": `{"type": "timeseries",
+			"fieldConfig": {"defaults": {"unit": "none", "decimals": 1, "custom": {"lineInterpolation": "stepAfter"}}}}`,
+		"0.00494 %": `{"type": "timeseries", "fieldConfig": {"defaults": {"unit": "percentunit"}}}`,
+		"thin bars": `{"type": "timeseries",
+			"fieldConfig": {"defaults": {"unit": "none", "decimals": 0, "custom": {"drawStyle": "bars"}}}}`,
 		"table with wide columns": `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "string"}}}`,
-		"table with filters":      `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "string", "custom": {"minWidth": 60, "filterable": true}}}}`,
-		"CUDA 13":                 `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "none", TABLE}}}`,
-		"number as a string":      `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "string", TABLE}}, "transformations": [{"options": {"indexByName": {"Value": 0}, "renameByName": {"Value": "GPUs"}}}]}`,
-		"header cut off":          `{"type": "table", "gridPos": {"w": 2}, "fieldConfig": {"defaults": {"unit": "string", TABLE}}, "transformations": [{"options": {"indexByName": {"Uncorrectable errors": 0}}}]}`,
-		"advice cut off":          `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "string", TABLE}}, "transformations": [{"options": {"indexByName": {"What to do": 0}}}]}`,
-		"sorted by nothing":       `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "string", TABLE}}, "options": {"sortBy": [{"displayName": "GPU"}]}}`,
+		"table with filters": `{"type": "table", "gridPos": {"w": 9},
+			"fieldConfig": {"defaults": {"unit": "string", "custom": {"minWidth": 60, "filterable": true}}}}`,
+		"CUDA 13": `{"type": "table", "gridPos": {"w": 9}, "fieldConfig": {"defaults": {"unit": "none", TABLE}}}`,
+		"number as a string": `{"type": "table", "gridPos": {"w": 9},
+			"fieldConfig": {"defaults": {"unit": "string", TABLE}},
+			"transformations": [{"options": {"indexByName": {"Value": 0}, "renameByName": {"Value": "GPUs"}}}]}`,
+		"header cut off": `{"type": "table", "gridPos": {"w": 2},
+			"fieldConfig": {"defaults": {"unit": "string", TABLE}},
+			"transformations": [{"options": {"indexByName": {"Uncorrectable errors": 0}}}]}`,
+		"advice cut off": `{"type": "table", "gridPos": {"w": 9},
+			"fieldConfig": {"defaults": {"unit": "string", TABLE}},
+			"transformations": [{"options": {"indexByName": {"What to do": 0}}}]}`,
+		"sorted by nothing": `{"type": "table", "gridPos": {"w": 9},
+			"fieldConfig": {"defaults": {"unit": "string", TABLE}}, "options": {"sortBy": [{"displayName": "GPU"}]}}`,
 	} {
 		text = strings.NewReplacer("NULL",
 			`{"type": "special", "options": {"match": "null+nan", "result": {"text": "No data", "color": "#808080"}}}`,

@@ -115,7 +115,8 @@ func TestPanelsWhenNamesChange(t *testing.T) {
 	n.awaitDashboard12239("all")
 	n.Eventually("the fleet counts each GPU once", func() error {
 		return n.checkSeries(fmt.Sprintf(`cluster:gpu_node_agent_power_watts:sum
-			== on () sum(max by (instance, gpu) (device:gpu_node_agent_power_watts:max)) and on () count(device:gpu_node_agent_power_watts:max) == %d`, nodes*gpus), 1)
+			== on () sum(max by (instance, gpu) (device:gpu_node_agent_power_watts:max))
+			and on () count(device:gpu_node_agent_power_watts:max) == %d`, nodes*gpus), 1)
 	})
 
 	awaitNames("dcgm-exporter-4.9")
@@ -159,21 +160,7 @@ func (n machine) checkLoadPanels(nodes ...string) {
 				}
 				queries++
 				n.Eventually(fmt.Sprintf("%s: %s %s is the same of %v", file, p.Title, q.RefID, nodes), func() error {
-					var first map[string]float64
-					for _, node := range nodes {
-						values["node"] = node
-						rows, err := n.valuesByLabels(substitute(q.Expr, values))
-						if err != nil {
-							return err
-						}
-						if first == nil {
-							first = rows
-						}
-						if !maps.EqualFunc(first, rows, nearlyEqual) {
-							return fmt.Errorf("%v of %s, %v of %s", first, nodes[0], rows, node)
-						}
-					}
-					return nil
+					return n.checkSame(q.Expr, values, nodes)
 				})
 			}
 		}
@@ -181,6 +168,25 @@ func (n machine) checkLoadPanels(nodes ...string) {
 	if queries == 0 {
 		n.T.Error("no panel queries a recorded series or a field")
 	}
+}
+
+// checkSame returns an error if an expression has other values for one of the nodes. values has the other variables.
+func (n machine) checkSame(expr string, values map[string]string, nodes []string) error {
+	var first map[string]float64
+	for _, node := range nodes {
+		values["node"] = node
+		rows, err := n.valuesByLabels(substitute(expr, values))
+		if err != nil {
+			return err
+		}
+		if first == nil {
+			first = rows
+		}
+		if !maps.EqualFunc(first, rows, nearlyEqual) {
+			return fmt.Errorf("%v of %s, %v of %s", first, nodes[0], rows, node)
+		}
+	}
+	return nil
 }
 
 // nearlyEqual ignores that a sum depends on the order of its parts.

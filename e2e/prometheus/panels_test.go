@@ -94,23 +94,7 @@ func (n machine) checkPanels(all bool) {
 			fields := make(map[string]bool) // columns of a table
 			for _, q := range p.Targets {
 				queries++
-				var result []promapi.Series
-				n.Eventually(fmt.Sprintf("%s: %s %s has data", name, p.Title, q.RefID), func() (err error) {
-					if result, err = n.evaluate(q, values); err == nil && len(result) == 0 && !mayBeEmpty(q) {
-						err = errors.New("no series: " + substitute(q.Expr, values)) // the first steps of 15s may have none
-					}
-					return err
-				})
-				for _, s := range result {
-					for _, m := range legendLabel.FindAllStringSubmatch(q.Legend, -1) {
-						if s.Labels[m[1]] == "" && !optional(m[1]) {
-							n.T.Errorf("%s: %s: legend %q: no label %s in %v", name, p.Title, q.Legend, m[1], s.Labels)
-						}
-					}
-					for l := range s.Labels {
-						fields[l] = true
-					}
-				}
+				n.checkQuery(name, p, q, values, fields)
 				if fields["Value"] = true; len(p.Targets) > 1 {
 					delete(fields, "Value")
 					fields["Value #"+q.RefID] = true
@@ -120,6 +104,28 @@ func (n machine) checkPanels(all bool) {
 		}
 	}
 	n.T.Logf("%d queries of panels", queries)
+}
+
+// checkQuery checks that a query has data with the labels of its legend. It adds the labels to fields.
+func (n machine) checkQuery(name string, p panel, q target, values map[string]string, fields map[string]bool) {
+	n.T.Helper()
+	var result []promapi.Series
+	n.Eventually(fmt.Sprintf("%s: %s %s has data", name, p.Title, q.RefID), func() (err error) {
+		if result, err = n.evaluate(q, values); err == nil && len(result) == 0 && !mayBeEmpty(q) {
+			err = errors.New("no series: " + substitute(q.Expr, values)) // the first steps of 15s may have none
+		}
+		return err
+	})
+	for _, s := range result {
+		for _, m := range legendLabel.FindAllStringSubmatch(q.Legend, -1) {
+			if s.Labels[m[1]] == "" && !optional(m[1]) {
+				n.T.Errorf("%s: %s: legend %q: no label %s in %v", name, p.Title, q.Legend, m[1], s.Labels)
+			}
+		}
+		for l := range s.Labels {
+			fields[l] = true
+		}
+	}
 }
 
 // optional reports whether some series lack a label.

@@ -85,33 +85,7 @@ func TestRules(t *testing.T) {
 func TestRulesAreDocumented(t *testing.T) {
 	names := make(map[string]bool)
 	for file, rules := range rules(t) {
-		var tests struct {
-			RuleFiles []string `json:"rule_files"`
-			Interval  string   `json:"evaluation_interval"`
-			Tests     []struct {
-				Name     string           `json:"name"`
-				Interval string           `json:"interval"`
-				Input    []map[string]any `json:"input_series"`
-				Alerts   []any            `json:"alert_rule_test"`
-				Exprs    []struct {
-					Expr    string `json:"expr"`
-					At      string `json:"eval_time"`
-					Samples []struct {
-						Labels string  `json:"labels"`
-						Value  float64 `json:"value"`
-					} `json:"exp_samples"`
-				} `json:"promql_expr_test"`
-			} `json:"tests"`
-		}
-		parse(t, filepath.Join("rules", file), &tests)
-		var samples []string
-		for _, test := range tests.Tests {
-			for _, e := range test.Exprs {
-				for _, s := range e.Samples {
-					samples = append(samples, s.Labels)
-				}
-			}
-		}
+		samples := testedSeries(t, file)
 		for _, r := range rules {
 			id := strings.TrimSpace(r.name() + " " + r.Labels["severity"])
 			if names[id] {
@@ -134,19 +108,57 @@ func TestRulesAreDocumented(t *testing.T) {
 				t.Errorf("%s never fires in its unit tests", r.Alert)
 				continue
 			}
-			for _, a := range []string{"summary", "description", "runbook", "runbook_url"} {
-				if r.Annotations[a] == "" {
-					t.Errorf("%s has no annotation %s", r.Alert, a)
-				}
-				if strings.Contains(r.Annotations[a], "{{ $labels.gpu }}") {
-					t.Errorf("%s: %s names no GPU if another one has its index; use or $labels.gpu $labels.UUID", r.Alert, a)
-				}
-				// A template renders a missing label as an empty string, which is right for those that only some series have.
-				for _, m := range templateLabel.FindAllStringSubmatch(r.Annotations[a], -1) {
-					if optional := m[1] == "cluster" || m[1] == "GPU_I_ID"; !optional && !strings.Contains(samples[i], " "+m[1]+"=") {
-						t.Errorf("%s: %s: the alert has no label %s: %s", r.Alert, a, m[1], samples[i])
-					}
-				}
+			checkAnnotations(t, r, samples[i])
+		}
+	}
+}
+
+// testedSeries returns the labels of the series that the unit tests of a file of rules expect.
+func testedSeries(t *testing.T, file string) (samples []string) {
+	t.Helper()
+	var tests struct {
+		RuleFiles []string `json:"rule_files"`
+		Interval  string   `json:"evaluation_interval"`
+		Tests     []struct {
+			Name     string           `json:"name"`
+			Interval string           `json:"interval"`
+			Input    []map[string]any `json:"input_series"`
+			Alerts   []any            `json:"alert_rule_test"`
+			Exprs    []struct {
+				Expr    string `json:"expr"`
+				At      string `json:"eval_time"`
+				Samples []struct {
+					Labels string  `json:"labels"`
+					Value  float64 `json:"value"`
+				} `json:"exp_samples"`
+			} `json:"promql_expr_test"`
+		} `json:"tests"`
+	}
+	parse(t, filepath.Join("rules", file), &tests)
+	for _, test := range tests.Tests {
+		for _, e := range test.Exprs {
+			for _, s := range e.Samples {
+				samples = append(samples, s.Labels)
+			}
+		}
+	}
+	return samples
+}
+
+// checkAnnotations checks that an alert has all annotations, and that its series in the unit tests has the labels that they use.
+func checkAnnotations(t *testing.T, r rule, series string) {
+	t.Helper()
+	for _, a := range []string{"summary", "description", "runbook", "runbook_url"} {
+		if r.Annotations[a] == "" {
+			t.Errorf("%s has no annotation %s", r.Alert, a)
+		}
+		if strings.Contains(r.Annotations[a], "{{ $labels.gpu }}") {
+			t.Errorf("%s: %s names no GPU if another one has its index; use or $labels.gpu $labels.UUID", r.Alert, a)
+		}
+		// A template renders a missing label as an empty string, which is right for those that only some series have.
+		for _, m := range templateLabel.FindAllStringSubmatch(r.Annotations[a], -1) {
+			if optional := m[1] == "cluster" || m[1] == "GPU_I_ID"; !optional && !strings.Contains(series, " "+m[1]+"=") {
+				t.Errorf("%s: %s: the alert has no label %s: %s", r.Alert, a, m[1], series)
 			}
 		}
 	}

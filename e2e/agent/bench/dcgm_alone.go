@@ -103,7 +103,7 @@ func (a *pacedAgent) run(ctx context.Context, libraries, pace string, idle time.
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	a.testNode, err = startScripted(ctx, a.binary, libraries, dir, "address: localhost:5555, events: off", "",
+	a.testNode, err = scripted{a.binary, libraries, dir}.start(ctx, "address: localhost:5555, events: off", "",
 		fmt.Sprintf("DCGM_PACE=%d %s", a.seed, pace))
 	if err != nil {
 		return err

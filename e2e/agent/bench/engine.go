@@ -37,7 +37,7 @@ func (b *bench) measureEngine(ctx context.Context) (err error) {
 	if err := b.buildScripted(ctx, dir, scriptedDCGM, scriptedNVML); err != nil {
 		return err
 	}
-	r, err := startScripted(ctx, b.agent, dir, dir, "mode: embedded", "")
+	r, err := scripted{b.agent, dir, dir}.start(ctx, "mode: embedded", "")
 	if err != nil {
 		return err
 	}
@@ -73,25 +73,31 @@ func (b *bench) buildScripted(ctx context.Context, dir string, scripts ...string
 	return nil
 }
 
-// startScripted starts an agent with the scripted libraries of a directory, which the files in another one control. lines are
-// those of DCGM's script that apply from the start, beside the GPUs.
-func startScripted(ctx context.Context, binary, libraries, control, source, lines string, env ...string) (*testNode, error) {
+// scripted is an agent with scripted libraries.
+type scripted struct {
+	binary    string
+	libraries string // the directory of the libraries
+	control   string // the directory of the files that control them
+}
+
+// start starts the agent. DCGM's script has the GPUs and these lines from the start.
+func (s scripted) start(ctx context.Context, source, lines string, env ...string) (*testNode, error) {
 	script := []byte("up\n" + lines)
 	for gpu := range engineGPUs {
 		script = fmt.Appendf(script, "status %d 1\n", gpu) // dcgm_structs.h: DcgmEntityStatusOk
 	}
-	path := filepath.Join(control, dcgmScript)
+	path := filepath.Join(s.control, dcgmScript)
 	if err := os.WriteFile(path, append(script, "ready\n"...), 0o600); err != nil {
 		return nil, err
 	}
-	return startSource(ctx, binary, source, engineGPUs,
-		append(env, "LD_LIBRARY_PATH="+libraries, "CHAOS_DCGM="+path, "NVML_SCRIPT="+filepath.Join(control, nvmlSocket))...)
+	return startSource(ctx, s.binary, source, engineGPUs,
+		append(env, "LD_LIBRARY_PATH="+s.libraries, "CHAOS_DCGM="+path, "NVML_SCRIPT="+filepath.Join(s.control, nvmlSocket))...)
 }
 
 // engineScript controls the scripted DCGM in the agent.
 type engineScript struct{ *os.File }
 
-// openScript opens the script in the directory of startScripted that controls.
+// openScript opens the script in the directory that controls the libraries.
 func openScript(control string) (*engineScript, error) {
 	f, err := os.OpenFile(filepath.Join(control, dcgmScript), os.O_APPEND|os.O_WRONLY, 0)
 	return &engineScript{f}, err

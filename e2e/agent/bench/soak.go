@@ -68,7 +68,7 @@ func (b *bench) startArenaNodes(ctx context.Context, dir string, every time.Dura
 			if n.dir, err = os.MkdirTemp(dir, ""); err != nil {
 				return nodes, err
 			}
-			if n.testNode, err = startScripted(ctx, b.agent, dir, n.dir, source, lines, env...); err != nil {
+			if n.testNode, err = (scripted{b.agent, dir, n.dir}).start(ctx, source, lines, env...); err != nil {
 				return nodes, err
 			}
 			nodes = append(nodes, n)

@@ -19,11 +19,7 @@ const resource = "nvidia.com/gpu"
 
 // apply plays a step in the world and in the model. It returns an error if it could not play the step.
 func (w *world) apply(ctx context.Context, s step) error {
-	g := &w.gpu[s.gpu]
-	event := func(format string, args ...any) error {
-		return w.Event(ctx, fmt.Sprintf("{gpu: %d, ", s.gpu)+fmt.Sprintf(format, args...)+"}")
-	}
-	if (s.kind == "xid" || s.kind == "fatal") && !w.reportsXIDs(g) {
+	if (s.kind == "xid" || s.kind == "fatal") && !w.reportsXIDs(&w.gpu[s.gpu]) {
 		return nil
 	}
 	if w.engine != nil && endsSession(s.kind) {
@@ -32,62 +28,8 @@ func (w *world) apply(ctx context.Context, s step) error {
 		}
 	}
 	switch s.kind {
-	case "xid":
-		w.xid(s.gpu, s.arg, 1)
-		return event("xid: %s", s.arg)
-	case "flood":
-		w.xid(s.gpu, s.arg, 10_000)
-		return event("xid: %s, times: 10000", s.arg)
-	case "fatal":
-		if w.source != "up" && !w.knowsXIDs() || g.remapPending || !w.measuring() && (w.unmeasured || g.lossMeasured || g.lost) {
-			return nil // whether this or a reset comes first is undefined
-		}
-		w.xid(s.gpu, "48", 1)
-		if g.xid48Pending = true; w.knowsXIDs() {
-			g.change(func() { g.xid48, g.xid48Pending = true, false })
-		}
-		return event("xid: 48")
-	case "heal":
-		if w.source != "up" || w.unmeasured || !g.xid48 {
-			return nil
-		}
-		id, err := w.uuid(ctx, s.gpu)
-		if err != nil {
-			return err
-		}
-		g.change(func() { g.xid48 = false })
-		return w.Clear(ctx, id, "xid-48")
-	case "lost", "back":
-		if g.mig != g.migMeasured {
-			return nil // the agent would have to guess the partitions
-		}
-		if w.engine != nil && w.unmeasured {
-			return nil // DCGM has no UUID of a GPU that it loses before a first read: that GPU is missing, not lost
-		}
-		if s.kind == "lost" && w.present() == 1 && !g.lost {
-			return nil // whether the agent takes this for the source's fault depends on when it lost the others
-		}
-		g.lost = s.kind == "lost"
-		w.measure()
-		return event("lost: %t", g.lost)
-	case "remap":
-		if g.xid48 || g.xid48Pending {
-			return nil
-		}
-		g.remapPending = s.arg == "true"
-		return event("rowRemapPending: %s", s.arg)
-	case "mig":
-		if w.source != "up" || g.lost {
-			return nil // a lost GPU cannot be partitioned
-		}
-		if g.mig != s.arg {
-			if unused, err := w.awaitUnused(ctx); !unused || err != nil {
-				return err
-			}
-		}
-		g.mig = s.arg
-		w.measure()
-		return event("mig: %s", s.arg)
+	case "xid", "flood", "fatal", "heal", "lost", "back", "remap", "mig":
+		return w.applyGPU(ctx, s)
 	case "dead", "hung", "blind", "up":
 		return w.setSource(ctx, s.kind)
 	case "reload":
@@ -127,6 +69,87 @@ func (w *world) apply(ctx context.Context, s step) error {
 		return w.revertFaults(ctx)
 	}
 	return w.applyKubelet(ctx, s)
+}
+
+// gpuEvent injects an event of a GPU.
+func (w *world) gpuEvent(ctx context.Context, gpu int, format string, args ...any) error {
+	return w.Event(ctx, fmt.Sprintf("{gpu: %d, ", gpu)+fmt.Sprintf(format, args...)+"}")
+}
+
+// applyGPU plays a fault of one GPU, or its end.
+func (w *world) applyGPU(ctx context.Context, s step) error {
+	g := &w.gpu[s.gpu]
+	switch s.kind {
+	case "xid":
+		w.xid(s.gpu, s.arg, 1)
+		return w.gpuEvent(ctx, s.gpu, "xid: %s", s.arg)
+	case "flood":
+		w.xid(s.gpu, s.arg, 10_000)
+		return w.gpuEvent(ctx, s.gpu, "xid: %s, times: 10000", s.arg)
+	case "fatal":
+		return w.fatal(ctx, s)
+	case "heal":
+		if w.source != "up" || w.unmeasured || !g.xid48 {
+			return nil
+		}
+		id, err := w.uuid(ctx, s.gpu)
+		if err != nil {
+			return err
+		}
+		g.change(func() { g.xid48 = false })
+		return w.Clear(ctx, id, "xid-48")
+	case "lost", "back":
+		return w.lose(ctx, s)
+	case "remap":
+		if g.xid48 || g.xid48Pending {
+			return nil
+		}
+		g.remapPending = s.arg == "true"
+		return w.gpuEvent(ctx, s.gpu, "rowRemapPending: %s", s.arg)
+	case "mig":
+		if w.source != "up" || g.lost {
+			return nil // a lost GPU cannot be partitioned
+		}
+		if g.mig != s.arg {
+			if unused, err := w.awaitUnused(ctx); !unused || err != nil {
+				return err
+			}
+		}
+		g.mig = s.arg
+		w.measure()
+		return w.gpuEvent(ctx, s.gpu, "mig: %s", s.arg)
+	}
+	return fmt.Errorf("unknown step %v", s)
+}
+
+// fatal plays an XID that a reset or an operator clears.
+func (w *world) fatal(ctx context.Context, s step) error {
+	g := &w.gpu[s.gpu]
+	if w.source != "up" && !w.knowsXIDs() || g.remapPending || !w.measuring() && (w.unmeasured || g.lossMeasured || g.lost) {
+		return nil // whether this or a reset comes first is undefined
+	}
+	w.xid(s.gpu, "48", 1)
+	if g.xid48Pending = true; w.knowsXIDs() {
+		g.change(func() { g.xid48, g.xid48Pending = true, false })
+	}
+	return w.gpuEvent(ctx, s.gpu, "xid: 48")
+}
+
+// lose plays the loss of a GPU, or its return.
+func (w *world) lose(ctx context.Context, s step) error {
+	g := &w.gpu[s.gpu]
+	if g.mig != g.migMeasured {
+		return nil // the agent would have to guess the partitions
+	}
+	if w.engine != nil && w.unmeasured {
+		return nil // DCGM has no UUID of a GPU that it loses before a first read: that GPU is missing, not lost
+	}
+	if s.kind == "lost" && w.present() == 1 && !g.lost {
+		return nil // whether the agent takes this for the source's fault depends on when it lost the others
+	}
+	g.lost = s.kind == "lost"
+	w.measure()
+	return w.gpuEvent(ctx, s.gpu, "lost: %t", g.lost)
 }
 
 // applyKubelet plays a step between the kubelet and the plugin.

@@ -36,23 +36,29 @@ func TestDCGMGenerations(t *testing.T) {
 		if !strings.Contains(names, ",") {
 			continue
 		}
-		for gpu := range gpus {
-			value := func(name string) float64 {
-				v, ok := newest[fmt.Sprintf("DCGM_FI_DEV_%s %d", name, gpu)]
-				if !ok {
-					t.Errorf("no %s of GPU %d", name, gpu)
-				}
-				return v
+		checkUnits(t, newest)
+	}
+}
+
+// checkUnits checks that fields in base units have the values of the fields that they replace.
+func checkUnits(t *testing.T, series map[string]float64) {
+	t.Helper()
+	for gpu := range gpus {
+		value := func(name string) float64 {
+			v, ok := series[fmt.Sprintf("DCGM_FI_DEV_%s %d", name, gpu)]
+			if !ok {
+				t.Errorf("no %s of GPU %d", name, gpu)
 			}
-			if got, want := value("GPU_UTIL_RATIO"), value("GPU_UTIL")/100; got != want {
-				t.Errorf("ratio %v of GPU %d, want %v", got, gpu, want)
-			}
-			if got, want := value("SM_CLOCK_HERTZ"), value("SM_CLOCK")*1e6; got != want {
-				t.Errorf("%v Hz of GPU %d, want %v", got, gpu, want)
-			}
-			if got, want := value("FB_USED_BYTES"), value("FB_USED")*(1<<20); got != want {
-				t.Errorf("%v bytes of GPU %d, want %v", got, gpu, want)
-			}
+			return v
+		}
+		if got, want := value("GPU_UTIL_RATIO"), value("GPU_UTIL")/100; got != want {
+			t.Errorf("ratio %v of GPU %d, want %v", got, gpu, want)
+		}
+		if got, want := value("SM_CLOCK_HERTZ"), value("SM_CLOCK")*1e6; got != want {
+			t.Errorf("%v Hz of GPU %d, want %v", got, gpu, want)
+		}
+		if got, want := value("FB_USED_BYTES"), value("FB_USED")*(1<<20); got != want {
+			t.Errorf("%v bytes of GPU %d, want %v", got, gpu, want)
 		}
 	}
 }

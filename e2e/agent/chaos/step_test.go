@@ -170,45 +170,54 @@ func (s step) String() string {
 }
 
 // parse parses steps in the format of String, separated by commas.
-func parse(text string) (all []step, err error) {
+func parse(text string) (all []step, _ error) {
 	for part := range strings.SplitSeq(text, ",") {
 		words := strings.Fields(part)
 		if len(words) == 0 {
 			continue
 		}
-		s := step{kind: words[0]}
-		words = words[1:]
-		if n := len(words); n > 0 && words[n-1] == "!" {
-			s.immediate, words = true, words[:n-1]
-		}
-		k, known := kindOf(s)
-		switch {
-		case s.kind == calm:
-		case !known:
-			return nil, fmt.Errorf("unknown step %q", s.kind)
-		default:
-			if k.gpu && len(words) > 0 {
-				if s.gpu, err = strconv.Atoi(words[0]); err != nil || s.gpu < 0 || s.gpu >= gpus {
-					return nil, fmt.Errorf("%q: %q is not a GPU from 0 to %d", part, words[0], gpus-1)
-				}
-				words = words[1:]
-			}
-			if len(words) > 0 {
-				s.arg, words = words[0], words[1:]
-			}
-			if s.immediate && !k.immediate {
-				return nil, fmt.Errorf("%q: the next step must wait for it", part)
-			}
-			if s.arg == "" && len(k.args) > 0 || s.arg != "" && !slices.Contains(k.args, s.arg) {
-				return nil, fmt.Errorf("%q: expected one of %s", part, strings.Join(k.args, ", "))
-			}
-		}
-		if len(words) > 0 {
-			return nil, fmt.Errorf("%q: unexpected %q", part, words[0])
+		s, err := parseStep(part, words)
+		if err != nil {
+			return nil, err
 		}
 		all = append(all, s)
 	}
 	return all, nil
+}
+
+// parseStep parses the words of a step. Errors quote its text.
+func parseStep(text string, words []string) (s step, err error) {
+	s = step{kind: words[0]}
+	words = words[1:]
+	if n := len(words); n > 0 && words[n-1] == "!" {
+		s.immediate, words = true, words[:n-1]
+	}
+	k, known := kindOf(s)
+	switch {
+	case s.kind == calm:
+	case !known:
+		return s, fmt.Errorf("unknown step %q", s.kind)
+	default:
+		if k.gpu && len(words) > 0 {
+			if s.gpu, err = strconv.Atoi(words[0]); err != nil || s.gpu < 0 || s.gpu >= gpus {
+				return s, fmt.Errorf("%q: %q is not a GPU from 0 to %d", text, words[0], gpus-1)
+			}
+			words = words[1:]
+		}
+		if len(words) > 0 {
+			s.arg, words = words[0], words[1:]
+		}
+		if s.immediate && !k.immediate {
+			return s, fmt.Errorf("%q: the next step must wait for it", text)
+		}
+		if s.arg == "" && len(k.args) > 0 || s.arg != "" && !slices.Contains(k.args, s.arg) {
+			return s, fmt.Errorf("%q: expected one of %s", text, strings.Join(k.args, ", "))
+		}
+	}
+	if len(words) > 0 {
+		return s, fmt.Errorf("%q: unexpected %q", text, words[0])
+	}
+	return s, nil
 }
 
 func formatSteps(steps []step) string {

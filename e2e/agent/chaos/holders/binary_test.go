@@ -94,7 +94,8 @@ func (b *binary) configOf(v sequence.Values) string {
 		sharing = fmt.Sprintf("memory: {resource: %s, unit: %s, enforcement: %s}", c.Sharing.Memory.Resource, c.Sharing.Memory.Unit,
 			c.Sharing.Memory.Enforcement)
 	}
-	return fmt.Sprintf(`health: {stateFile: %s, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h}, kubernetes: {kubeconfig: %s}}
+	return fmt.Sprintf(`health: {stateFile: %s, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h},
+  kubernetes: {kubeconfig: %s}}
 metrics: {listen: ADDRESS}
 plugin: {kubeletDir: %s, cdi: {dir: %s}, api: %s, migStrategy: %s, resource: %s, sharing: {%s}}
 `, file, b.kubeconfig, b.kubelet, b.cdi, c.API, c.MIGStrategy, c.Resource, sharing)

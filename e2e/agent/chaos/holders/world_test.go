@@ -163,13 +163,7 @@ func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err e
 		if !r.installed {
 			return false, nil
 		}
-		var err error
-		if w.installed() == 1 { // one that waits for another writes nothing
-			err = w.leaveFiles(r.values)
-		}
-		err = errors.Join(err, r.agent.kill())
-		w.killed = time.Now()
-		return true, errors.Join(err, r.agent.start(r.values))
+		return true, w.kill(r)
 	case sequence.KubeletRestart:
 		stopped, err := w.node.setRunning(false)
 		if err != nil || !stopped {
@@ -192,27 +186,7 @@ func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err e
 	case sequence.DiskFull, sequence.DiskFree:
 		return w.disk.set(s.Kind == sequence.DiskFull)
 	case sequence.Fault, sequence.Heal:
-		gpus := w.gpus()
-		id := gpus[int(s.Pick)%len(gpus)]
-		if s.Kind == sequence.Heal {
-			sick := slices.Sorted(maps.Keys(w.unhealthy))
-			if len(sick) == 0 {
-				return false, nil
-			}
-			id = sick[int(s.Pick)%len(sick)]
-		}
-		gpu := slices.Index(gpus, id)
-		if w.unhealthy[id] == (s.Kind == sequence.Fault) {
-			return false, nil
-		}
-		if s.Kind == sequence.Fault && len(w.unhealthy) == len(gpus)-1 {
-			return false, nil // the agent takes the loss of all GPUs for the source's fault at first
-		}
-		delete(w.unhealthy, id)
-		if s.Kind == sequence.Fault {
-			w.unhealthy[id] = true
-		}
-		return true, w.fault(gpu, s.Kind == sequence.Fault)
+		return w.faultOrHeal(s)
 	case sequence.Pod:
 		return w.start(ctx, w.pickResource(s.Pick), int(s.Pick>>8), false), nil
 	case sequence.Claim:
@@ -221,6 +195,41 @@ func (w *world) apply(ctx context.Context, s sequence.Step) (changed bool, err e
 		return w.remove(s.Pick, s.Kind == sequence.PodForce), nil
 	}
 	return false, fmt.Errorf("unknown step %v", s)
+}
+
+// kill kills the agent of a release, and starts it again.
+func (w *world) kill(r *release) (err error) {
+	if w.installed() == 1 { // one that waits for another writes nothing
+		err = w.leaveFiles(r.values)
+	}
+	err = errors.Join(err, r.agent.kill())
+	w.killed = time.Now()
+	return errors.Join(err, r.agent.start(r.values))
+}
+
+// faultOrHeal has a GPU fail or recover. It reports whether the step changed something.
+func (w *world) faultOrHeal(s sequence.Step) (changed bool, err error) {
+	gpus := w.gpus()
+	id := gpus[int(s.Pick)%len(gpus)]
+	if s.Kind == sequence.Heal {
+		sick := slices.Sorted(maps.Keys(w.unhealthy))
+		if len(sick) == 0 {
+			return false, nil
+		}
+		id = sick[int(s.Pick)%len(sick)]
+	}
+	gpu := slices.Index(gpus, id)
+	if w.unhealthy[id] == (s.Kind == sequence.Fault) {
+		return false, nil
+	}
+	if s.Kind == sequence.Fault && len(w.unhealthy) == len(gpus)-1 {
+		return false, nil // the agent takes the loss of all GPUs for the source's fault at first
+	}
+	delete(w.unhealthy, id)
+	if s.Kind == sequence.Fault {
+		w.unhealthy[id] = true
+	}
+	return true, w.fault(gpu, s.Kind == sequence.Fault)
 }
 
 // installed returns the number of installed releases.

@@ -17,7 +17,7 @@ VULNDB ?= https://vuln.go.dev
 FUZZTIME ?= 20s
 # go-dcgm and the race detector need cgo.
 export CGO_ENABLED ?= 1
-# go-nvml binds every function of NVML, also those that its header calls deprecated.
+# go-nvml binds every function of NVML, also functions that its header calls deprecated.
 export CGO_CFLAGS ?= -g -O2 -Wno-deprecated-declarations
 # One set of flags, so that nothing is compiled twice. With them the binary does not depend on the machine, the directory or the time: see
 # reproducible. Besides, go build and go list fail with VCS stamps if git does not trust the owner of the checkout.

@@ -62,7 +62,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{ include "gpu-node-agent.name" . | trunc 59 }}-mps
 {{- end }}
 
-{{/* The labels that select the pods of reclaim; their name differs as that of mps-daemon does. */}}
+{{/* The labels that select the pods of reclaim; their name differs from the agents', as mps-daemon's does. */}}
 {{- define "gpu-node-agent.reclaimSelector" -}}
 app.kubernetes.io/name: {{ include "gpu-node-agent.name" . | trunc 55 }}-reclaim
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -73,7 +73,7 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- mustMergeOverwrite $labels (include "gpu-node-agent.reclaimSelector" . | fromYaml) | toYaml }}
 {{- end }}
 
-{{/* The labels of the hook's pod; their name differs as that of mps-daemon does. */}}
+{{/* The labels of the hook's pod; their name differs from the agents', as mps-daemon's does. */}}
 {{- define "gpu-node-agent.cleanupLabels" -}}
 {{- $name := printf "%s-cleanup" (include "gpu-node-agent.name" . | trunc 55) }}
 {{- mustMergeOverwrite (include "gpu-node-agent.labels" . | fromYaml) (dict "app.kubernetes.io/name" $name) | toYaml }}
@@ -155,7 +155,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end }}
 
 {{/*
-agent fills the dict "agent" with the properties of one DaemonSet: that of the nodeConfigs entry NAME, or of all other
+agent fills the dict "agent" with the properties of one DaemonSet: for the nodeConfigs entry NAME, or for all other
 nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)), because a template can return only text.
 */}}
 {{- define "gpu-node-agent.agent" -}}
@@ -192,7 +192,7 @@ nodes if NAME is "". It is called with (dict "root" $ "name" NAME "agent" (dict)
 {{- end }}
 {{- $processes := dig "metrics" "processes" "enabled" false $config }}
 {{- $_ := set .agent "processes" $processes }}
-{{- /* With hostPID the container's own /proc is that of the node. */}}
+{{- /* With hostPID the container's own /proc is the node's. */}}
 {{- if and $processes (not $values.hostPID) }}
 {{- $config = mustMergeOverwrite (dict "metrics" (dict "processes" (dict "proc" "/host/proc"))) $config }}
 {{- end }}
@@ -342,7 +342,7 @@ with (dict "root" $ "any" (dict)).
 {{- end }}
 
 {{/*
-The affinity of one DaemonSet: the user's or that of GPU nodes, and the chart's own terms. "apart" keeps it from nodes that
+The affinity of one DaemonSet: the user's or the one for GPU nodes, and the chart's own terms. "apart" keeps it from nodes that
 have an agent.
 */}}
 {{- define "gpu-node-agent.affinity" -}}
@@ -446,7 +446,7 @@ initContainers:
 {{- end }}
 
 {{/*
-A CEL expression: the key k is that of a label that an agent writes. Other labels of nvidia.com steer NVIDIA's GPU Operator, and
+A CEL expression: an agent writes a label with the key k. Other labels of nvidia.com steer NVIDIA's GPU Operator, and
 gpu-node-agent/config selects a configuration.
 */}}
 {{- define "gpu-node-agent.isLabel" -}}
@@ -455,7 +455,7 @@ k.matches('^(nvidia[.]com/(cuda[.](driver|runtime)(-version)?[.](major|minor|rev
 {{- end }}
 
 {{/*
-The tolerations of all pods on the nodes, as JSON: the user's, and those of the taints of all agents, because a node that changes its
+The tolerations of all pods on the nodes, as JSON: the user's, and one for each taint of all agents, because a node that changes its
 configuration still has the taints of the old one. The keys of the documents are always tolerated, so that agents can start on a node that
 still has one of them after an upgrade or a rollback to values without it.
 */}}

@@ -37,7 +37,7 @@ func installChart(t *testing.T, values string) {
 	helm, chart := filepath.Join(t.TempDir(), "helm"), filepath.Join("..", "..", "charts", "gpu-node-agent")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", helm, "helm.sh/helm/v4/cmd/helm")
 	build.Dir = filepath.Join("..", "helm")
-	build.Env = append(os.Environ(), "GOFLAGS=-trimpath -buildvcs=false") // those of the Makefile; -modfile is for this module
+	build.Env = append(os.Environ(), "GOFLAGS=-trimpath -buildvcs=false") // the Makefile's flags; -modfile is for this module
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", build, err, out)
 	}

@@ -56,7 +56,7 @@ func (n machine) deleteSlices() error {
 		metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
 }
 
-// awaitDevices waits until the complete pool of the node has count devices, and of these exactly those with the wanted taints, as
+// awaitDevices waits until the complete pool of the node has count devices, and the wanted taints on exactly the wanted devices, as
 // "key effect", by name. It returns the devices.
 func (n machine) awaitDevices(count int, want map[string][]string) map[string]resourcev1.Device {
 	n.T.Helper()

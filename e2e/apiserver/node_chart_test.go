@@ -101,7 +101,7 @@ func largeNode(name string) *v1.Node {
 	return n
 }
 
-// checkNodePolicy checks that a token writes only the labels and taints of its node, and only those of an agent.
+// checkNodePolicy checks that a token writes only to its node, and only an agent's labels and taints.
 func checkNodePolicy(t *testing.T) {
 	const name, other = "policy1", "policy2"
 	nodes := theCluster.client.CoreV1().Nodes()
@@ -265,7 +265,7 @@ func checkNodeApply(t *testing.T, own clientv1.NodeInterface, name, other string
 	}
 	got, err := theCluster.client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
 	if err != nil || !maps.Equal(got.Labels, largeNode(name).Labels) {
-		t.Errorf("the labels %v, want those of before: %v", got.Labels, err)
+		t.Errorf("the labels %v, want the earlier ones: %v", got.Labels, err)
 	}
 }
 

@@ -220,7 +220,7 @@ func TestNodeLabelsOnNewNode(t *testing.T) {
 const newNodeTaints = `{"spec": {"taints": [{"key": "gpu-node-agent/not-ready", "effect": "NoSchedule"},
   {"key": "dedicated", "value": "ml", "effect": "NoSchedule"}]}}`
 
-// TestNodeTaints keeps the taints of the agent beside those of others.
+// TestNodeTaints keeps the taints of the agent beside the taints of others.
 func TestNodeTaints(t *testing.T) {
 	const (
 		theirs, startup = "dedicated=ml:NoSchedule", "gpu-node-agent/not-ready:NoSchedule"
@@ -262,7 +262,7 @@ func TestNodeTaints(t *testing.T) {
 	n.Inject(`{"gpu": 0, "lost": true}`)
 	n.configureNode(`{}`)
 	n.awaitNodeStatus("nothing to do", func(s nodeStatus) bool { return !s.Enabled })
-	n.awaitTaints("those of others stay", theirs, "new:PreferNoSchedule")
+	n.awaitTaints("others' taints stay", theirs, "new:PreferNoSchedule")
 	if a := n.object().Annotations; len(a) != 0 {
 		t.Errorf("annotations %v", a)
 	}

@@ -33,7 +33,7 @@ func TestReclaimChart(t *testing.T) {
 	t.Run("command", checkReclaimCommand)
 }
 
-// checkReclaimRights checks what the account can do in a namespace of the policy, in another one, and in that of the release.
+// checkReclaimRights checks what the account can do in a namespace of the policy, in the release's, and in another one.
 func checkReclaimRights(t *testing.T, client *kubernetes.Clientset) {
 	resources := map[string][]string{
 		"":      {"namespaces", "pods", "pods/eviction", "events", "secrets", "configmaps", "nodes"},

@@ -148,7 +148,7 @@ func (g reclaimRig) remove(pod *v1.Pod) {
 	}
 }
 
-// reclaim runs the command with the account's rights, and without errors but those of actions.
+// reclaim runs the command with the account's rights. Only its actions may have errors.
 func (g reclaimRig) reclaim(args ...string) reclaimRun {
 	g.t.Helper()
 	r := g.runReclaim(args...)

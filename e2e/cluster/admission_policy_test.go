@@ -126,7 +126,7 @@ func TestAdmissionPolicy(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	step(t, "a fault reaches the condition, the events of the node and those of the pod", func(t *testing.T) {
+	step(t, "a fault reaches the condition, and the events of the node and of the pod", func(t *testing.T) {
 		startPod(t, "confined", gpu, "8")
 		awaitRunning(t, "confined")
 		inject(t, "{gpu: 3, lost: true}")

@@ -23,8 +23,8 @@ const (
 	newTag        = "v2-sim" // as the Dockerfile's stage sim: static, nothing else
 )
 
-// customResourceModules are the modules with definitions of custom resources, by directory in bin/e2e-cluster. Those in
-// documentedCRDs are only to check documents.
+// customResourceModules are the modules with definitions of custom resources, by directory in bin/e2e-cluster. The
+// definitions in documentedCRDs are only to check documents.
 func customResourceModules() []customResourceModule {
 	return []customResourceModule{
 		{

@@ -108,7 +108,7 @@ func enableControllers(dir string) error {
 	return err
 }
 
-// runs returns the groups of all runs on this machine, and the names of those that are alive.
+// runs returns the groups of all runs on this machine, and the names of live runs.
 func runs() (groups []string, alive map[string]bool, err error) {
 	groups, err = filepath.Glob(filepath.Join(cgroupRoot, cgroupPrefix+"*"))
 	below, err2 := filepath.Glob(filepath.Join(cgroupRoot, "*", cgroupPrefix+"*"))

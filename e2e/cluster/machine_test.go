@@ -29,7 +29,7 @@ func privateDirs() []string {
 	}
 }
 
-// makeMountPoints creates the mount points of privateDirs on the host, and returns a function that removes those that were
+// makeMountPoints creates the mount points of privateDirs on the host, and returns a function that removes the ones that were
 // missing. The file list names them until then, so that the next run in this clone removes them if this one is killed.
 func makeMountPoints(list string) (remove func(), err error) {
 	previous, err := os.ReadFile(list)

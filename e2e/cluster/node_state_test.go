@@ -155,7 +155,7 @@ func TestNodeState(t *testing.T) {
 			"nvidia.com/gfd.timestamp":    "",
 			"gpu-node-agent/gpus-healthy": "8", "gpu-node-agent/gpus-degraded": "0", "gpu-node-agent/gpus-unhealthy": "0", foreignLabel: "r1",
 		})
-		eventually(t, "the labels are those that the command prints", func(ctx context.Context) error {
+		eventually(t, "the node has the labels that the command prints", func(ctx context.Context) error {
 			have, err := agentLabels(ctx)
 			want, printErr := printedLabels(ctx)
 			if err := errors.Join(err, printErr); err != nil || len(want) < 10 || !maps.Equal(have, want) {

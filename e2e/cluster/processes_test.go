@@ -39,7 +39,7 @@ func pidOf(t *testing.T, container v1.ContainerStatus) int {
 	return 0
 }
 
-// TestProcesses lists real processes of containers as those of simulated GPUs. The agent finds their pods by what the chart mounts.
+// TestProcesses lists real processes of containers as processes on simulated GPUs. The agent finds their pods by what the chart mounts.
 func TestProcesses(t *testing.T) {
 	const pod = "user"
 	upgrade(t, oldTag, `config.metrics.processes.enabled=true`)
@@ -92,7 +92,7 @@ func TestProcesses(t *testing.T) {
 		await("process_memory_bytes", "1.073741824e+09", gpus["first"], pod, "first")
 		await("process_memory_bytes", "5", gpus["first"], "", "") // of the node
 	})
-	step(t, "the container is that of the process, not that of the device", func(t *testing.T) {
+	step(t, "the container is the process's, not the device's", func(t *testing.T) {
 		inject(t, "{gpu: %s, processes: [{pid: %d, memory: 7}]}", gpus["first"], pids["second"])
 		await("process_memory_bytes", "7", gpus["first"], pod, "second")
 	})

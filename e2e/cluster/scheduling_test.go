@@ -513,7 +513,7 @@ func checkPreemption(t *testing.T, all *recipes) {
 func awaitFree(t *testing.T) {
 	t.Helper()
 	eventually(t, "no pod holds a GPU", func(context.Context) error {
-		if held := heldDevices(t); len(held) > 0 { //nolint:contextcheck // it has that of t
+		if held := heldDevices(t); len(held) > 0 { //nolint:contextcheck // it has t's context
 			return fmt.Errorf("pods hold %v", held)
 		}
 		return nil

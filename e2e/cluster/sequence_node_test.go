@@ -180,7 +180,7 @@ func (n *node) containers() (pids map[string]int, environments map[string]string
 		}
 		env := strings.ReplaceAll(string(text), "\x00", "\n")
 		pod := variable(env, "HOSTNAME")
-		if n.pods[pod] == nil || variable(env, "KUBERNETES_SERVICE_HOST") == "" { // not that of the sandbox
+		if n.pods[pod] == nil || variable(env, "KUBERNETES_SERVICE_HOST") == "" { // of no pod of the sequence, or the sandbox's
 			continue
 		}
 		var pid int
@@ -346,7 +346,7 @@ func askKubelet(ctx context.Context) (*podresourcesapi.AllocatableResourcesRespo
 	return allocatable, list, err
 }
 
-// kubeletDevices returns the number of the kubelet's allocatable devices by resource, and those that no pod has.
+// kubeletDevices returns the number of the kubelet's allocatable devices by resource, and how many no pod has.
 func kubeletDevices(ctx context.Context) (all map[string]int, free []sequence.Hold, err error) {
 	allocatable, list, err := askKubelet(ctx)
 	if err != nil {
@@ -568,7 +568,7 @@ func (n *node) ofAgents(node *v1.Node) (taint, labels, condition bool, others []
 	return taint, labels, condition, others
 }
 
-// claimSpecs returns which CDI specs stay: those of the claims of pods that run.
+// claimSpecs returns which CDI specs stay: for the claims of pods that run.
 func (p *player) claimSpecs(t *testing.T) func(dir, name string) bool {
 	t.Helper()
 	prepared, err := checkpointClaims()

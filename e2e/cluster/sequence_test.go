@@ -44,7 +44,7 @@ const (
 )
 
 // TestSequence plays a random sequence of what operators, pods and faults do on the cluster, and checks what is true after each step. The
-// model is that of e2e/agent/chaos/holders. cluster/run leaves this test out; make sequences-cluster runs it.
+// model is what e2e/agent/chaos/holders has. cluster/run leaves this test out; make sequences-cluster runs it.
 func TestSequence(t *testing.T) {
 	plan := sequence.NewPlan(*sequenceSeed, sequence.Options{NoDisk: true, NoAPI: true, Single: true, Chart: true})
 	var replay, played []sequence.Step
@@ -117,7 +117,7 @@ func newPlayer(t *testing.T) *player {
 	return &player{node: newNode(t)}
 }
 
-// helmValues are the values of the chart. The simulation is that of e2e/agent/chaos/holders with the built binary.
+// helmValues are the values of the chart. The simulation equals the one of e2e/agent/chaos/holders with the built binary.
 func helmValues(v sequence.Values) []string {
 	values := []string{
 		neverFlaps, simulated, fmt.Sprintf(`dra.enabled=%t`, v.DRA || v.DRAMounts), fmt.Sprintf(`config.health.kubernetes.enabled=%t`, v.Labels),

@@ -173,7 +173,7 @@ func killOften(t *testing.T, kills int) {
 	t.Helper()
 	for i := range kills {
 		killAgent(t)
-		if i%10 == 0 { // a pod that comes meanwhile; the kubelet rejects those that come while no agent is registered
+		if i%10 == 0 { // a pod that comes meanwhile; the kubelet rejects pods while no agent is registered
 			awaitKubeletDevices(t, shared, 8)
 			name := fmt.Sprintf("late-%d", i)
 			startPod(t, name, shared, "1")

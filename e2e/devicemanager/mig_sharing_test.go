@@ -72,7 +72,7 @@ func TestMIGMixed(t *testing.T) {
 
 	// A GPU is offered as a whole only after pods release its MIG devices.
 	n.configure("h100-8-mig", "migStrategy: none")
-	n.Eventually("whole GPUs, without those whose MIG devices pods hold",
+	n.Eventually("whole GPUs, but not where pods hold a MIG device",
 		n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {8, 3}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))
 	n.UnbindAll()
 	n.Eventually("whole GPUs only", n.checkCounts(map[v1.ResourceName][2]int{node.GPU: {8, 8}, one: {0, 0}, two: {0, 0}, three: {0, 0}}))

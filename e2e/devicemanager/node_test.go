@@ -71,7 +71,7 @@ func (n machine) agentSockets() []string {
 	return sockets
 }
 
-// pluginSockets returns those of agentSockets at which the agent serves resources: without the one that names the lock's holder.
+// pluginSockets returns the sockets at which the agent serves resources: agentSockets without the one that names the lock's holder.
 func (n machine) pluginSockets() []string {
 	n.T.Helper()
 	return slices.DeleteFunc(n.agentSockets(), func(path string) bool { return filepath.Base(path) == "gpu-node-agent.sock" })
@@ -87,8 +87,8 @@ func (n machine) bindFor(name string, of v1.ResourceName, count int64) *v1.Pod {
 	return n.Bind(node.Pod("default", name, of, count))
 }
 
-// tryAdmit asks the kubelet to admit a pod, and returns the devices that the kubelet assigned and those in the
-// container's environment.
+// tryAdmit asks the kubelet to admit a pod, and returns the devices that the kubelet assigned, and the devices in
+// the container's environment.
 func (n machine) tryAdmit(pod *v1.Pod, of v1.ResourceName) (booked, visible []string, err error) {
 	env, err := n.Kubelet.Admit(n.T.Context(), pod)
 	return slices.Sorted(maps.Keys(n.Kubelet.PodDevices(pod, of))), strings.Split(env["NVIDIA_VISIBLE_DEVICES"], ","), err
@@ -103,8 +103,7 @@ func (n machine) admitFor(pod *v1.Pod, of v1.ResourceName) (booked, visible []st
 	return booked, visible
 }
 
-// admit admits a pod and returns the GPUs in the container's environment, which must be those that the kubelet
-// assigned.
+// admit admits a pod and returns the GPUs in the container's environment. They must equal what the kubelet assigned.
 func (n machine) admit(pod *v1.Pod) []string {
 	n.T.Helper()
 	booked, visible := n.admitFor(pod, node.GPU)

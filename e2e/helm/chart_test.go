@@ -1,5 +1,5 @@
 // Package helm tests the chart with Helm, Kubernetes' types and the agent, in seconds and without a cluster. It is a
-// separate module, because Helm's dependencies conflict with those of Kubernetes.
+// separate module, because Helm's dependencies conflict with Kubernetes'.
 package helm
 
 import (
@@ -78,7 +78,7 @@ func valuesFiles(t *testing.T) []string {
 	return files
 }
 
-// objects are the rendered objects; those of Prometheus' operator stay YAML. A field that Kubernetes does not know
+// objects are the rendered objects; the objects of Prometheus' operator stay YAML. A field that Kubernetes does not know
 // fails the test.
 type objects struct {
 	daemonSets      []*appsv1.DaemonSet
@@ -121,7 +121,7 @@ func settings(values []string) (args []string) {
 	return args
 }
 
-// template returns the objects of a release without those of hooks.
+// template returns the objects of a release without its hooks'.
 func template(t *testing.T, args ...string) objects {
 	t.Helper()
 	return parse(t, render(t, append([]string{"--no-hooks"}, args...)...))

@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestCleanupHook checks when the chart has the hook, that Helm deletes each of its objects, and that its account has no other rights than
-// those of its roles.
+// TestCleanupHook checks when the chart has the hook, that Helm deletes each of its objects, and that its account has only the rights
+// of its roles.
 func TestCleanupHook(t *testing.T) {
 	for name, c := range map[string]struct {
 		set        []string

@@ -207,7 +207,7 @@ func TestDRAVersion(t *testing.T) {
 	}
 }
 
-// notesAt returns the notes for a version of Kubernetes. Helm renders notes only for that of its own.
+// notesAt returns the notes for a version of Kubernetes. Helm renders notes only for its own version.
 func notesAt(t *testing.T, version string, args ...string) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -240,7 +240,7 @@ data: {notes: {{ include "notes" . | toJson }}}
 func TestDRASharing(t *testing.T) {
 	o := template(t, settings([]string{withDRA, "mps.enabled=true", "nodeConfigs.a.plugin.api=devicePlugin"})...)
 	if len(o.mps()) != 1 || o.mps()[0].Name != defaultAgent+"-mps-daemon" {
-		t.Errorf("%d DaemonSets of MPS daemons, want that of the nodes whose claims may ask for MPS", len(o.mps()))
+		t.Errorf("%d DaemonSets of MPS daemons, want the one of the nodes whose claims may ask for MPS", len(o.mps()))
 	}
 	// A hook in the CDI specs limits memory, whatever the list of the device plugin is.
 	const memory = "config.plugin.sharing.memory.resource=a.b/c"

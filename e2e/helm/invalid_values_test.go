@@ -43,7 +43,7 @@ func TestRefused(t *testing.T) {
 		"config.metrics.podUID=maybe":                                       "podUID",
 		"serviceAccount.create=false,config.metrics.podUID=true":            "serviceAccount.name",
 
-		// The processes of the pod instead of those of the node.
+		// The processes of the pod instead of the node's.
 		"config.metrics.processes.enabled=true,config.metrics.processes.proc=/proc/": "config.metrics.processes.proc: ",
 
 		// Values that the agent refuses.
@@ -150,7 +150,8 @@ func TestRefused(t *testing.T) {
 		"image.tag=0.1.0-sim,config.source.mode=sim,nodeConfigs.a.source.mode=null": "nodeConfigs.a.source.mode=sim",
 
 		// Missing files.
-		"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv":                           `config.metrics.fieldsFile: file /etc/gpu-node-agent/a.csv`,
+		"config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv": "config.metrics.fieldsFile: " +
+			"file /etc/gpu-node-agent/a.csv",
 		`config.metrics.fieldsFile=/etc/gpu-node-agent/a.csv,files.b\.csv=x`:            `--set-file 'files.a\.csv=PATH'`,
 		`config.metrics.fieldsFile=/etc/../etc//gpu-node-agent/a.csv,files.a\.csv=null`: "config.metrics.fieldsFile",
 		"config.plugin.nvidiaConfig=/etc/gpu-node-agent/n.yaml":                         "config.plugin.nvidiaConfig",

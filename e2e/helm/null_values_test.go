@@ -187,7 +187,7 @@ func load(t *testing.T) *chartv2.Chart {
 	return c
 }
 
-// paths returns the paths of all keys in nested maps, including those of maps.
+// paths returns the paths of all keys in nested maps, including keys of maps.
 func paths(values map[string]any) [][]string {
 	var all [][]string
 	for key, value := range values {

@@ -143,7 +143,7 @@ func checkReclaim(t *testing.T, j *batchv1.CronJob, account string, apply bool) 
 	}
 }
 
-// TestReclaimFindsAgents checks that the labels by which reclaim finds agents are those of the agents' pods, and of no other pods, and
+// TestReclaimFindsAgents checks that the labels by which reclaim finds agents select the agents' pods, and no other pods, and
 // that the network policy admits it.
 func TestReclaimFindsAgents(t *testing.T) {
 	const mps = "config.plugin.sharing.mps.resources[0]."

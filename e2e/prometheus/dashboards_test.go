@@ -32,7 +32,7 @@ type dashboard struct {
 	Panels []panel `json:"panels"`
 }
 
-// all returns the panels with those in collapsed rows.
+// all returns the panels, also in collapsed rows.
 func (d dashboard) all() (all []panel) {
 	for _, p := range d.Panels {
 		all = append(append(all, p), p.Panels...)

@@ -85,7 +85,7 @@ func TestPanelsWhenNamesChange(t *testing.T) {
   - {action: labeldrop, regex: %s}
 `, node, n.Address, strings.Join(dropped, "|"), driver)
 	}
-	// Three nodes are one agent: all of its series, and those of either generation.
+	// Three nodes are one agent: with all of its series, and with the series of either generation.
 	n.Write("prometheus.yaml", n.prometheusConfig(scrape("all", "none", []string{"none"})+
 		scrape("new", "DCGM_FI_DRIVER_VERSION", oldNames)+scrape("old", "DCGM_FI_SYSTEM_DRIVER_VERSION", newNames)))
 	n.Start(prometheus, "--config.file=prometheus.yaml", "--storage.tsdb.path=data", "--web.listen-address="+address)

@@ -155,7 +155,7 @@ func checkAnnotations(t *testing.T, r rule, series string) {
 		if strings.Contains(r.Annotations[a], "{{ $labels.gpu }}") {
 			t.Errorf("%s: %s names no GPU if another one has its index; use or $labels.gpu $labels.UUID", r.Alert, a)
 		}
-		// A template renders a missing label as an empty string, which is right for those that only some series have.
+		// A template renders a missing label as an empty string, which is right for labels that only some series have.
 		for _, m := range templateLabel.FindAllStringSubmatch(r.Annotations[a], -1) {
 			if optional := m[1] == "cluster" || m[1] == "GPU_I_ID"; !optional && !strings.Contains(series, " "+m[1]+"=") {
 				t.Errorf("%s: %s: the alert has no label %s: %s", r.Alert, a, m[1], series)

@@ -214,7 +214,7 @@ func (u *usageTest) check() {
 	}
 	all := over(gpuHours)
 
-	// A busy machine skips scrapes and evaluations: seconds that are missing, but not those of a phase without scrapes.
+	// A busy machine skips scrapes and evaluations: such seconds are missing, but not the seconds of a phase without scrapes.
 	const gpus = 8
 	recorded := 0.0
 	for _, seconds := range all {

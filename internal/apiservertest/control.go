@@ -156,7 +156,7 @@ func stored(o object) object {
 	return c
 }
 
-// Delete deletes an object, such as resourceslices; namespace is empty for those without one.
+// Delete deletes an object, such as resourceslices; namespace is empty for objects without one.
 func (s *Server) Delete(resource, namespace, name string) {
 	s.do(func() { s.remove(key{resource, namespace, name}) })
 }

@@ -189,7 +189,7 @@ func validateEvent(e *corev1.Event) (errs field.ErrorList) {
 	return errs
 }
 
-// keep sets the field Spec or Status of an object to that of another of the same type.
+// keep copies the field Spec or Status from another object of the same type.
 func keep(name string, o, from object) {
 	if f := reflect.ValueOf(o).Elem().FieldByName(name); f.IsValid() {
 		f.Set(reflect.ValueOf(from.DeepCopyObject()).Elem().FieldByName(name))

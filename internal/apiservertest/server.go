@@ -405,7 +405,7 @@ func decode(body []byte, into runtime.Object) error {
 	return err
 }
 
-// readable returns the objects that a request finds: those of the cache if it may be answered from there.
+// readable returns the objects that a request finds: the cache's, if the request may be answered from the cache.
 func (s *Server) readable(r *http.Request) map[key]object {
 	if s.cache != nil && r.Method == http.MethodGet && r.URL.Query().Get("resourceVersion") == "0" {
 		return s.cache

@@ -21,7 +21,7 @@ import (
 )
 
 // Of two containers that share a GPU, the one without a process is idle while the other works. Its times continue after a restart of
-// the agent, but are not those of the next container of the same name.
+// the agent, but the next container of the same name has its own.
 func TestIdleSharer(t *testing.T) {
 	t.Parallel()
 	const uid = "0f4b7c1e-2d3a-4b5c-8d9e-0a1b2c3d4e5f"

@@ -15,7 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
-// inContainer starts the agent with mounts of the host's directories, as a container runtime does. It makes those that are missing. The
+// inContainer starts the agent with mounts of the host's directories, as a container runtime does. It makes missing ones. The
 // process becomes the agent.
 const inContainer = `#!/bin/sh
 set -e

@@ -297,7 +297,7 @@ func TestMPSOutlivesAgent(t *testing.T) {
 	}
 }
 
-// The end of mps-daemon's container is that of all its daemons. The next ones get their limits before shares are offered.
+// The end of mps-daemon's container ends all its daemons. The next ones get their limits before shares are offered.
 func TestMPSContainerKilled(t *testing.T) {
 	t.Parallel()
 	n := startMPSNode(t)
@@ -573,7 +573,7 @@ func TestMPSWithoutDaemon(t *testing.T) {
 	n.awaitPage("/readyz", http.StatusOK)
 }
 
-// Units of memory: each GPU has those of its own size.
+// Units of memory: the number on a GPU follows from its size.
 func TestMemoryUnits(t *testing.T) {
 	t.Parallel()
 	const h100, l4 = (81559 - 551 - 512) / 1024, (23034 - 435 - 512) / 1024
@@ -612,7 +612,7 @@ func TestMemoryUnits(t *testing.T) {
 	}
 }
 
-// One node has whole GPUs, and those that are shared in each way.
+// One node has whole GPUs, and GPUs that are shared in each way.
 func TestAllKindsOfSharing(t *testing.T) {
 	t.Parallel()
 	n := newMPSNode(t, simConfig+`

@@ -10,8 +10,7 @@ import (
 	"testing"
 )
 
-// The processes of a device are those of the pod that holds it. A process that no pod is found for, or that of a pod without the
-// device, has none.
+// A process on a device belongs to the pod that holds the device. A process whose pod is unknown or does not hold the device has no pod.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
 	const uid, containerID = "0f4b7c1e-2d3a-4b5c-8d9e-0a1b2c3d4e5f", "3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5d6e7f8091a2b3c4d5e6f7081920"

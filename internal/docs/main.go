@@ -251,7 +251,7 @@ func events(string) (string, error) {
 	return table("Key | Effect", rows), nil
 }
 
-// agentMetrics returns the agent's own metrics, without those of the process and of the Go runtime.
+// agentMetrics returns the agent's own metrics, without the metrics of the process and of the Go runtime.
 func agentMetrics(string) (string, error) {
 	var rows [][]string
 	for _, m := range metrics.Describe() {

@@ -105,7 +105,7 @@ func prose(text string) string {
 	return regexp.MustCompile("(?ms)^```.*?^```$").ReplaceAllString(text, "")
 }
 
-// anchors returns the anchors that GitHub gives a document's headings, and those that it sets itself.
+// anchors returns the anchors of a document: GitHub's for its headings, and the ones that it sets itself.
 func anchors(text string) map[string]bool {
 	found := make(map[string]bool)
 	for _, match := range regexp.MustCompile(`<a id="([^"]+)">`).FindAllStringSubmatch(text, -1) {

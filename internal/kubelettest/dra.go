@@ -79,9 +79,9 @@ func StartDRA(dir string, v Version) (*DRA, error) {
 // node (k8s.io/kubernetes v1.37.0, pkg/kubelet/cm/dra/manager.go, defaultWipingDelay).
 const WipingDelay = 30 * time.Second
 
-// StartDRAWith is StartDRA for a manager that wipes ResourceSlices as the kubelet does: all of the node at each of its starts, for which
-// driver is empty, and those of a driver to which it has had no connection for the delay. It tries until wipe succeeds or the driver is
-// back.
+// StartDRAWith is StartDRA for a manager that wipes ResourceSlices as the kubelet does. At each of its starts it wipes all slices of the
+// node: driver is empty then. It wipes a driver's slices when it has had no connection to the driver for the delay. It tries until wipe
+// succeeds or the driver is back.
 func StartDRAWith(dir string, v Version, delay time.Duration, wipe func(driver string) error) (*DRA, error) {
 	d := &DRA{version: v, registry: filepath.Join(dir, "plugins_registry"), notify: make(chan struct{}), wipingDelay: delay, wipe: wipe}
 	return d, d.Start()
@@ -102,7 +102,7 @@ func (d *DRA) wipeSlices(ctx context.Context, driver string, delay time.Duration
 	}
 }
 
-// followConnections waits to wipe the slices of drivers whose connections are lost, and ends the wait for those that are connected again.
+// followConnections waits to wipe the slices of drivers whose connections are lost, and ends the wait for drivers that are connected again.
 func (d *DRA) followConnections(ctx context.Context) {
 	if d.wipe == nil {
 		return
@@ -135,14 +135,15 @@ func (d *DRA) followConnections(ctx context.Context) {
 	}
 }
 
-// Connected reports whether the manager keeps the ResourceSlices of a driver: it has a connection to it. It wipes those of others.
+// Connected reports whether the manager keeps the ResourceSlices of a driver: it has a connection to the driver. It wipes
+// the slices of others.
 func (d *DRA) Connected(driver string) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.known[driver] && d.wipes[driver] == nil
 }
 
-// Start starts the manager again after Stop, as the start of a kubelet: it has no drivers, and finds those whose sockets exist.
+// Start starts the manager again after Stop, as the start of a kubelet: it has no drivers, and finds the drivers whose sockets exist.
 func (d *DRA) Start() error {
 	if err := os.MkdirAll(d.registry, 0o750); err != nil {
 		return err
@@ -181,7 +182,7 @@ func (d *DRA) change(f func()) {
 // Refuse makes the manager refuse registrations with an error, or accept them again if it is empty.
 func (d *DRA) Refuse(err string) { d.change(func() { d.refusal = err }) }
 
-// watch registers the drivers whose sockets appear, and forgets those whose sockets vanish, until ctx ends.
+// watch registers a driver when its socket appears, and forgets it when its socket vanishes, until ctx ends.
 func (d *DRA) watch(ctx context.Context) {
 	defer d.change(func() {
 		for _, driver := range d.drivers {

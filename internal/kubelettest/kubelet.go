@@ -48,8 +48,8 @@ type Kubelet struct {
 	server    *grpc.Server
 	podsAPI   *grpc.Server
 	serving   sync.WaitGroup
-	clients   map[string][]endpoint // by resource: those that the end of a stream disconnects
-	connected map[string][]endpoint // by resource: those that the device manager keeps; the last one serves Allocate
+	clients   map[string][]endpoint // by resource: which the end of a stream disconnects
+	connected map[string][]endpoint // by resource: which the device manager keeps; the last one serves Allocate
 	all       map[*Client]struct{}
 	fault     Fault
 	unfaulted chan struct{} // closed by SetFault and Stop
@@ -63,7 +63,7 @@ type Fault struct {
 	IgnoreRegistration bool   // Register succeeds without effect
 	LoseAnswer         bool   // Register connects the plugin, but its answer never comes
 	HoldStreams        bool   // ListAndWatch is opened only after the fault
-	ConnectedError     string // the message for a path that is connected already; "" for that of 1.37
+	ConnectedError     string // the message for a path that is connected already; "" for the message of 1.37
 	HoldEnds           bool   // the end of a stream is processed only after the fault, as if the disk blocked the kubelet
 
 	NoPods           bool   // List returns no pods, as just after the start of a kubelet
@@ -91,8 +91,8 @@ func (k *Kubelet) Restart() error {
 	return k.start()
 }
 
-// Age makes the kubelet look as if it had started so long before now, as that of a node on which an agent is installed. Its age is that of
-// its sockets. A restarted kubelet is new.
+// Age makes the kubelet look as if it had started so long before now, as when an agent is installed on a node. Its sockets show its age. A
+// restarted kubelet is new.
 func (k *Kubelet) Age(d time.Duration) error {
 	at := time.Now().Add(-d)
 	return os.Chtimes(filepath.Join(k.pods, "kubelet.sock"), at, at)

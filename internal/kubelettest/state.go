@@ -18,7 +18,7 @@ type Device struct {
 type Resource struct {
 	Name      string
 	Endpoint  string   // the base name of the socket of the newest plugin
-	Endpoints []string // those of all plugins that the kubelet keeps, even if their streams have ended
+	Endpoints []string // of all plugins that the kubelet keeps, even if their streams have ended
 	Preferred bool     // the plugin implements GetPreferredAllocation
 	Connected bool     // has endpoints; when the last one ends, all devices become unhealthy
 	Devices   []Device

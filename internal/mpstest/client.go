@@ -25,15 +25,15 @@ type Error int
 
 func (e Error) Error() string { return "MPS error " + strconv.Itoa(int(e)) }
 
-// ClientRequest is a client's first message, to the daemon and to the server. It is the stand-in's: that of CUDA is not public.
+// ClientRequest is a client's first message, to the daemon and to the server. Its format is the stand-in's: CUDA's is not public.
 type ClientRequest struct {
-	UID     *int              `json:"uid,omitempty"` // nil: that of the peer
-	PID     int               `json:"pid,omitempty"` // 0: that of the peer
+	UID     *int              `json:"uid,omitempty"` // nil: the peer's
+	PID     int               `json:"pid,omitempty"` // 0: the peer's
 	Env     map[string]string `json:"env,omitempty"`
 	Command string            `json:"command,omitempty"`
 }
 
-// Limits are those in force for a client.
+// Limits are in force for a client.
 type Limits struct {
 	ThreadPercentage float64           `json:"threadPercentage"`
 	PinnedMemory     map[string]uint64 `json:"pinnedMemory,omitempty"` // bytes by device; none: no limit

@@ -13,7 +13,7 @@ import (
 	"syscall"
 )
 
-// packages returns those that hold state or decide about devices.
+// packages returns the packages that hold state or decide about devices.
 func packages() []string {
 	return []string{
 		"health", "health/monitor", "health/statefile", "health/nvml", "health/kernellog", "plugin", "plugin/dra", "plugin/mps",

@@ -18,7 +18,7 @@ import (
 // againstRounds is how often measureAgainst measures each version.
 const againstRounds = 7
 
-// Limits of the median of the rounds, divided by that of the other version.
+// Limits of the median of the rounds, divided by the other version's.
 const (
 	limitOfMedians = 1.05
 	limitOfP99     = 1.25
@@ -96,7 +96,7 @@ func (b *bench) measureAgainst(ctx context.Context) error {
 	var worse []error
 	for _, c := range all {
 		if c.worse() && !b.quick {
-			worse = append(worse, fmt.Errorf("%s is %.3f times that of %s, more than %v", c.What, c.ratio(), b.against, c.Limit))
+			worse = append(worse, fmt.Errorf("%s is %.3f times the one of %s, more than %v", c.What, c.ratio(), b.against, c.Limit))
 		}
 	}
 	return errors.Join(worse...)

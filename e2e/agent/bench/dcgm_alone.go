@@ -255,8 +255,8 @@ func (r *record) latestRow() (time.Time, error) {
 	}
 }
 
-// mostReads returns the largest number of reads in a second. The calls of one poll, and those that follow a check because it has found
-// an XID, are one read.
+// mostReads returns the largest number of reads in a second. The calls of one poll are one read. So are the calls that follow
+// a check because it has found an XID.
 func (r *record) mostReads() (most int) {
 	var reads []time.Duration
 	for _, at := range r.reads {

@@ -18,7 +18,7 @@ import (
 
 const (
 	messageSize = 8 << 20 // what libdcgm allocates for a read of values, in bytes
-	callers     = 32      // threads beside those of the agent, whose number depends on the machine
+	callers     = 32      // threads beside the agent's, whose number depends on the machine
 	briefSoak   = 2 * time.Minute
 	sampleEvery = 5 * time.Second
 
@@ -110,8 +110,8 @@ func (b *bench) soakBriefly(ctx context.Context) error {
 	return b.measureSoak(ctx, briefSoak)
 }
 
-// measureSoak measures the anonymous memory of agents with a host engine and with embedded DCGM, with one arena and with those of
-// glibc, at once. It fails if the agent needs too much, and if the others do not: then the soak shows nothing.
+// measureSoak measures the anonymous memory of agents with a host engine and with embedded DCGM, with one arena and with as many as
+// glibc has, at once. It fails if the agent needs too much, and if the others do not: then the soak shows nothing.
 func (b *bench) measureSoak(ctx context.Context, length time.Duration) error {
 	b.progress("anonymous memory, for %v", length)
 	sources := []string{"mode: standalone, address: 'localhost:5555'", "mode: embedded"}
@@ -168,7 +168,7 @@ func (b *bench) addSoak(source string, length time.Duration, one, many *arenaNod
 		err = errors.Join(err, fmt.Errorf("%s: %.1f MiB of anonymous memory, want less than %v", source, most, limit))
 	}
 	if most := many.memory.highest(); most < anonymousLimit {
-		err = errors.Join(err, fmt.Errorf("%s: %.1f MiB of anonymous memory with %s: the threads do not allocate as those of libdcgm do",
+		err = errors.Join(err, fmt.Errorf("%s: %.1f MiB of anonymous memory with %s: the threads do not allocate as libdcgm's do",
 			source, most, many.arenas))
 	}
 	return err

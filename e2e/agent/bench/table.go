@@ -53,7 +53,7 @@ func (t *table) addDurations(what string, took []time.Duration, aim float64) {
 	t.Rows = append(t.Rows, row{What: what, N: len(took), P50: &p50, P99: &p99, Unit: "ms", Aim: aimed(aim)})
 }
 
-// addRatio adds a row with the percentiles of durations divided by those of others. There must be some of both.
+// addRatio adds a row with the percentiles of durations divided by the percentiles of others. There must be some of both.
 func (t *table) addRatio(what string, took, others []time.Duration) {
 	p50, p99 := percentile(took, 50)/percentile(others, 50), percentile(took, 99)/percentile(others, 99)
 	t.Rows = append(t.Rows, row{What: what, N: len(took), P50: &p50, P99: &p99, Unit: "times"})

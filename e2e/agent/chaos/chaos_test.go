@@ -148,7 +148,7 @@ type setup struct {
 	events  bool   // the agent follows the events of the simulated driver
 }
 
-// chaos plays random steps for a time, or those of -replay.
+// chaos plays random steps for a time, or the steps of -replay.
 func chaos(t *testing.T, with setup, kinds []kind, duration time.Duration) {
 	if kinds = selectKinds(kinds, *kindsFlag); len(kinds) == 0 {
 		t.Skipf("none of the kinds %s", *kindsFlag)

@@ -302,7 +302,7 @@ func (w *world) attach(ctx context.Context) error {
 
 // noteAttached updates the model after an attach.
 func (w *world) noteAttached(ctx context.Context) error {
-	if w.detachPending && !w.detachAsked { // it never detached: the state is that of before
+	if w.detachPending && !w.detachAsked { // it never detached: the state is as before
 		for i := range w.gpu {
 			g := &w.gpu[i]
 			g.change(func() { g.released = false })

@@ -13,8 +13,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
-// TestDCGMGenerations runs the agent with each generation of DCGM. The series are the same: those that DCGM does not measure
-// follow from others, exactly. Only the rate of NVLink needs DCGM 4.7.
+// TestDCGMGenerations runs the agent with each generation of DCGM. The series are the same: what DCGM does not measure
+// follows from other fields, exactly. Only the rate of NVLink needs DCGM 4.7.
 func TestDCGMGenerations(t *testing.T) {
 	agent, library := build(t), compile(t)
 	for _, names := range []string{"dcgm-exporter-4.8", "dcgm-exporter-4.9", "dcgm-exporter-4.8, dcgm-exporter-4.9"} {

@@ -55,7 +55,7 @@ func (m *model) faultScenario() string {
 // restart ends the agent with SIGTERM or SIGKILL, and starts another with the same state file.
 //
 // Findings survive: the new agent has exactly these, and the first list that the kubelet receives is correct. Counters
-// restart: XIDs count from the start, and those that no agent could know yet are lost (the simulated GPUs end with
+// restart: XIDs count from the start, and XIDs that no agent could know yet are lost (the simulated GPUs end with
 // their agent). To the kubelet the plugin disappears and returns, which changes no device.
 func (w *world) restart(ctx context.Context, how string) error {
 	if w.diskFull && !w.disk.Mounted {

@@ -39,7 +39,7 @@ type Kubelet struct {
 // Pods are the pods of a node, as the kubelet knows them.
 type Pods struct {
 	Bound func() []*v1.Pod // to the node; the kubelet frees the devices of all others
-	// in the pod resources API: a new kubelet reads its pods one by one. nil: those of Bound
+	// in the pod resources API: a new kubelet reads its pods one by one. nil: the pods of Bound
 	Listed func() []*v1.Pod
 	Claims func(pod *v1.Pod) []*podsapi.DynamicResource // of the pod's only container; nil: none
 }

@@ -60,7 +60,7 @@ func (n *Node) KillAgent() {
 	n.AwaitWithdrawal()
 }
 
-// AwaitWithdrawal waits until the kubelet has no allocatable devices, which could be mistaken for those of the next agent.
+// AwaitWithdrawal waits until the kubelet has no allocatable devices: a test could take them for the next agent's.
 func (n *Node) AwaitWithdrawal() {
 	n.T.Helper()
 	n.Agent = nil

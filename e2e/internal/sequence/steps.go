@@ -41,7 +41,7 @@ func (v Values) SamePod(other Values) bool {
 
 func (v Values) mountsDRA() bool { return v.DRA || v.DRAMounts }
 
-// InPodOf returns the values with those of a running pod that need another pod, as a change of the ConfigMap alone.
+// InPodOf returns the values after a change of the ConfigMap alone: values that need another pod stay as the running pod has them.
 func (v Values) InPodOf(running Values) Values {
 	v.DRA = running.mountsDRA() && !v.DRAMounts
 	v.DRAMounts = running.mountsDRA() && !v.DRA
@@ -123,7 +123,7 @@ type Options struct {
 	MPS    bool   // GPUs may be shared by MPS
 	Single bool   // there is one release of the chart
 	NoAPI  bool   // the API server is never away
-	Chart  bool   // values that only the chart has, such as those of the node; its stateDir is never empty
+	Chart  bool   // values that only the chart has, such as the node's; its stateDir is never empty
 	Only   []Kind // play these kinds; nil: all
 }
 

@@ -546,7 +546,7 @@ func (d *daemon) serverRequest(s *server, name string, args []string) (req serve
 	return req, ""
 }
 
-// quit drains all servers, and with -t kills those that remain after so many seconds.
+// quit drains all servers, and with -t kills servers that remain after so many seconds.
 func (d *daemon) quit(args []string) (answer string, quit bool) {
 	var timeout <-chan time.Time
 	if len(args) > 0 {

@@ -16,7 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/mpstest"
 )
 
-// maxClients is that of Volta and newer.
+// maxClients is the limit of Volta and newer GPUs.
 const maxClients = 48
 
 // serverConfig is what a daemon gives a server on its standard input.
@@ -32,7 +32,7 @@ const (
 	opFault  = "fault"
 )
 
-// serverRequest is a daemon's request; that of a client has none of these.
+// serverRequest is a daemon's request; a client's request has none of these fields.
 type serverRequest struct {
 	Op   string
 	Args []string
@@ -191,7 +191,7 @@ func (s *mpsServer) exitIfDrained() {
 	}
 }
 
-// tighten returns the limits of a client: those of its environment count only if they are tighter. The caller holds s.mu.
+// tighten returns the limits of a client: a limit in its environment counts only if it is tighter. The caller holds s.mu.
 func (s *mpsServer) tighten(env map[string]string) mpstest.Limits {
 	l := s.limits.Clone()
 	if v, ok := parsePercentage(env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]); ok {

@@ -31,7 +31,7 @@ const (
 	monitorClass = "monitor.nvidia.com"
 )
 
-// classes are the chart's DeviceClasses, and that of docs/dra.md for monitors.
+// classes are the chart's DeviceClasses, and the class for monitors of docs/dra.md.
 type classes struct{}
 
 func (classes) List() (all []*resourceapi.DeviceClass, _ error) {

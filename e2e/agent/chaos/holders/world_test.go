@@ -428,7 +428,7 @@ func (w *world) leaveFiles(v sequence.Values) error {
 	return errors.Join(errs...)
 }
 
-// checkLeftovers returns an error if there are partial files from before the last kill, or CDI specs of claims that are not prepared.
+// checkLeftovers returns an error if there are partial files older than the last kill, or CDI specs of claims that are not prepared.
 func (w *world) checkLeftovers() error {
 	for _, pattern := range []string{
 		"cdi/.*", "cdi/*tmp*", "state/*tmp*", "plugins/" + draDriver + "/*tmp*", "device-plugins/.gna-*",

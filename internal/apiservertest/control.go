@@ -80,7 +80,8 @@ func (s *Server) Kubeconfig(t testing.TB) string {
 }
 
 // Transport returns a transport of the server's clients. Before each request it calls before, in the client's goroutine, unless it is nil.
-// An error of apimachinery's package errors is then the answer, and another one ends the request as one of the connection.
+// If before returns an error of apimachinery's package errors, that is the answer. Any other error ends the request like an error of the
+// connection.
 func (s *Server) Transport(before func(*http.Request) error) http.RoundTripper {
 	return &transport{http.Transport{DialContext: s.listener.dial, MaxIdleConnsPerHost: 10}, before}
 }
@@ -123,7 +124,7 @@ func (s *Server) do(f func()) {
 // Put creates or replaces an object, without validation.
 func (s *Server) Put(o object) { s.PutBy("test", o) }
 
-// PutBy does so as a client with a field manager.
+// PutBy is Put as a client with a field manager.
 func (s *Server) PutBy(manager string, o object) {
 	o = stored(o)
 	s.do(func() {
@@ -216,7 +217,7 @@ func (s *Server) Deny(requests ...string) {
 	})
 }
 
-// SetAbsent makes the server one that does not serve some API groups, such as resource.k8s.io. It replaces the groups that were absent.
+// SetAbsent makes the server lack API groups, such as resource.k8s.io. It replaces the groups that were absent.
 func (s *Server) SetAbsent(groups ...string) { s.do(func() { s.absent = groups }) }
 
 // SetStale keeps the cache, from which reads with resource version 0 are answered, as it is, or lets it follow again.
@@ -261,8 +262,8 @@ func (s *Server) Compact() {
 	})
 }
 
-// SetRefused closes all connections and refuses new ones, or accepts connections again. Those to Kubeconfig's address are closed instead of
-// refused.
+// SetRefused closes all connections and refuses new ones, or accepts connections again. Connections to Kubeconfig's address are closed
+// instead of refused.
 func (s *Server) SetRefused(refused bool) { s.listener.setRefused(refused) }
 
 // listener is a net.Listener in memory.

@@ -53,7 +53,7 @@ type Server struct {
 	version   int64
 	compacted int64 // watches from an older version are expired
 	objects   map[key]object
-	cache     map[key]object // what reads from the cache find; nil: objects
+	cache     map[key]object // the objects that reads from the cache find; nil: as in objects
 	history   []event        // by version
 	lacks     []string
 	denied    map[string]bool // "verb resource"
@@ -82,7 +82,8 @@ type event struct {
 	object  object
 }
 
-// seen returns the event as a watch of what matches sees it: what does not match does not exist. kind is "" if it sees nothing.
+// seen returns the event as a watch with selectors sees it: to the watch, an object that does not match does not exist. kind is "" if the
+// watch sees nothing.
 func (e event) seen(match func(object) bool) (kind string, o object) {
 	was, is := e.old != nil && match(e.old), e.kind != "DELETED" && match(e.object)
 	switch {

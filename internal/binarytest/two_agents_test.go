@@ -85,8 +85,8 @@ func TestMonitorBesideServingAgent(t *testing.T) {
 	}
 }
 
-// An agent that waited, and whose plugin is switched off, measures as one whose plugin was never on, and leaves the node to the other one,
-// also while that restarts.
+// If the plugin of a waiting agent is switched off, the agent measures as if its plugin had never been on. It leaves the node to the other
+// agent, also while the other one restarts.
 func TestWaitingAgentSwitchedOff(t *testing.T) {
 	t.Parallel()
 	first, k := startRegistered(t, simConfig)

@@ -1,4 +1,4 @@
-// Package mpstest has a stand-in for nvidia-cuda-mps-control, which tests script and whose clients they play.
+// Package mpstest has a stand-in for nvidia-cuda-mps-control. Tests script it, and play its clients.
 package mpstest
 
 import (
@@ -136,7 +136,7 @@ type Process struct {
 	Pipe   string // CUDA_MPS_PIPE_DIRECTORY
 }
 
-// Processes returns the daemons and servers that run. Those that hang are among them.
+// Processes returns the daemons and servers that run, also hanging ones.
 func (c *ControlProgram) Processes() (found []Process) {
 	dirs, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {

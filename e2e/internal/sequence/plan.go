@@ -81,7 +81,7 @@ func (s *State) group(g Group) *int {
 	return [Groups]*int{&s.Plugin, &s.Claims, &s.Pending}[g]
 }
 
-// Ends returns of which group a step ends a pod. A pod that does not run is not deleted by force: that is as any other end.
+// Ends returns the group whose pod a step ends. PodForce chooses no pending pod: without a container, force makes no difference.
 func (s State) Ends(step Step) (g Group, found bool) {
 	for i := range Groups {
 		g := (Group(step.Pick%uint32(Groups)) + i) % Groups

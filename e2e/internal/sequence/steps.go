@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Values are the values of the chart on which it depends who gets which device.
+// Values are the values of the chart that decide who gets which device.
 type Values struct {
 	DRA      bool   `json:"dra,omitempty"`      // dra.enabled: plugin.api is dra, with the mounts for it
 	MIG      string `json:"mig,omitempty"`      // plugin.migStrategy; empty: none
@@ -19,7 +19,7 @@ type Values struct {
 	Resource string `json:"resource,omitempty"` // plugin.resource; empty: the default
 	NoState  bool   `json:"noState,omitempty"`  // stateDir is empty: nothing outlives the pod
 
-	// Those of Options.Chart.
+	// With Options.Chart only.
 	DRAMounts bool `json:"draMounts,omitempty"` // dra.enabled, but plugin.api is devicePlugin: the first step of the documented switch
 	Taints    bool `json:"taints,omitempty"`    // node.taints: an unhealthy GPU taints the node
 	Labels    bool `json:"labels,omitempty"`    // node.labels, and health.kubernetes.enabled: the node's condition

@@ -101,7 +101,7 @@ plugin: {kubeletDir: %s, cdi: {dir: %s}, api: %s, migStrategy: %s, resource: %s,
 `, file, b.kubeconfig, b.kubelet, b.cdi, c.API, c.MIGStrategy, c.Resource, sharing)
 }
 
-// stop stops the agent. One that is stopped in its first milliseconds does not handle the signal yet.
+// stop stops the agent. In its first milliseconds an agent does not handle the signal yet.
 func (b *binary) stop() error {
 	return b.end(func() error {
 		err := b.Stop()

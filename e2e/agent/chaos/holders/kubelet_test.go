@@ -18,7 +18,7 @@ type kubelet interface {
 	stop() error
 	admit(ctx context.Context, p *pod) (ids []string, env map[string]string, err error) // allocates the resources of a pod
 	remove(p *pod)                                                                      // a pod has ended
-	allocatable() map[string]int                                                        // devices by resource, also those that pods hold
+	allocatable() map[string]int                                                        // devices by resource, also devices that pods hold
 	free() map[string][]string                                                          // IDs by resource that a pod can get
 	hold(p *pod, claim kubelettest.HeldClaim)                                           // lists a claim under its pod
 }

@@ -241,7 +241,7 @@ func (n *node) heldLocked() (all []sequence.Hold) {
 	return all
 }
 
-// holdsOf returns what a container has, as its environment, and the kubelet or the claims say. These must be equal.
+// holdsOf returns what a container has by the kubelet or by its claims. The devices in its environment must be the same.
 func (n *node) holdsOf(ctx context.Context, name, env string) (holds []sequence.Hold, err error) {
 	sees := make(map[string]bool)
 	if variables := deviceVariables(env); len(variables) > 0 {

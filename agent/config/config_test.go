@@ -368,6 +368,24 @@ func TestPodLabelsConfig(t *testing.T) {
 	check("")
 }
 
+// A directory is the same however it is written: a reload refuses another one.
+func TestPathsAreClean(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "nvidia.yaml")
+	write(t, file, "version: v1\nflags: {mpsRoot: /run//mps/}\n")
+	for text, want := range map[string]string{
+		"kubeletDir: /k/, sharing: {mps: {root: /run/./mps/}}": "/k",
+		"kubeletDir: /k/../kubelet, nvidiaConfig: " + file:     "/kubelet",
+	} {
+		if p := mustLoad(t, "plugin: {"+text+"}\n").Plugin; p.KubeletDir != want || p.Sharing.MPS.Root != "/run/mps" {
+			t.Errorf("%s: %s, %s", text, p.KubeletDir, p.Sharing.MPS.Root)
+		}
+	}
+	for _, key := range []string{"kubeletDir", "sharing.mps.root"} {
+		_, err := load(t, "", "--plugin."+key+"=")
+		wantError(t, key, err, "plugin."+key, `""`)
+	}
+}
+
 func TestPluginConfig(t *testing.T) {
 	p := mustLoad(t, `plugin:
   deviceList: [cdi-cri, envvar]

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -115,6 +116,7 @@ func (l Loader) Load() (Config, error) {
 		}
 		errs = append(errs, withPrefix("plugin.nvidiaConfig: "+file+": ", err))
 	}
+	cleanPaths(&c.Plugin.KubeletDir, &c.Plugin.Sharing.MPS.Root)
 	for _, n := range c.Plugin.Notes() {
 		c.Notes = append(c.Notes, "plugin."+n)
 	}
@@ -137,6 +139,15 @@ func (l Loader) Load() (Config, error) {
 	}
 	c.LastGood = files.document(l.Path(), text)
 	return c, errors.Join(inFile(l.Path(), errors.Join(unknown...)), set.annotate(errors.Join(errs...)))
+}
+
+// cleanPaths writes paths in one way: they are compared, and /k/ is /k.
+func cleanPaths(paths ...*string) {
+	for _, path := range paths {
+		if *path != "" { // Validate refuses that
+			*path = filepath.Clean(*path)
+		}
+	}
 }
 
 // restoreOff writes off where a file has false: Helm reads an unquoted off in a values file as false.

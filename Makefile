@@ -257,8 +257,8 @@ dashboards:
 	  npm run check -- $(CURDIR)/charts/gpu-node-agent/dashboards/*.json
 
 # Runs every part of .ci/run, with random sequences.
-# Records the commit in .ci/full: later runs of .ci/run skip the costly parts whose paths have not changed since. The seed is a multiple of
-# four, because chaos-faults plays all its worlds only then.
+# Records the commit in .ci/full: later runs of .ci/run skip the costly parts whose paths have not changed since. Commit that file. The seed
+# is a multiple of four, because chaos-faults plays all its worlds only then.
 nightly:
 	@test -z "$$(git status --porcelain)" || { echo 'nightly: commit first, because .ci/full names a commit' >&2; exit 1; }
 	commit=$$(git rev-parse HEAD) && CI_ALL=1 CHAOS_SEED=$$(($$(date +%s) % 250000 * 4 + 4)) .ci/run && echo "$$commit" >.ci/full

@@ -81,6 +81,7 @@ type Agent struct {
 	loggedError    logonce.State          // of the configuration
 	files          []byte                 // Config.LastGood of the configuration in force; for reloadOn only, like settled
 	settled        bool                   // the configuration in force fits the devices of the node
+	keepLastGood   bool                   // the last good configuration stays to the end: pods may have what only that serves
 
 	sources      health.Latest[monitor.Source]
 	snapshots    health.Latest[health.Snapshot]
@@ -116,11 +117,10 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 		return err
 	}
 	boot := statefile.BootID()
+	from := start{Config: c, Rejection: rejection, former: &c.Plugin}
 	if rejection == nil {
-		s := checkStart(ctx, loader, c, boot)
-		if c, rejection = s.Config, s.Rejection; s.err != nil {
-			return s.err
-		}
+		from = checkStart(ctx, loader, c, boot)
+		c, rejection = from.Config, from.Rejection
 	}
 	level := zap.NewAtomicLevelAt(logLevel(c.Log))
 	log, sink := newLogger(os.Stderr, c.Log, level)
@@ -138,6 +138,8 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	a := newAgent(c, log, level, boot)
 	a.loader, a.build, a.logDropped = loader, build, sink.Dropped
 	a.lock.SetConfig(loader.Path())
+	a.keepLastGood = from.keepLastGood
+	a.dra.SetFormer(from.former)
 	if rejection != nil {
 		a.reject(rejection.Err, "start", rejection.Since)
 	}

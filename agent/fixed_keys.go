@@ -10,7 +10,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
 
 // formerTimeout limits how long the start waits for the disk, which shows what pods have by a former configuration. The driver of DRA
@@ -28,8 +27,8 @@ func (a *Agent) checkFixed(c *plugin.Config) error {
 		{"sharing.mps.root", now.Sharing.MPS.Root, c.Sharing.MPS.Root},
 	} {
 		if key.now != key.next {
-			errs = append(errs, fmt.Errorf("plugin.%s: cannot change from %s to %s while the agent runs; drain the node, then restart the agent",
-				key.name, key.now, key.next))
+			errs = append(errs, fmt.Errorf("plugin.%s: cannot change from %s to %s while the agent runs; it takes effect at a restart: drain the "+
+				"node first if pods have claims or MPS shares", key.name, key.now, key.next))
 		}
 	}
 	return errors.Join(errs...)
@@ -38,40 +37,36 @@ func (a *Agent) checkFixed(c *plugin.Config) error {
 // start is a configuration to start with.
 type start struct {
 	config.Config
-	*config.Rejection       // why the configuration is not the one on the disk; nil if it is
-	err               error // why there is no configuration to start with
+	*config.Rejection                // of the configuration on the disk; nil if it is that
+	former            *plugin.Config // of the process before this one; nil if it is unknown
+	keepLastGood      bool           // see Agent
 }
 
-// checkStart returns the configuration to start with. It is c, or the last good one if pods need a value of that one which c lacks. If pods
-// need what neither has, checkStart returns an error.
+// checkStart returns the configuration to start with: c, or the last good one if pods have what only that serves. If neither serves what they
+// have, it returns c: the driver then says why it serves no devices.
 func checkStart(ctx context.Context, loader config.Loader, c config.Config, boot string) start {
 	guard := health.Guard[struct{}, start]{Limit: formerTimeout}
 	s, err := guard.Call(ctx.Done(), struct{}{}, func() start { return chooseStart(loader, c, boot) }, nil)
 	if err != nil { // the disk hangs, or the agent ends
-		return start{Config: c}
+		return start{Config: c, keepLastGood: true}
 	}
 	return s
 }
 
 func chooseStart(loader config.Loader, c config.Config, boot string) start {
+	s := start{Config: c}
 	last, rejection, _ := loader.LoadLastGood(c.Health.StateFile)
-	if rejection == nil {
-		return start{Config: c, err: checkFormer(&c.Plugin, nil, boot)}
+	if rejection != nil {
+		s.former = &last.Plugin
 	}
-	err := checkFormer(&c.Plugin, &last.Plugin, boot)
-	if err == nil || checkFormer(&last.Plugin, &last.Plugin, boot) != nil {
-		return start{Config: c, err: err}
+	err := dra.CheckFormer(&c.Plugin, s.former, boot)
+	switch {
+	case err == nil:
+	case rejection != nil && dra.CheckFormer(&last.Plugin, s.former, boot) == nil:
+		rejection.Err = err
+		s.Config, s.Rejection = last, rejection
+	default:
+		s.keepLastGood = true
 	}
-	rejection.Err = err
-	return start{Config: last, Rejection: rejection}
-}
-
-// checkFormer returns an error if pods have claims or MPS daemons that only the former configuration serves; former is nil if it is
-// unknown.
-func checkFormer(c, former *plugin.Config, boot string) error {
-	err := dra.CheckFormer(c, former, boot)
-	if former != nil {
-		err = errors.Join(err, mps.CheckFormer(mps.Root(c.Sharing.MPS.Root), mps.Root(former.Sharing.MPS.Root)))
-	}
-	return err
+	return s
 }

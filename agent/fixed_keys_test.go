@@ -1,7 +1,7 @@
 package agent
 
 import (
-	"cmp"
+	"context"
 	"fmt"
 	"net"
 	"os"
@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
 // A running agent refuses another name of the driver and other directories, and keeps its configuration.
@@ -35,7 +36,7 @@ func TestReloadRefusesFixedKeys(t *testing.T) {
 				if a.lastReload.Load().OK || a.pluginConfig.Load() != before || a.healthConfig.Load().Temperature == 80 {
 					t.Fatalf("%+v, %+v", a.lastReload.Load(), a.pluginConfig.Load())
 				}
-				agenttest.MustContain(t, *a.configError.Load(), key+" while the agent runs; drain the node, then restart the agent")
+				agenttest.MustContain(t, *a.configError.Load(), key+" while the agent runs; it takes effect at a restart: drain the node first if ")
 				agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: sim}\nhealth: {temperature: 80}\n")
 				waitIntervals(3)
 				if !a.lastReload.Load().OK || a.healthConfig.Load().Temperature != 80 {
@@ -48,7 +49,6 @@ func TestReloadRefusesFixedKeys(t *testing.T) {
 
 // An agent starts with its last good configuration while pods have claims or MPS daemons that only this one serves.
 func TestStartWithFormerConfiguration(t *testing.T) {
-	const claims = `{"version":1,"bootID":"boot","publishing":true,"names":{},"claims":{"uid":{"uid":"uid","name":"a"}}}`
 	makeDir := func(t *testing.T, path ...string) string {
 		t.Helper()
 		dir := filepath.Join(path...)
@@ -57,9 +57,13 @@ func TestStartWithFormerConfiguration(t *testing.T) {
 		}
 		return dir
 	}
-	checkpoint := func(t *testing.T, dir string) {
-		agenttest.WriteFile(t, makeDir(t, dir, "plugins", "gpu.former"), "gpu-node-agent.json", claims)
+	checkpoint := func(text string) func(t *testing.T, dir string) {
+		return func(t *testing.T, dir string) {
+			agenttest.WriteFile(t, makeDir(t, dir, "plugins", "gpu.former"), "gpu-node-agent.json", text)
+		}
 	}
+	claims := checkpoint(`{"version":1,"bootID":"boot","publishing":true,"names":{},"claims":{"uid":{"uid":"uid","name":"a"}}}`)
+	unreadable := checkpoint("{")
 	daemon := func(t *testing.T, dir string) {
 		pipe := makeDir(t, dir, "mps", "GPU-1", "pipe")
 		l, err := net.Listen("unix", filepath.Join(pipe, "control"))
@@ -69,22 +73,26 @@ func TestStartWithFormerConfiguration(t *testing.T) {
 		t.Cleanup(func() { _ = l.Close() })
 	}
 	none := func(*testing.T, string) {}
-	const root = "plugin.sharing.mps.root: "
+	const former, third, next = "dra: {driverName: gpu.former}", "dra: {driverName: gpu.third}", "dra: {driverName: gpu.next}"
+	const here, there = "resource: a.b/c, sharing: {mps: {root: DIR/mps}}", "sharing: {mps: {root: DIR/next}}"
+	const starts, startsUnfit, refused = "", "unfit", "plugin."
 	for name, c := range map[string]struct {
 		saved, next string // of the section plugin; no saved: there is no last good configuration
 		pods        func(t *testing.T, dir string)
-		wantSaved   bool
-		key         string // of the error; empty for none
+		want        string // starts, startsUnfit, or the start of the error with which the last good configuration is in force
 	}{
-		"claims":                   {"dra: {driverName: gpu.former}", "dra: {driverName: gpu.next}", checkpoint, true, "plugin.dra.driverName: "},
-		"no claims":                {"dra: {driverName: gpu.former}", "dra: {driverName: gpu.next}", none, false, ""},
-		"claims, no last good one": {"", "dra: {driverName: gpu.next}", checkpoint, false, "plugin.dra.driverName: "},
-		"last good one of a third": {"dra: {driverName: gpu.third}", "dra: {driverName: gpu.next}", checkpoint, false, "plugin.dra.driverName: "},
-		"same driver":              {"dra: {driverName: gpu.former}", "dra: {driverName: gpu.former}, resource: a.b/c", checkpoint, false, ""},
-		"MPS daemon":               {"sharing: {mps: {root: DIR/mps}}", "sharing: {mps: {root: DIR/next}}", daemon, true, root},
-		"no MPS daemon":            {"sharing: {mps: {root: DIR/mps}}", "sharing: {mps: {root: DIR/next}}", none, false, ""},
-		"same root":                {"sharing: {mps: {root: DIR/mps}}", "resource: a.b/c, sharing: {mps: {root: DIR/mps}}", daemon, false, ""},
-		"MPS daemon, root unknown": {"", "sharing: {mps: {root: DIR/next}}", daemon, false, ""},
+		"claims":                       {former, next, claims, refused + "dra.driverName: "},
+		"no claims":                    {former, next, none, starts},
+		"claims, no last good one":     {"", next, claims, startsUnfit},
+		"claims of neither":            {third, next, claims, startsUnfit},
+		"same driver":                  {former, former + ", resource: a.b/c", claims, starts},
+		"unreadable":                   {former, next, unreadable, refused + "dra.driverName: "},
+		"unreadable, no last good one": {"", next, unreadable, startsUnfit},
+		"unreadable, of weeks ago":     {third, next, unreadable, starts},
+		"MPS daemon":                   {here, there, daemon, refused + "sharing.mps.root: "},
+		"no MPS daemon":                {here, there, none, starts},
+		"same root":                    {here, here + ", migStrategy: mixed", daemon, starts},
+		"MPS daemon, root unknown":     {"", there, daemon, starts},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "gna") // short, because of the sockets
@@ -101,35 +109,48 @@ func TestStartWithFormerConfiguration(t *testing.T) {
 				}
 				return loaded
 			}
-			want := load("")
-			if c.saved != "" {
-				want = load(c.saved)
-				agenttest.WriteFile(t, dir, "state.json.config", string(want.LastGood))
-			}
 			next := load(c.next)
-			if !c.wantSaved {
-				want = next
+			want, former := next, (*plugin.Config)(nil)
+			if c.saved != "" {
+				last := load(c.saved)
+				agenttest.WriteFile(t, dir, "state.json.config", string(last.LastGood))
+				if former = &last.Plugin; strings.HasPrefix(c.want, refused) {
+					want = last
+				}
 			}
 			c.pods(t, dir)
-			s := checkStart(t.Context(), config.Loader{File: filepath.Join(dir, "config.yaml")}, next, "boot")
-			if !reflect.DeepEqual(s.Plugin, want.Plugin) || (s.Rejection != nil) != c.wantSaved {
+			loader := config.Loader{File: filepath.Join(dir, "config.yaml")}
+			agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: sim}\n")
+			s := checkStart(t.Context(), loader, next, "boot")
+			if !reflect.DeepEqual(s.Plugin, want.Plugin) || !reflect.DeepEqual(s.former, former) || s.keepLastGood != (c.want == startsUnfit) {
 				t.Errorf("%+v", s)
 			}
-			text := ""
-			if err := cmp.Or(s.err, rejectionOf(s)); err != nil {
-				text = err.Error()
+			switch isRefused := strings.HasPrefix(c.want, refused); {
+			case isRefused != (s.Rejection != nil):
+				t.Errorf("rejection %+v", s.Rejection)
+			case isRefused && !strings.HasPrefix(s.Err.Error(), c.want):
+				t.Errorf("error %q, want one of %q", s.Err, c.want)
 			}
-			if !strings.HasPrefix(text, c.key) || c.key == "" && text != "" {
-				t.Errorf("error %q, want one of %q", text, c.key)
+
+			ended, end := context.WithCancel(t.Context())
+			end()
+			if s := checkStart(ended, loader, next, "boot"); !reflect.DeepEqual(s.Plugin, next.Plugin) || !s.keepLastGood {
+				t.Errorf("not checked: %+v", s)
 			}
 		})
 	}
 }
 
-// rejectionOf returns why the last good configuration is used; nil if it is not.
-func rejectionOf(s start) error {
-	if s.Rejection == nil {
-		return nil
+// A configuration that may not serve what pods have does not replace the last good one, which the next start checks again.
+func TestUnfitConfigurationIsNotLastGood(t *testing.T) {
+	for _, unfit := range []bool{false, true} {
+		c := config.DefaultConfig()
+		c.LastGood = []byte("files")
+		a := newAgent(c, zap.NewNop(), zap.NewAtomicLevel(), "")
+		a.keepLastGood = unfit
+		a.settle()
+		if saved := a.lastGood.Load() != nil; saved == unfit {
+			t.Errorf("unfit %v: saved %v", unfit, saved)
+		}
 	}
-	return s.Err
 }

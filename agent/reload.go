@@ -119,7 +119,9 @@ func (a *Agent) settle() {
 	}
 	a.settled = true
 	a.storeIndexEntries(*a.healthConfig.Load(), *a.pluginConfig.Load(), true)
-	storeChanged(&a.lastGood, a.files)
+	if !a.keepLastGood {
+		storeChanged(&a.lastGood, a.files)
+	}
 }
 
 // checkDevices returns an error if a configuration does not fit the devices of the node. Without shared devices each fits;

@@ -1,6 +1,7 @@
 package binarytest
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -520,6 +521,45 @@ func TestDRATwoAgents(t *testing.T) {
 	first.unprepare(c)
 }
 
+// A checkpoint that nobody can read never ends the agent. It keeps devices from pods as long as its driver may have served last.
+func TestDRAUnreadableFormerCheckpoint(t *testing.T) {
+	t.Parallel()
+	n := newDRANode(t, kubelettest.V137)
+	const reason = "plugin.dra.driverName: expected gpu.former, got " + draDriver + ": claims may be prepared"
+	file := filepath.Join(n.Dir, "plugins", "gpu.former", "gpu-node-agent.json")
+	spoil := func() {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte("{"), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spoil()
+	for _, api := range []string{"devicePlugin", "dra"} {
+		n.write(n.config(api))
+		n.run()
+		n.awaitPage("/readyz", 503, reason)
+		n.awaitMetrics("gpu_node_agent_build_info")
+		n.stop()
+	}
+	if n.dra.Registered(draDriver) {
+		t.Error("it serves although claims may be prepared")
+	}
+	if err := os.Remove(file); err != nil {
+		t.Fatal(err)
+	}
+	n.run()
+	n.awaitServing()
+	n.awaitLastGood("")
+	n.stop()
+
+	spoil() // now it is known that another driver has served since
+	for _, config := range []string{n.config("dra"), n.config("dra") + "\nlog: {level: loud}"} {
+		n.write(config)
+		n.run()
+		n.awaitServing()
+		n.stop()
+	}
+}
+
 // The driver gets another name only at a start without claims of the former one, which no other driver could end.
 func TestDRADriverName(t *testing.T) {
 	t.Parallel()
@@ -530,7 +570,7 @@ func TestDRADriverName(t *testing.T) {
 	first := n.prepare(c)
 	renamed := n.config("dra", "dra: {driverName: "+next+"}")
 	n.write(renamed)
-	n.awaitPage("/readyz", 200, "plugin.dra.driverName: cannot change from "+draDriver+" to "+next, "drain the node, then restart the agent")
+	n.awaitPage("/readyz", 200, "plugin.dra.driverName: cannot change from "+draDriver+" to "+next, "it takes effect at a restart")
 
 	for _, stop := range []func(){n.kill, n.stop} {
 		stop()

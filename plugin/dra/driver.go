@@ -85,6 +85,7 @@ type Driver struct {
 	names        health.Latest[names]
 	pool         health.Latest[Pool] // the newest that was built; empty before the first instance
 	preparer     *preparer
+	former       *plugin.Config                         // that served last; nil if unknown; for Run only
 	capabilities *health.Latest[memlimits.Capabilities] // nil if nothing examines the node
 
 	mu      sync.Mutex // guards the fields below
@@ -116,6 +117,9 @@ func New(o Options) *Driver {
 func (d *Driver) SetMemoryCapabilities(c *health.Latest[memlimits.Capabilities]) {
 	d.capabilities, d.preparer.capabilities = c, c
 }
+
+// SetFormer sets the configuration of the process before this one, for CheckFormer. Call it before Run. Without it, it is unknown.
+func (d *Driver) SetFormer(former *plugin.Config) { d.former = former }
 
 // GenerateCDI generates parts of CDI specs with the driver until ctx ends; see cdi.Toolkit.Run.
 func (d *Driver) GenerateCDI(ctx context.Context) { d.preparer.writer.Toolkit.Run(ctx) }
@@ -253,7 +257,7 @@ func (d *Driver) next(cfg *plugin.Config, lock nodelock.State) (serve bool, err 
 		return false, nil
 	}
 	left := false
-	if err = CheckFormer(cfg, nil, d.BootID); err == nil { // the process before this one may have prepared claims since the start
+	if err = CheckFormer(cfg, d.former, d.BootID); err == nil { // the process before this one may have prepared claims since the start
 		left, err = d.leftover(cfg)
 	}
 	switch {

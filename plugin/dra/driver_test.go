@@ -507,7 +507,46 @@ func TestDriverOfAnotherName(t *testing.T) {
 	}
 }
 
-// While another driver of its name is on the node, a driver does not register and leaves the slices, which may belong to the other.
+// What the process before this one served decides which claims count: those of its driver, whose checkpoint the agent's pod may not mount,
+// do, and a checkpoint that nobody can read does not, unless it is that driver's.
+func TestDriverAfterFormer(t *testing.T) {
+	t.Parallel()
+	g := newDriverRig(t)
+	const old, spec = "gpu.old", "0b5b4a0e"
+	writeText(t, filepath.Join(g.dir, "plugins", old, checkpointName), "{")
+	startAfter := func(name string) {
+		former := *g.config.Load()
+		former.DRA.DriverName = name
+		g.before = func(d *Driver) { d.SetFormer(&former) }
+		g.start()
+	}
+	const unreadable = "plugin.dra.driverName: expected gpu.old, got gpu.nvidia.com: claims may be prepared"
+	g.start()
+	g.awaitErr(unreadable)
+	g.awaitNotReleased(unreadable)
+	g.end()
+	startAfter(old)
+	g.awaitErr(unreadable)
+	g.end()
+	startAfter(g.driver)
+	g.awaitServing()
+	g.end()
+
+	g.await("forgotten by the kubelet", func() bool { return !g.kubelet.Registered(g.driver) })
+	if err := cdi.WriteClaimSpec(g.cdi, spec, []cdi.ClaimDevice{{Name: "gpu-0", Env: map[string]string{"A": "b"}}}); err != nil {
+		t.Fatal(err)
+	}
+	startAfter("gpu.example.com")
+	const prepared = "plugin.dra.driverName: expected gpu.example.com, got gpu.nvidia.com: 1 claim is prepared"
+	g.awaitErr(prepared)
+	g.awaitNotReleased(prepared)
+	if path, ok := cdi.ClaimSpecPath(g.cdi, spec); !ok || os.Remove(path) != nil { // the pod has ended
+		t.Fatalf("%s is not there", path)
+	}
+	g.awaitServing()
+}
+
+// While another driver of its name is on the node, a driver does not register and leaves the slices, which may be those of the other.
 // Claims that it has prepared end with it all the same.
 func TestDriverBesideAnother(t *testing.T) {
 	t.Parallel()

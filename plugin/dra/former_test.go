@@ -46,20 +46,23 @@ func TestCheckFormer(t *testing.T) {
 		want    string // the start of the error; empty for none
 		part    string
 	}{
-		"first start":             {unknown: true},
-		"own claims":              {files: map[string]string{inOwn: text(prepared)}, specs: []string{"uid"}},
-		"another name":            {files: map[string]string{inFormer: text(prepared)}, unknown: true, want: name, part: "1 claim is prepared"},
-		"for the device plugin":   {files: map[string]string{inFormer: text(prepared)}, edits: edits{usesPlugin}, want: name},
-		"off now":                 {files: map[string]string{inFormer: text(prepared)}, edits: edits{off}, want: name},
-		"of another agent":        {files: map[string]string{inFormer: text(prepared)}, edits: edits{off}, unknown: true},
-		"corrupt":                 {files: map[string]string{inFormer: "{"}, want: name, part: "claims may be prepared"},
-		"lost":                    {files: map[string]string{inFormer: lost}, want: name, part: "lost"},
-		"no claims":               {files: map[string]string{inFormer: with(func(c *checkpoint) { c.Claims = nil })}},
-		"of another boot":         {files: map[string]string{inFormer: with(func(c *checkpoint) { c.BootID = "before" })}},
-		"of an unknown boot":      {files: map[string]string{inFormer: with(func(c *checkpoint) { c.BootID = "" })}, want: name},
-		"not mounted":             {specs: []string{"uid", "other"}, edits: edits{renamed}, want: name, part: "2 claims are prepared"},
-		"not mounted, no claims":  {edits: edits{renamed}},
-		"not mounted, own claims": {files: map[string]string{inOwn: text(prepared)}, specs: []string{"uid"}, edits: edits{renamed}},
+		"first start":              {unknown: true},
+		"own claims":               {files: map[string]string{inOwn: text(prepared)}, specs: []string{"uid"}},
+		"another name":             {files: map[string]string{inFormer: text(prepared)}, unknown: true, want: name, part: "1 claim is prepared"},
+		"for the device plugin":    {files: map[string]string{inFormer: text(prepared)}, edits: edits{usesPlugin}, want: name},
+		"off now":                  {files: map[string]string{inFormer: text(prepared)}, edits: edits{off}, want: name},
+		"of another agent":         {files: map[string]string{inFormer: text(prepared)}, edits: edits{off}, unknown: true},
+		"corrupt":                  {files: map[string]string{inFormer: "{"}, edits: edits{renamed}, want: name, part: "may be prepared (FORMERFILE: "},
+		"corrupt, unknown":         {files: map[string]string{inFormer: "{"}, unknown: true, want: name, part: "may be prepared"},
+		"corrupt, of weeks ago":    {files: map[string]string{inFormer: "{"}},
+		"lost":                     {files: map[string]string{inFormer: lost}, want: name, part: "lost"},
+		"no claims":                {files: map[string]string{inFormer: with(func(c *checkpoint) { c.Claims = nil })}},
+		"of another boot":          {files: map[string]string{inFormer: with(func(c *checkpoint) { c.BootID = "before" })}},
+		"of an unknown boot":       {files: map[string]string{inFormer: with(func(c *checkpoint) { c.BootID = "" })}, want: name},
+		"not mounted":              {specs: []string{"uid", "other"}, edits: edits{renamed}, want: name, part: "2 claims are prepared"},
+		"not mounted, no claims":   {edits: edits{renamed}},
+		"not mounted, own claims":  {files: map[string]string{inOwn: text(prepared)}, specs: []string{"uid"}, edits: edits{renamed}},
+		"not mounted, own corrupt": {files: map[string]string{inOwn: "{"}, specs: []string{"uid"}, edits: edits{renamed}},
 		"not mounted, rolled back to a release without DRA": {
 			specs: []string{"uid"}, edits: edits{renamed, usesPlugin},
 		},
@@ -70,7 +73,8 @@ func TestCheckFormer(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			root := t.TempDir()
-			paths := strings.NewReplacer("KUBELET", filepath.Join(root, "kubelet"), "FORMER", filepath.Join(root, "former"))
+			paths := strings.NewReplacer("KUBELET", filepath.Join(root, "kubelet"), "FORMERFILE",
+				filepath.Join(root, "kubelet/plugins/gpu.former", checkpointName), "FORMER", filepath.Join(root, "former"))
 			cfg := plugin.DefaultConfig()
 			cfg.API, cfg.KubeletDir, cfg.CDI.Dir = plugin.APIDRA, "KUBELET", filepath.Join(root, "cdi")
 			former := cfg
@@ -93,7 +97,7 @@ func TestCheckFormer(t *testing.T) {
 			err := CheckFormer(&cfg, before, boot)
 			switch {
 			case c.want == "" && err == nil:
-			case err == nil || c.want == "" || !strings.HasPrefix(err.Error(), paths.Replace(c.want)) || !strings.Contains(err.Error(), c.part):
+			case err == nil || c.want == "" || !strings.HasPrefix(err.Error(), paths.Replace(c.want)) || !strings.Contains(err.Error(), paths.Replace(c.part)):
 				t.Errorf("got %v, want %q with %q", err, c.want, c.part)
 			}
 		})

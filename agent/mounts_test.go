@@ -18,15 +18,14 @@ import (
 
 // Only the loss of a directory that the configuration in force uses ends the process.
 func TestHostDirs(t *testing.T) {
-	const kubelet, state = "/var/lib/kubelet/device-plugins /var/lib/kubelet/pod-resources", "/var/lib/gpu-node-agent"
-	const claims = "/var/lib/kubelet/plugins_registry /var/lib/kubelet/plugins/gpu.nvidia.com"
+	const kubelet, state = "/k/device-plugins /k/pod-resources", "/var/lib/gpu-node-agent"
+	const claims = "/k/plugins_registry /k/plugins/gpu.nvidia.com"
 	for name, c := range map[string]struct {
 		change func(*config.Config)
 		want   string
 	}{
-		"defaults":          {func(*config.Config) {}, kubelet + " " + state},
-		"no state file":     {func(c *config.Config) { c.Health.StateFile = "" }, kubelet},
-		"another directory": {func(c *config.Config) { c.Plugin.KubeletDir = "/k" }, "/k/device-plugins /k/pod-resources " + state},
+		"defaults":      {func(*config.Config) {}, kubelet + " " + state},
+		"no state file": {func(c *config.Config) { c.Health.StateFile = "" }, kubelet},
 		"CDI of the toolkit": {
 			func(c *config.Config) { c.Plugin.DeviceList = []string{plugin.ListCDICRI} }, kubelet + " /var/run/cdi /etc/cdi " + state,
 		},
@@ -41,8 +40,9 @@ func TestHostDirs(t *testing.T) {
 		},
 		"beside another agent": {func(c *config.Config) { c.Plugin.API, c.Plugin.Enabled = plugin.APIDRA, false }, kubelet + " " + state},
 	} {
-		a := newAgent(config.DefaultConfig(), zap.NewNop(), zap.NewAtomicLevel(), "")
 		reloaded := config.DefaultConfig()
+		reloaded.Plugin.KubeletDir = "/k"
+		a := newAgent(reloaded, zap.NewNop(), zap.NewAtomicLevel(), "")
 		c.change(&reloaded)
 		a.apply(reloaded)
 		if got := a.hostDirs(); !slices.Equal(got, strings.Fields(c.want)) {

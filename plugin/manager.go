@@ -55,7 +55,7 @@ type Plugin struct {
 	// These belong to Run.
 	cdi             *cdi.Writer
 	hostFS          fs.FS                  // from the root on
-	kubeletViews    map[target]kubeletView // of ended registrars
+	kubeletViews    map[string]kubeletView // of ended registrars, by resource name
 	loggedWarnings  []string
 	loggedUnmatched []health.UnmatchedRefs
 	exclusive       bool      // dynamic resource allocation had released the devices, and may not serve until the plugin has
@@ -124,7 +124,7 @@ func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snaps
 	p := &Plugin{
 		cfg: cfg, snapshots: snapshots, log: log, timing: t, err: "starting",
 		cdi: cdi.NewWriter(log), limitHooks: cdi.NewLimitHooks(log), hostFS: os.DirFS("/"),
-		kubeletViews: make(map[target]kubeletView),
+		kubeletViews: make(map[string]kubeletView),
 	}
 	p.pods = p.newPodResources()
 	p.pods.KubeletLost = p.kubeletLost
@@ -160,14 +160,9 @@ func (p *Plugin) registrars() []*runningRegistrar {
 	return slices.Clone(p.running)
 }
 
-// target identifies a registrar. Other changes of the configuration do not restart it.
-type target struct {
-	resource   string
-	kubeletDir string
-}
-
+// runningRegistrar serves a resource. Only its end in the layout stops it, no other change of the configuration.
 type runningRegistrar struct {
-	target
+	resource  string
 	registrar *registrar
 	stop      func(withdraw bool) // returns when the registrar has ended
 }
@@ -211,15 +206,15 @@ func (p *Plugin) Run(ctx context.Context) error { //nolint:gocognit // redesigne
 		p.publishWarnings(now)
 		logged = now
 		if cfg != nil {
-			desired := targets(now.resources, *cfg)
+			desired := namesOf(now.resources)
 			if err := p.ensureCDI(now); err != nil {
 				desired, reason = p.alreadyRunning(desired), err.Error()
 				starting = starting || errors.Is(err, cdi.ErrPending)
 			}
 			running := p.registrars()
-			isRunning := func(name string) bool { return contains(running, target{name, cfg.KubeletDir}) }
+			isRunning := func(name string) bool { return contains(running, name) }
 			if waiting, why, soon := now.waiting(isRunning); len(waiting) > 0 {
-				desired = slices.DeleteFunc(desired, func(t target) bool { return slices.Contains(waiting, t.resource) })
+				desired = slices.DeleteFunc(desired, func(name string) bool { return slices.Contains(waiting, name) })
 				starting = starting || soon && reason == ""
 				reason = strings.TrimPrefix(reason+"; "+why, "; ")
 			}
@@ -315,32 +310,31 @@ func (p *Plugin) ensureCDI(now *layout) error {
 	return p.cdi.Ensure(in)
 }
 
-// alreadyRunning removes the targets that would have to be started. A running resource continues while a CDI spec is
+// alreadyRunning removes the resources that would have to be started. A running resource continues while a CDI spec is
 // missing: the kubelet retries a container that cannot be created, but a pod whose resource disappears fails.
-func (p *Plugin) alreadyRunning(desired []target) []target {
+func (p *Plugin) alreadyRunning(desired []string) []string {
 	running := p.registrars()
-	return slices.DeleteFunc(desired, func(t target) bool { return !contains(running, t) })
+	return slices.DeleteFunc(desired, func(name string) bool { return !contains(running, name) })
 }
 
-func contains(running []*runningRegistrar, t target) bool {
-	return slices.ContainsFunc(running, func(r *runningRegistrar) bool { return r.target == t })
+func contains(running []*runningRegistrar, name string) bool {
+	return slices.ContainsFunc(running, func(r *runningRegistrar) bool { return r.resource == name })
 }
 
-func targets(resources []Resource, cfg Config) []target {
-	var list []target
+func namesOf(resources []Resource) (names []string) {
 	for _, r := range resources {
-		list = append(list, target{r.Name, cfg.KubeletDir})
+		names = append(names, r.Name)
 	}
-	return list
+	return names
 }
 
 // reconcile stops the registrars outside desired and starts missing ones. With withdraw, the kubelet removes the
 // devices of stopped resources at once; otherwise it keeps them, unhealthy, for its grace period.
-func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, withdraw bool) {
+func (p *Plugin) reconcile(ctx context.Context, desired []string, cfg Config, withdraw bool) {
 	var stopping sync.WaitGroup
 	var stopped []*runningRegistrar
 	running := slices.DeleteFunc(p.registrars(), func(r *runningRegistrar) bool {
-		if slices.Contains(desired, r.target) {
+		if slices.Contains(desired, r.resource) {
 			return false
 		}
 		stopping.Go(func() { r.stop(withdraw) })
@@ -349,13 +343,13 @@ func (p *Plugin) reconcile(ctx context.Context, desired []target, cfg Config, wi
 	})
 	stopping.Wait()
 	for _, r := range stopped {
-		p.kubeletViews[r.target] = r.registrar.view()
+		p.kubeletViews[r.resource] = r.registrar.view()
 	}
-	if missing := slices.DeleteFunc(slices.Clone(desired), func(t target) bool { return contains(running, t) }); len(missing) > 0 {
+	if missing := slices.DeleteFunc(slices.Clone(desired), func(name string) bool { return contains(running, name) }); len(missing) > 0 {
 		p.noteServing(ctx)
 		p.removeStaleSockets(ctx, cfg)
-		for _, t := range missing {
-			running = append(running, p.start(ctx, t, cfg))
+		for _, name := range missing {
+			running = append(running, p.start(ctx, name, cfg))
 		}
 	}
 	slices.SortFunc(running, func(a, b *runningRegistrar) int { return cmp.Compare(a.resource, b.resource) })
@@ -414,26 +408,26 @@ func (p *Plugin) removeStaleSockets(ctx context.Context, cfg Config) {
 	removing.Wait()
 }
 
-func (p *Plugin) start(ctx context.Context, t target, cfg Config) *runningRegistrar {
+func (p *Plugin) start(ctx context.Context, resource string, cfg Config) *runningRegistrar {
 	// Only stop ends the registrar, because it also decides whether to withdraw the devices.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	srv := newServer(t.resource, p.layouts, p.log)
+	srv := newServer(resource, p.layouts, p.log)
 	srv.allocated = func(req *pluginapi.AllocateRequest) {
 		p.allocations.add(req, time.Now())
 		p.pods.FollowAllocation()
 	}
 	r := newRegistrar(srv, cfg, p.timing, p.pods, p.log)
-	r.resume(p.kubeletViews[t])
+	r.resume(p.kubeletViews[resource])
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		r.run(ctx)
 	}()
-	return &runningRegistrar{t, r, func(withdraw bool) {
+	return &runningRegistrar{resource, r, func(withdraw bool) {
 		cancel()
 		<-done
 		r.stop(withdraw)
-		p.log.Info("resource no longer served", zap.String("resource", t.resource))
+		p.log.Info("resource no longer served", zap.String("resource", resource))
 	}}
 }
 

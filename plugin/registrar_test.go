@@ -433,13 +433,6 @@ func TestPluginFollowsConfiguration(t *testing.T) {
 	if _, err := os.Lstat(old); err == nil {
 		t.Errorf("%s still exists", old)
 	}
-
-	other := newHarness(t, nil)
-	otherKubelet := other.kubelet()
-	h.setConfig(func(c *Config) { c.KubeletDir = other.root })
-	other.waitResource(otherKubelet, renamed, listed(2, 2))
-	h.waitResource(k, renamed, disconnected)
-	h.stop() // before the other directory is removed
 }
 
 func TestRegistrarKeepsForeignFile(t *testing.T) {

@@ -489,8 +489,7 @@ func (p *preparer) notServing() string {
 	if !p.refuses.Load() {
 		return ""
 	}
-	return "plugin.enabled, plugin.api, plugin.kubeletDir or plugin.dra.driverName changed: the driver releases the devices and prepares no " +
-		"new claim"
+	return "plugin.enabled or plugin.api changed: the driver releases the devices and prepares no new claim"
 }
 
 // status adds what the preparer has done.

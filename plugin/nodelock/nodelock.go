@@ -10,7 +10,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -62,8 +61,8 @@ type Lock struct {
 	requested health.Latest[string]
 
 	// These belong to Run.
-	held    []*filelock.Held // of the directories that were requested: devices may still be served there
-	asked   time.Time        // when the holder was asked last
+	held    *filelock.Held // nil before the first; also of a directory that was replaced, until the new one is locked
+	asked   time.Time      // when the holder was asked last
 	acquire func(path string, flag int) (*filelock.Held, error)
 }
 
@@ -94,8 +93,8 @@ func (l *Lock) Faster(n int) *Lock {
 // State holds whether this process may serve. It is never empty.
 func (l *Lock) State() *health.Latest[State] { return &l.state }
 
-// Request asks Run for the lock of a kubelet's directory; "" is none. Once acquired, the lock is kept to the end of the process. It may be
-// called for nil: there is one agent on the node.
+// Request asks Run for the lock of a kubelet's directory; "" is none. A process requests one directory. Once acquired, the lock is kept to
+// the end of the process. It may be called for nil: there is one agent on the node.
 func (l *Lock) Request(kubeletDir string) {
 	if l == nil {
 		return
@@ -162,11 +161,7 @@ func (l *Lock) Run(ctx context.Context) error {
 func (l *Lock) answer(context.Context, string) (any, error) { return l.self, nil }
 
 // Close releases the lock. The end of the process does that too.
-func (l *Lock) Close() {
-	for _, h := range l.held {
-		h.Release()
-	}
-}
+func (l *Lock) Close() { l.held.Release() }
 
 // step acquires the lock of a kubelet's directory unless it is held.
 func (l *Lock) step(ctx context.Context, kubeletDir string) {
@@ -177,26 +172,20 @@ func (l *Lock) step(ctx context.Context, kubeletDir string) {
 		return
 	}
 	path := filepath.Join(kubeletDir, Directory)
-	if i := slices.IndexFunc(l.held, func(h *filelock.Held) bool { return h.Of(path) }); i >= 0 {
-		l.hold(kubeletDir, l.held[i])
+	if l.held.Of(path) {
+		l.hold(kubeletDir)
 		return
 	}
 	held, err := l.acquire(path, syscall.O_DIRECTORY)
 	switch {
 	case err == nil:
-		l.held = slices.DeleteFunc(l.held, func(h *filelock.Held) bool {
-			replaced := h.Path == path
-			if replaced {
-				h.Release()
-			}
-			return replaced
-		})
-		l.held = append(l.held, held)
-		l.hold(kubeletDir, held)
+		l.held.Release()
+		l.held = held
+		l.hold(kubeletDir)
 	case errors.Is(err, filelock.ErrLocked):
 		l.wait(ctx, kubeletDir, path)
 	case errors.Is(err, fs.ErrNotExist):
-		if now := l.state.Load(); now.Held && now.KubeletDir == kubeletDir {
+		if l.state.Load().Held {
 			return // nobody can serve there until it is made again
 		}
 		l.set(State{KubeletDir: kubeletDir, Reason: fmt.Sprintf("plugin.kubeletDir: %v; set it to the kubelet's directory and mount that", err)})
@@ -206,9 +195,9 @@ func (l *Lock) step(ctx context.Context, kubeletDir string) {
 }
 
 // hold stores that the lock of a directory is held.
-func (l *Lock) hold(kubeletDir string, h *filelock.Held) {
+func (l *Lock) hold(kubeletDir string) {
 	next := State{KubeletDir: kubeletDir, Held: true}
-	if unsupported := h.Unsupported(); unsupported != nil {
+	if unsupported := l.held.Unsupported(); unsupported != nil {
 		next.Warning = fmt.Sprintf("%v; two agents could serve the same devices: run one on this node", unsupported)
 	}
 	l.set(next)
@@ -217,7 +206,7 @@ func (l *Lock) hold(kubeletDir string, h *filelock.Held) {
 // wait stores that another process holds the lock of a directory.
 func (l *Lock) wait(ctx context.Context, kubeletDir, path string) {
 	now := time.Now()
-	if last := l.state.Load(); last.Waits && last.KubeletDir == kubeletDir && now.Sub(l.asked) < askInterval {
+	if last := l.state.Load(); last.Waits && now.Sub(l.asked) < askInterval {
 		return
 	}
 	l.asked = now

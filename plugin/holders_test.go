@@ -87,12 +87,14 @@ func TestPodResourcesDenied(t *testing.T) {
 	}
 	poll(h, "warnings", func() int { return len(h.warnings()) }, func(n int) bool { return n == 1 })
 	k.SetFault(kubelettest.Fault{AllocatableError: "disabled by a feature gate"})
-	allowed := h.waitHolders(holdersKnown)
+	h.waitHolders(holdersKnown)
+	poll(h, "a warning for each call", func() int { return len(h.warnings()) }, func(n int) bool { return n == 2 })
+	allowed := h.p.Holders()
 	h.waitHolders(func(now podresources.Holders) bool { return now.At.Sub(allowed.At) > 3*h.p.timing.pods.Refresh })
 	if s := h.waitStatus(isRegistered); s.Registrations != 1 || s.AuditMismatches != 0 {
 		t.Errorf("without an audit: %+v", s)
 	}
-	if n := len(h.warnings()); n != 2 { // one for each call
+	if n := len(h.warnings()); n != 2 {
 		t.Errorf("%d warnings: %v", n, h.logLines())
 	}
 	k.SetFault(kubelettest.Fault{})

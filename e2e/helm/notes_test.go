@@ -56,8 +56,8 @@ func TestNotesRecordingRules(t *testing.T) {
 	}
 }
 
-// TestNotesUninstall checks when the notes have the command that removes what agents left: if an agent writes something, or if the chart has
-// no hook for it. The documents must have the same command. e2e/cluster checks its effect.
+// TestNotesUninstall checks when the notes have the command that removes what agents left: if an agent writes something, or if the chart
+// has no hook for it. The documents must have the same command. e2e/cluster checks its effect.
 func TestNotesUninstall(t *testing.T) {
 	const want = "gpu-node-agent cleanup --context NAME"
 	for set, reason := range map[string]string{

@@ -14,9 +14,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
 
-// CheckFormer returns an error if pods have what c does not serve: claims that a driver of another name or below another kubelet's directory
-// has prepared, which only that driver can end, and their pods with them; or shares by the MPS daemons of another root. former is the
-// configuration of the process before this one; nil if it is unknown.
+// CheckFormer returns an error if pods have what c does not serve: claims that a driver of another name or below another kubelet's
+// directory has prepared, which only that driver can end, and their pods with them; or shares by the MPS daemons of another root. former is
+// the configuration of the process before this one; nil if it is unknown.
 func CheckFormer(c, former *plugin.Config, bootID string) error {
 	err := checkClaims(c, former, bootID)
 	if former != nil {
@@ -74,7 +74,8 @@ func errFormerName(former string, c *plugin.Config, claims string) error {
 		former, c.DRA.DriverName, claims, former)
 }
 
-// preparedIn returns which claims a checkpoint has of this boot; empty if it has none. If it is not readable, claims says why that is unknown.
+// preparedIn returns which claims a checkpoint has of this boot; empty if it has none. If it is not readable, claims says why that is
+// unknown.
 func preparedIn(dir, bootID string) (claims string, readable bool) {
 	c, err := readCheckpoint(dir)
 	switch {

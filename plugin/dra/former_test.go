@@ -46,13 +46,16 @@ func TestCheckFormer(t *testing.T) {
 		want    string // the start of the error; empty for none
 		part    string
 	}{
-		"first start":              {unknown: true},
-		"own claims":               {files: map[string]string{inOwn: text(prepared)}, specs: []string{"uid"}},
-		"another name":             {files: map[string]string{inFormer: text(prepared)}, unknown: true, want: name, part: "1 claim is prepared"},
-		"for the device plugin":    {files: map[string]string{inFormer: text(prepared)}, edits: edits{usesPlugin}, want: name},
-		"off now":                  {files: map[string]string{inFormer: text(prepared)}, edits: edits{off}, want: name},
-		"of another agent":         {files: map[string]string{inFormer: text(prepared)}, edits: edits{off}, unknown: true},
-		"corrupt":                  {files: map[string]string{inFormer: "{"}, edits: edits{renamed}, want: name, part: "may be prepared (FORMERFILE: "},
+		"first start":           {unknown: true},
+		"own claims":            {files: map[string]string{inOwn: text(prepared)}, specs: []string{"uid"}},
+		"another name":          {files: map[string]string{inFormer: text(prepared)}, unknown: true, want: name, part: "1 claim is prepared"},
+		"for the device plugin": {files: map[string]string{inFormer: text(prepared)}, edits: edits{usesPlugin}, want: name},
+		"off now":               {files: map[string]string{inFormer: text(prepared)}, edits: edits{off}, want: name},
+		"of another agent":      {files: map[string]string{inFormer: text(prepared)}, edits: edits{off}, unknown: true},
+		"corrupt": {
+			files: map[string]string{inFormer: "{"}, edits: edits{renamed}, want: name,
+			part: "may be prepared (FORMERFILE: ",
+		},
 		"corrupt, unknown":         {files: map[string]string{inFormer: "{"}, unknown: true, want: name, part: "may be prepared"},
 		"corrupt, of weeks ago":    {files: map[string]string{inFormer: "{"}},
 		"lost":                     {files: map[string]string{inFormer: lost}, want: name, part: "lost"},
@@ -97,7 +100,8 @@ func TestCheckFormer(t *testing.T) {
 			err := CheckFormer(&cfg, before, boot)
 			switch {
 			case c.want == "" && err == nil:
-			case err == nil || c.want == "" || !strings.HasPrefix(err.Error(), paths.Replace(c.want)) || !strings.Contains(err.Error(), paths.Replace(c.part)):
+			case err == nil || c.want == "" || !strings.HasPrefix(err.Error(), paths.Replace(c.want)) ||
+				!strings.Contains(err.Error(), paths.Replace(c.part)):
 				t.Errorf("got %v, want %q with %q", err, c.want, c.part)
 			}
 		})

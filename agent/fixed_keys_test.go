@@ -47,31 +47,32 @@ func TestReloadRefusesFixedKeys(t *testing.T) {
 	}
 }
 
-// An agent starts with its last good configuration while pods have claims or MPS daemons that only this one serves.
-func TestStartWithFormerConfiguration(t *testing.T) {
-	makeDir := func(t *testing.T, path ...string) string {
-		t.Helper()
-		dir := filepath.Join(path...)
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		return dir
+// startDaemon stands in for an MPS daemon of a device.
+func startDaemon(t *testing.T, dir string) {
+	pipe := filepath.Join(dir, "mps", "GPU-1", "pipe")
+	if err := os.MkdirAll(pipe, 0o700); err != nil {
+		t.Fatal(err)
 	}
+	l, err := net.Listen("unix", filepath.Join(pipe, "control"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+}
+
+// An agent starts with its last good configuration while pods have what only that serves.
+func TestStartWithFormerConfiguration(t *testing.T) {
 	checkpoint := func(text string) func(t *testing.T, dir string) {
 		return func(t *testing.T, dir string) {
-			agenttest.WriteFile(t, makeDir(t, dir, "plugins", "gpu.former"), "gpu-node-agent.json", text)
+			dir = filepath.Join(dir, "plugins", "gpu.former")
+			if err := os.MkdirAll(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			agenttest.WriteFile(t, dir, "gpu-node-agent.json", text)
 		}
 	}
 	claims := checkpoint(`{"version":1,"bootID":"boot","publishing":true,"names":{},"claims":{"uid":{"uid":"uid","name":"a"}}}`)
 	unreadable := checkpoint("{")
-	daemon := func(t *testing.T, dir string) {
-		pipe := makeDir(t, dir, "mps", "GPU-1", "pipe")
-		l, err := net.Listen("unix", filepath.Join(pipe, "control"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = l.Close() })
-	}
 	none := func(*testing.T, string) {}
 	const former, third, next = "dra: {driverName: gpu.former}", "dra: {driverName: gpu.third}", "dra: {driverName: gpu.next}"
 	const here, there = "resource: a.b/c, sharing: {mps: {root: DIR/mps}}", "sharing: {mps: {root: DIR/next}}"
@@ -89,10 +90,10 @@ func TestStartWithFormerConfiguration(t *testing.T) {
 		"unreadable":                   {former, next, unreadable, refused + "dra.driverName: "},
 		"unreadable, no last good one": {"", next, unreadable, startsUnfit},
 		"unreadable, of weeks ago":     {third, next, unreadable, starts},
-		"MPS daemon":                   {here, there, daemon, refused + "sharing.mps.root: "},
+		"MPS daemon":                   {here, there, startDaemon, refused + "sharing.mps.root: "},
 		"no MPS daemon":                {here, there, none, starts},
-		"same root":                    {here, here + ", migStrategy: mixed", daemon, starts},
-		"MPS daemon, root unknown":     {"", there, daemon, starts},
+		"same root":                    {here, here + ", migStrategy: mixed", startDaemon, starts},
+		"MPS daemon, root unknown":     {"", there, startDaemon, starts},
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir, err := os.MkdirTemp("", "gna") // short, because of the sockets
@@ -120,7 +121,6 @@ func TestStartWithFormerConfiguration(t *testing.T) {
 			}
 			c.pods(t, dir)
 			loader := config.Loader{File: filepath.Join(dir, "config.yaml")}
-			agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: sim}\n")
 			s := checkStart(t.Context(), loader, next, "boot")
 			if !reflect.DeepEqual(s.Plugin, want.Plugin) || !reflect.DeepEqual(s.former, former) || s.keepLastGood != (c.want == startsUnfit) {
 				t.Errorf("%+v", s)

@@ -232,7 +232,7 @@ func testMPSDaemonKilled(t *testing.T) {
 	for _, pid := range before {
 		old = append(old, pid)
 	}
-	server := startMPSClient(ctx, t, slices.Sorted(maps.Keys(before))[0])
+	server := startMPSClient(t, slices.Sorted(maps.Keys(before))[0])
 	if old = append(old, server); !processRuns(server) {
 		t.Fatalf("no server %d", server)
 	}
@@ -257,10 +257,10 @@ func testMPSDaemonKilled(t *testing.T) {
 }
 
 // startMPSClient starts a client of a device's daemon, and returns the process ID of its server.
-func startMPSClient(ctx context.Context, t *testing.T, device string) (server int) {
+func startMPSClient(t *testing.T, device string) (server int) {
 	t.Helper()
 	eventually(t, "a client of a daemon", func(context.Context) error { // a daemon that has just started refuses it
-		client := exec.CommandContext(ctx, theCluster.file(mpsControl), "standin-client")
+		client := exec.CommandContext(t.Context(), theCluster.file(mpsControl), "standin-client")
 		client.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia/mps/"+device+"/pipe")
 		in, err := client.StdinPipe()
 		if err != nil {

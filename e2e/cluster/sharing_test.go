@@ -260,7 +260,7 @@ func testMPSDaemonKilled(t *testing.T) {
 func startMPSClient(t *testing.T, device string) (server int) {
 	t.Helper()
 	eventually(t, "a client of a daemon", func(context.Context) error { // a daemon that has just started refuses it
-		client := exec.CommandContext(t.Context(), theCluster.file(mpsControl), "standin-client")
+		client := exec.CommandContext(t.Context(), theCluster.file(mpsControl), "standin-client") //nolint:contextcheck // it outlives the attempt
 		client.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY=/run/nvidia/mps/"+device+"/pipe")
 		in, err := client.StdinPipe()
 		if err != nil {

@@ -4,12 +4,10 @@ package cluster
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,7 +18,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	podresourcesapi "k8s.io/kubelet/pkg/apis/podresources/v1"
 
@@ -75,21 +72,11 @@ func newNode(t *testing.T) *node {
 // publish reads the devices of the simulation.
 func (n *node) publish(t *testing.T) {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	text := fmt.Sprintf("source: {mode: sim, sim: {%s}}\nhealth: {stateFile: '', socket: %s}\n", simProfile, file+".sock")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(t.Context(), theCluster.file("gpu-node-agent-"+oldTag), "dra", "slices", "--config", file, "-o",
-		"json").Output()
+	var err error
+	n.devices, n.byName, err = sequence.Simulated(t.Context(), theCluster.file("gpu-node-agent-"+oldTag), "{"+simProfile+"}")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var list resourceapi.ResourceSliceList
-	if err := json.Unmarshal(out, &list); err != nil {
-		t.Fatal(err)
-	}
-	n.devices, n.byName = sequence.DevicesOf(list.Items)
 	for i := 0; n.byName[fmt.Sprint("gpu-", i)] != ""; i++ {
 		n.gpus = append(n.gpus, n.byName[fmt.Sprint("gpu-", i)])
 	}

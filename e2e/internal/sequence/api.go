@@ -44,8 +44,8 @@ func Request(form int) *resourceapi.ExactDeviceRequest {
 	return exactly
 }
 
-// DevicesOf returns the devices that slices publish, and their IDs by the names in slices.
-func DevicesOf(published []resourceapi.ResourceSlice) (devices Node, byName map[string]string) {
+// devicesOf returns the devices that slices publish, and their IDs by the names in slices.
+func devicesOf(published []resourceapi.ResourceSlice) (devices Node, byName map[string]string) {
 	byName = make(map[string]string)
 	for _, s := range published {
 		for _, d := range s.Spec.Devices {

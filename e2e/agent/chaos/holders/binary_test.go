@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -17,8 +16,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	resourceapi "k8s.io/api/resource/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/sequence"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
@@ -218,31 +215,6 @@ func (t *tail) String() string {
 	return t.b.String()
 }
 
-// simulated returns the devices of the simulation, and their IDs by the names in slices.
-func simulated(path string) (devices sequence.Node, byName map[string]string, err error) {
-	dir, err := os.MkdirTemp("", "gna")
-	if err != nil {
-		return nil, nil, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	file := filepath.Join(dir, "config.yaml")
-	text := fmt.Sprintf("source: {mode: sim, sim: {profile: %s, scenario: [%s]}}\nhealth: {stateFile: '', socket: %s}\n", simProfile,
-		simScenario, filepath.Join(dir, "none"))
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		return nil, nil, err
-	}
-	out, err := exec.Command(path, "dra", "slices", "--config", file, "-o", "json").Output()
-	if err != nil {
-		return nil, nil, err
-	}
-	var list resourceapi.ResourceSliceList
-	if err := json.Unmarshal(out, &list); err != nil {
-		return nil, nil, err
-	}
-	devices, byName = sequence.DevicesOf(list.Items)
-	return devices, byName, nil
-}
-
 // builtBinary returns nodes whose agents are processes of the built binary.
 func builtBinary(path string, k newKubelet, v kubelettest.Version) setup {
 	return func(t *testing.T, seed uint64, log func(string, ...any)) (*world, func() string, error) {
@@ -251,7 +223,7 @@ func builtBinary(path string, k newKubelet, v kubelettest.Version) setup {
 			return nil, nil, err
 		}
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
-		devices, byName, err := simulated(path)
+		devices, byName, err := sequence.Simulated(t.Context(), path, fmt.Sprintf("{profile: %s, scenario: [%s]}", simProfile, simScenario))
 		if err != nil {
 			return nil, nil, err
 		}

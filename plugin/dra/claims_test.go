@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -30,6 +29,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
@@ -115,31 +115,6 @@ func (f *diskFaults) do(writes bool, operation func() error) error {
 	return operation()
 }
 
-// testDevices are four GPUs, one of them in MIG mode with two MIG devices.
-func testDevices() (devices []health.DeviceState) {
-	add := func(d health.Device) {
-		devices = append(devices, health.DeviceState{
-			Device: d, Sample: health.Sample{Device: d.ID, Presence: health.Present}, Verdict: health.Verdict{State: health.Healthy},
-		})
-	}
-	for i := range 4 {
-		add(health.Device{
-			ID: health.DeviceID(fmt.Sprintf("GPU-%d", i)), Kind: health.KindGPU, Index: i, Minor: i, Memory: 80 * gib,
-			Model: "NVIDIA H100 80GB HBM3",
-			PCI:   fmt.Sprintf("00000000:1%d:00.0", i), MIGMode: i == 3, GI: -1, CI: -1, MIGIndex: -1,
-		})
-	}
-	for i := range 2 {
-		add(health.Device{
-			ID: health.DeviceID(fmt.Sprintf("MIG-%d", i)), Parent: "GPU-3", Kind: health.KindMIG, Index: 3, Minor: 3, Memory: 10 * gib,
-			Model: "NVIDIA H100 80GB HBM3",
-			PCI:   "00000000:13:00.0", Profile: "1g.10gb", GI: 7 + i, CI: 0, MIGIndex: i,
-			Properties: &health.Properties{MIG: &health.MIGProperties{ProfileID: 19, PlacementStart: i, MemorySlices: 1}},
-		})
-	}
-	return devices
-}
-
 func newClaimNode(t testing.TB, edit ...func(*plugin.Config)) *claimNode {
 	n := &claimNode{
 		t: t, dir: t.TempDir(), cfg: plugin.DefaultConfig(), api: fake.NewClientset(), boot: "boot-1",
@@ -149,7 +124,7 @@ func newClaimNode(t testing.TB, edit ...func(*plugin.Config)) *claimNode {
 	for _, e := range edit {
 		e(&n.cfg)
 	}
-	n.snap = health.Snapshot{At: time.Now(), Source: health.Source{Kind: "sim", Status: health.SourceUp}, Devices: testDevices()}
+	n.snap = health.Snapshot{At: time.Now(), Source: health.Source{Kind: "sim", Status: health.SourceUp}, Devices: healthtest.NodeDevices()}
 	n.holders = podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}}
 	n.api.PrependReactor("get", "resourceclaims", func(k8stesting.Action) (bool, runtime.Object, error) { return n.down != nil, nil, n.down })
 	n.start()

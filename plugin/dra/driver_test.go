@@ -88,7 +88,7 @@ func newDriverRig(t *testing.T, edits ...func(*plugin.Config)) *driverRig {
 	g.config.Store(&cfg)
 	g.plugin.Store(&plugin.Handover{Released: true})
 	g.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}})
-	g.poll(testDevices()[:3]...)
+	g.poll(healthtest.NodeDevices()[:3]...)
 	return g
 }
 
@@ -334,7 +334,7 @@ func TestDriverServesKubelet(t *testing.T) {
 	if now := g.api.Slices()[0].ResourceVersion; now != version {
 		t.Error("the restart has written the slices")
 	}
-	g.poll(breakGPU0(testDevices()[:3])...)
+	g.poll(breakGPU0(healthtest.NodeDevices()[:3])...)
 	g.await("unhealthy for the kubelet", func() bool { h, _ := g.kubelet.Health("node1/gpu-0"); return h.Health == "UNHEALTHY" })
 	g.awaitDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1", "gpu-2")
 	g.unprepare(a)
@@ -552,7 +552,7 @@ func TestDriverBesideAnother(t *testing.T) {
 	t.Parallel()
 	g := newDriverRig(t)
 	g.before = func(d *Driver) { d.timing.call = time.Minute } // a driver that answers late counts as none
-	g.poll(testDevices()[0])
+	g.poll(healthtest.NodeDevices()[0])
 	socket := filepath.Join(g.dir, "plugins_registry", "other.sock")
 	stop := serveRegistration(t, socket, registration{kind: registerapi.DRAPlugin, name: g.driver})
 	g.start()
@@ -573,7 +573,7 @@ func TestDriverBesideAnother(t *testing.T) {
 
 	stop = serveRegistration(t, socket, registration{kind: registerapi.DRAPlugin, name: g.driver})
 	g.awaitErr("another driver of the name")
-	g.poll(breakGPU0(testDevices()[:1])...)
+	g.poll(breakGPU0(healthtest.NodeDevices()[:1])...)
 	b := claim("b", result("gpu-0", asAdmin))
 	g.prepare(b)
 	g.await("known as broken to claims", func() bool {
@@ -626,7 +626,7 @@ func TestDriverRegistersAgain(t *testing.T) {
 	}
 
 	// The end of the health stream shows that the kubelet is gone. The kubelet opens one after the registration: it has when it gets a change.
-	g.poll(breakGPU0(testDevices()[:3])...)
+	g.poll(breakGPU0(healthtest.NodeDevices()[:3])...)
 	g.await("unhealthy for the kubelet", func() bool { h, _ := g.kubelet.Health("node1/gpu-0"); return h.Health == "UNHEALTHY" })
 	g.kubelet.Stop()
 	g.awaitErr("the kubelet has closed its connection")
@@ -766,7 +766,7 @@ func TestDriverNeedsLock(t *testing.T) {
 // and its name never changes then.
 func TestDriverAwaitsProperties(t *testing.T) {
 	t.Parallel()
-	devices := testDevices()[3:5]
+	devices := healthtest.NodeDevices()[3:5]
 	mig := devices[1].Device.Properties
 	devices[1].Device.Properties = nil
 	full := map[health.DeviceID]*health.Properties{"MIG-0": mig, "GPU-3": {Brand: "Nvidia"}}
@@ -827,7 +827,7 @@ func TestDriverPublishesPCIeRoot(t *testing.T) {
 		t.Skip("needs a machine with a PCI bus")
 	}
 	g := newDriverRig(t)
-	gpus := testDevices()[:2]
+	gpus := healthtest.NodeDevices()[:2]
 	gpus[0].Device.PCI, gpus[1].Device.PCI = "0000"+buses[0], "0000"+buses[1]
 	rooted := func() (n int) {
 		for _, s := range g.api.Slices() {
@@ -923,7 +923,7 @@ func TestSlices(t *testing.T) {
 		}
 		return nil
 	})
-	g.poll(breakGPU0(testDevices()[:3])...)
+	g.poll(breakGPU0(healthtest.NodeDevices()[:3])...)
 	g.await("behind", func() bool { return g.Status().Behind })
 	if s := g.slices(); s.NotPublished == "" || len(s.List.Items[0].Spec.Devices[0].Taints) != 1 {
 		t.Errorf("%s: %+v", s.NotPublished, s.List)
@@ -938,9 +938,9 @@ func TestSlicesKeepNames(t *testing.T) {
 	g.awaitServing()
 	g.wantPublished()
 	g.end()
-	renamed := testDevices()[:3]
+	renamed := healthtest.NodeDevices()[:3]
 	renamed[0].Device.Minor, renamed[2].Device.Minor = 2, 0
-	missing := testDevices()[3:5] // its properties are asked for
+	missing := healthtest.NodeDevices()[3:5] // its properties are asked for
 	properties := missing[1].Device.Properties
 	missing[1].Device.Properties = nil
 	g.properties = func(_ context.Context, d []health.Device) map[health.DeviceID]*health.Properties {
@@ -979,7 +979,7 @@ func TestDriverNamesDevicesByCDI(t *testing.T) {
 			[]byte(`{"kind": "nvidia.com/gpu", "devices": [`+devices+`]}`), 0o600)); err != nil {
 			t.Fatal(err)
 		}
-		g.poll(testDevices()[:3]...)
+		g.poll(healthtest.NodeDevices()[:3]...)
 	}
 	g.start()
 	g.awaitServing()
@@ -1016,7 +1016,7 @@ func TestDriverNamesDevicesByCDI(t *testing.T) {
 			Devices: devices,
 		})
 	}
-	poll(testDevices()[:3]...)
+	poll(healthtest.NodeDevices()[:3]...)
 	g.await("without a warning", func() bool { return g.Status().Warning == "" })
 	if names := g.prepare(a); len(names) != 2 || names[1] != "k8s.device-plugin.nvidia.com/gpu=GPU-0" {
 		t.Errorf("names %q", names)
@@ -1025,7 +1025,7 @@ func TestDriverNamesDevicesByCDI(t *testing.T) {
 	if err != nil || !strings.Contains(string(text2), `"GPU-0"`) {
 		t.Errorf("spec %s, %v", text2, err)
 	}
-	odd := testDevices()[:3]
+	odd := healthtest.NodeDevices()[:3]
 	odd[2].Device.Minor, odd[2].Device.PCI = -1, ""
 	odd[1].Sample.Presence, odd[1].Verdict.State = health.Missing, health.Unhealthy
 	odd[1].Verdict.Findings = []health.Finding{{Cause: "missing", State: health.Unhealthy}}
@@ -1123,7 +1123,7 @@ func TestDriverWithoutTaints(t *testing.T) {
 	g.start()
 	g.awaitServing()
 	g.awaitDevices("gpu-0", "gpu-1", "gpu-2")
-	g.poll(breakGPU0(testDevices()[:3])...)
+	g.poll(breakGPU0(healthtest.NodeDevices()[:3])...)
 	g.awaitDevices("gpu-1", "gpu-2")
 	if s := g.Status(); !slices.Equal(s.DroppedFeatures, []string{"DRADeviceTaints"}) ||
 		!strings.Contains(s.Warning, "the API server has no taints of devices") {
@@ -1132,7 +1132,7 @@ func TestDriverWithoutTaints(t *testing.T) {
 	g.refused(claim("a", result("gpu-0")), "device gpu-0", "is unhealthy", "xid-79")
 	g.prepare(claim("b", result("gpu-0", tolerating(resourceapi.DeviceToleration{Operator: resourceapi.DeviceTolerationOpExists}))))
 	g.refused(claim("c", result("gpu-7")), `device "gpu-7" is unknown; node node1 has gpu-1, gpu-2`)
-	g.poll(testDevices()[:3]...)
+	g.poll(healthtest.NodeDevices()[:3]...)
 	g.configure(func(c *plugin.Config) { c.Exclude = []string{"2"} })
 	g.awaitDevices("gpu-0", "gpu-1")
 	g.refused(claim("d", result("gpu-2")), `device "gpu-2" is unknown; node node1 has gpu-0, gpu-1`)
@@ -1419,7 +1419,7 @@ func TestDriverLogsThatClaimsCannotBePrepared(t *testing.T) {
 	g.await("logged", func() bool { return len(logged()) > 0 })
 	for range 3 { // polls with the same result, each after the one before was followed
 		before := g.preparer.base.Load()
-		g.poll(testDevices()[:3]...)
+		g.poll(healthtest.NodeDevices()[:3]...)
 		g.await("followed", func() bool { return g.preparer.base.Load() != before })
 	}
 	g.end()

@@ -113,7 +113,7 @@ func (g *sessionRig) hold(h podresources.Holders) { g.holders.Store(&h) }
 // poll publishes a snapshot in which the devices are as test changes them.
 func (g *sessionRig) poll(change func([]health.DeviceState) []health.DeviceState) {
 	g.snapshots.Store(&health.Snapshot{
-		At: time.Now(), Source: health.Source{Kind: "sim", Status: health.SourceUp}, Devices: change(testDevices()[:3]), // without MIG
+		At: time.Now(), Source: health.Source{Kind: "sim", Status: health.SourceUp}, Devices: change(healthtest.NodeDevices()[:3]), // without MIG
 	})
 	g.advance(5 * time.Second)
 }
@@ -206,7 +206,7 @@ func TestSessionBeforeHoldersAreKnown(t *testing.T) {
 			t.Errorf("error %q", s.Err)
 		}
 		g.poll(func(d []health.DeviceState) []health.DeviceState {
-			d[1].Verdict = breakGPU0(testDevices())[0].Verdict
+			d[1].Verdict = breakGPU0(healthtest.NodeDevices())[0].Verdict
 			return d
 		})
 		g.wantDevices("gpu-0!gpu-node-agent/xid=79", "gpu-1!gpu-node-agent/xid=79")
@@ -377,7 +377,7 @@ func TestSessionKeepsStrongerTaints(t *testing.T) {
 // The driver is asked again for properties that it did not know, less and less often. It is asked at once about a new device.
 func TestSessionAsksForProperties(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		devices := testDevices()[:2]
+		devices := healthtest.NodeDevices()[:2]
 		var snapshots health.Latest[health.Snapshot]
 		show := func(devices []health.DeviceState) {
 			snapshots.Store(&health.Snapshot{At: time.Now(), Devices: devices})

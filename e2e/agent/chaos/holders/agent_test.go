@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/sequence"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
@@ -196,27 +197,7 @@ func (a *inProcess) status() string {
 
 // gpus returns a snapshot of simulated devices: three GPUs, and one in MIG mode with two MIG devices.
 func gpus() *health.Snapshot {
-	const gib = 1 << 30
-	s := &health.Snapshot{Seq: 1, At: time.Now(), Source: health.Source{Kind: "sim", Status: health.SourceUp}}
-	add := func(d health.Device) {
-		s.Devices = append(s.Devices, health.DeviceState{
-			Device: d, Sample: health.Sample{Device: d.ID, Presence: health.Present}, Verdict: health.Verdict{State: health.Healthy},
-		})
+	return &health.Snapshot{
+		Seq: 1, At: time.Now(), Source: health.Source{Kind: "sim", Status: health.SourceUp}, Devices: healthtest.NodeDevices(),
 	}
-	for i := range 4 {
-		add(health.Device{
-			ID: health.DeviceID(fmt.Sprintf("GPU-%d", i)), Kind: health.KindGPU, Index: i, Minor: i, Memory: 80 * gib,
-			Model: "NVIDIA H100 80GB HBM3",
-			PCI:   fmt.Sprintf("00000000:1%d:00.0", i), MIGMode: i == 3, GI: -1, CI: -1, MIGIndex: -1,
-		})
-	}
-	for i := range 2 {
-		add(health.Device{
-			ID: health.DeviceID(fmt.Sprintf("MIG-%d", i)), Parent: "GPU-3", Kind: health.KindMIG, Index: 3, Minor: 3, Memory: 10 * gib,
-			Model: "NVIDIA H100 80GB HBM3",
-			PCI:   "00000000:13:00.0", Profile: "1g.10gb", GI: 7 + i, CI: 0, MIGIndex: i,
-			Properties: &health.Properties{MIG: &health.MIGProperties{ProfileID: 19, PlacementStart: i, MemorySlices: 1}},
-		})
-	}
-	return s
 }

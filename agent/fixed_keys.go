@@ -45,8 +45,7 @@ type start struct {
 // checkStart returns the configuration to start with: c, or the last good one if pods have what only that serves. If neither serves what
 // they have, it returns c: the driver then says why it serves no devices.
 func checkStart(ctx context.Context, loader config.Loader, c config.Config, boot string) start {
-	guard := health.Guard[struct{}, start]{Limit: formerTimeout}
-	s, err := guard.Call(ctx.Done(), struct{}{}, func() start { return chooseStart(loader, c, boot) }, nil)
+	s, err := health.CallOnce(ctx.Done(), formerTimeout, func() start { return chooseStart(loader, c, boot) })
 	if err != nil { // the disk hangs, or the agent ends
 		return start{Config: c, keepLastGood: true}
 	}

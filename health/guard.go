@@ -23,9 +23,9 @@ import (
 // ask, and its results do not age; it has the driver open, too. NVML's reader of properties has other GPUs to read, and its callers ask
 // again.
 //
-// Users that make a single call go on, drop a late result and abandon the call at once: agent, agent/config, agent/doctor, agent/mounts and
-// plugin/dra call a disk or the driver, plugin/mps reads /proc. plugin/mps waits 2 s for a program that it has killed. plugin/dra waits for
-// properties, uses late ones, and abandons the call at once.
+// The users of CallOnce call a disk or the driver, as agent/mounts does; plugin/mps reads /proc. They go on, drop a late result, and abandon
+// the call at once. plugin/mps waits 2 s for a program that it has killed. plugin/dra waits for properties, uses late ones, and abandons the
+// call at once.
 //
 // A Guard must not be copied after its first call.
 type Guard[K comparable, T any] struct {
@@ -89,6 +89,12 @@ func (g *Guard[K, T]) Call(end <-chan struct{}, key K, call func() T, late func(
 			return result, ErrAbandoned
 		}
 	}
+}
+
+// CallOnce makes a single call. It goes on with ErrLate after limit, and with ErrAbandoned once end is closed; 0: there is no limit.
+func CallOnce[T any](end <-chan struct{}, limit time.Duration, call func() T) (T, error) {
+	g := Guard[struct{}, T]{Limit: limit}
+	return g.Call(end, struct{}{}, call, nil)
 }
 
 // Wait waits until every call has returned.

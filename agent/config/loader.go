@@ -220,11 +220,10 @@ func (c Config) unusedNotes() (notes []string) {
 
 // isDirectory reports whether a path is a directory. It does not wait for a disk that does not answer.
 func isDirectory(path string) bool {
-	calls := health.Guard[string, bool]{Limit: time.Second}
-	is, err := calls.Call(nil, path, func() bool {
+	is, err := health.CallOnce(nil, time.Second, func() bool {
 		info, err := os.Stat(path)
 		return err == nil && info.IsDir()
-	}, nil)
+	})
 	return err == nil && is
 }
 

@@ -284,8 +284,7 @@ func callWithTimeout[T any](ctx context.Context, timeout time.Duration, f func(c
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, errTimeout)
 	defer cancel()
 	var v T
-	var calls health.Guard[struct{}, error]
-	err, abandoned := calls.Call(ctx.Done(), struct{}{}, func() (err error) { v, err = f(ctx); return err }, nil)
+	err, abandoned := health.CallOnce(ctx.Done(), 0, func() (err error) { v, err = f(ctx); return err })
 	if abandoned != nil { // v is still in use
 		var none T
 		return none, context.Cause(ctx)

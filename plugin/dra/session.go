@@ -544,14 +544,12 @@ type foundProperties struct {
 	asked map[health.DeviceID]bool
 }
 
-// propertyCalls are calls of Driver.Properties, one at a time: the driver may hang.
-type propertyCalls = health.Guard[struct{}, map[health.DeviceID]*health.Properties]
-
 func newProperties(d *Driver) *properties { return &properties{Driver: d} }
 
 // run asks for missing properties until ctx ends.
 func (p *properties) run(ctx context.Context) {
-	calls := propertyCalls{Limit: p.timing.properties, KeepLate: true}
+	// One at a time: the driver may hang.
+	calls := health.Guard[struct{}, map[health.DeviceID]*health.Properties]{Limit: p.timing.properties, KeepLate: true}
 	var asked []health.Device
 	var again <-chan time.Time
 	pauses := backoff.Backoff{Min: p.timing.retryMin, Max: 10 * time.Minute}

@@ -81,10 +81,10 @@ func (d *Driver) plannedInput(ctx context.Context, cfg *plugin.Config, snap *hea
 		}
 	}
 	if len(missing) > 0 {
-		calls := propertyCalls{Limit: d.timing.properties / 2} // a driver that hangs must not block the command
-		in.Properties, _ = calls.Call(ctx.Done(), struct{}{}, func() map[health.DeviceID]*health.Properties {
+		// A driver that hangs must not block the command.
+		in.Properties, _ = health.CallOnce(ctx.Done(), d.timing.properties/2, func() map[health.DeviceID]*health.Properties {
 			return d.Properties(ctx, missing)
-		}, nil)
+		})
 	}
 	return in
 }

@@ -19,7 +19,6 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -345,7 +344,6 @@ func TestReclaim(t *testing.T) {
 	})
 	step(t, "an owner that is scaled back is left alone", func(t *testing.T) { checkScaledBack(t, kubeconfig) })
 	step(t, "undo restores what nobody changed", func(t *testing.T) { checkUndo(t, kubeconfig) })
-	step(t, "the account has no other rights", func(t *testing.T) { checkReclaimRights(t, kubeconfig) })
 	step(t, "without measurements nothing is taken", func(t *testing.T) {
 		awaitPlan(t, kubeconfig, "notify Deployment research/idle-share", "notify Job research/job")
 		before := reclaimObjects(t)
@@ -475,40 +473,5 @@ func checkDryRun(t *testing.T, kubeconfig string, notices []string) {
 	}
 	if after := reclaimObjects(t); after != before {
 		t.Errorf("objects after a dry run:\n%s\nbefore:\n%s", after, before)
-	}
-}
-
-// checkReclaimRights checks what the account of the CronJob cannot do.
-func checkReclaimRights(t *testing.T, kubeconfig string) {
-	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const image = `{"spec": {"template": {"spec": {"containers": [{"name": "work", "image": "example.test/other:v1"}]}}}}`
-	patch := func(in, name, patch string) error {
-		_, err := client.AppsV1().Deployments(in).Patch(t.Context(), name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
-		return err
-	}
-	if err := errors.Join(refusedByPolicy(patch(research, "busy", image)),
-		refusedByPolicy(patch(research, "busy", `{"metadata": {"labels": {"a": "b"}}}`))); err != nil {
-		t.Error(err)
-	}
-	_, errSecrets := client.CoreV1().Secrets(research).List(t.Context(), metav1.ListOptions{})
-	_, errNodes := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	_, errOther := client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
-	for what, err := range map[string]error{
-		"delete a pod": client.CoreV1().Pods(research).Delete(t.Context(), "x", metav1.DeleteOptions{}), "read secrets": errSecrets,
-		"list nodes":                     errNodes,
-		"list pods of another namespace": errOther, "patch a DaemonSet of the release": patch(namespace, account, image),
-		"delete a Deployment": client.AppsV1().Deployments(research).Delete(t.Context(), "busy", metav1.DeleteOptions{}),
-	} {
-		if !apierrors.IsForbidden(err) {
-			t.Errorf("%s: %v, want it forbidden", what, err)
-		}
 	}
 }

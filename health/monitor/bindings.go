@@ -163,8 +163,7 @@ func (m *Monitor) storeBindings() {
 	b.all = all
 	text, err := json.Marshal(all)
 	if err != nil {
-		m.logLater(func() { m.log.Error("cannot save the bindings", zap.Error(err)) }) // impossible
-		return
+		return // impossible: all values have texts
 	}
 	if last := b.saved.Load(); last == nil || !bytes.Equal(*last, text) {
 		b.saved.Store(&text)

@@ -292,9 +292,7 @@ func (m *Monitor) match(e *queuedEvent, now time.Time) (gpu int, targets []int) 
 		}
 	}
 	switch {
-	case e.CI < 0 && len(instance) > 0:
-		return gpu, instance
-	case !m.waited(e, now, instanceDelay) && !m.readingsSince(e):
+	case (e.CI >= 0 || len(instance) == 0) && !m.waited(e, now, instanceDelay) && !m.readingsSince(e):
 		return gpu, nil
 	case len(instance) > 0:
 		return gpu, instance

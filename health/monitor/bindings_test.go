@@ -248,6 +248,19 @@ func TestRebind(t *testing.T) {
 	}, "1")
 }
 
+// A new entry is bound by the latest reading, not by one after a renumbering.
+func TestBindingOfNewEntryWhileStalled(t *testing.T) {
+	runBindings(t, 3, func(t *testing.T, b *bindingNode) {
+		defer b.hangPolls()()
+		advance(time.Minute)
+		b.load("1")
+		b.want(t, "stalled", "", "GPU-b")
+		if all := b.out.Load().Bindings; len(all) != 2 || all[0].GPU != "GPU-b" {
+			t.Errorf("bindings %+v", all)
+		}
+	})
+}
+
 // Which GPU has an index is unknown while the source is down.
 func TestRebindWhileSourceIsDown(t *testing.T) {
 	runBindings(t, 3, func(t *testing.T, b *bindingNode) {

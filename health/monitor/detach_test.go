@@ -372,6 +372,9 @@ func (h *harness) endDuringDetach(t *testing.T, hangsDetach, hangsPoll bool) {
 	}
 	closes, begin := h.count(&h.closes), time.Now()
 	h.stop()
+	if n := h.logs.FilterMessage("closing the source failed").Len(); n != 0 {
+		t.Error("a close that was not tried is logged as failed")
+	}
 	if took := time.Since(begin); took > 3*time.Second {
 		t.Errorf("Run took %v to end", took)
 	}

@@ -312,6 +312,35 @@ func TestEventsAreJudgedInOrder(t *testing.T) {
 	}
 }
 
+// The end of a recovery action clears an XID that came just before it, of the GPU and of its instances.
+func TestActionEndsWithXID(t *testing.T) {
+	mig := healthtest.MIG0
+	for name, of := range map[string]struct{ gi, ci int }{
+		"GPU": {-1, -1}, "GPU instance": {mig.GI, -1}, "compute instance": {mig.GI, mig.CI},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
+				h.listDevices([]health.Device{healthtest.GPU0, mig})
+				advance(2 * time.Second)
+				defer h.hangPolls()()
+				advance(2 * time.Second)
+				f.action(health.RecoveryReset)
+				synctest.Wait()
+				h.wantCauses(t, "action", health.SourceUp, health.CauseRecoveryAction, health.CauseRecoveryAction)
+				e := xidEvent("GPU-0", 48)
+				e.GI, e.CI = of.gi, of.ci
+				f.receive(e)
+				f.action(health.RecoveryNone)
+				synctest.Wait()
+				h.wantCauses(t, "end", health.SourceUp, "", "")
+				if devices, _ := h.countedBy(48); devices == "" {
+					t.Error("the XID is not counted")
+				}
+			})
+		})
+	}
+}
+
 func TestEventStorm(t *testing.T) {
 	runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
 		resume := h.hangPolls()

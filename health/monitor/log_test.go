@@ -116,6 +116,24 @@ func TestMonitorLogsTransitionsOnly(t *testing.T) {
 	})
 }
 
+// Whether an entry matches a device is known after the first reading, and is logged once.
+func TestUnmatchedCordonFromStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		core, logs := observer.New(zapcore.InfoLevel)
+		h := newHarness(zap.New(core))
+		h.cordon("GPU-x")
+		h.set(func(s *fakeSource) { s.openErr = errors.New("refused") })
+		h.start(t)
+		defer h.stop()
+		advance(time.Minute)
+		h.set(func(s *fakeSource) { s.openErr = nil })
+		advance(time.Minute)
+		if n := logs.FilterMessage("entries match no device of this node").Len(); n != 1 {
+			t.Errorf("logged %d times, want once", n)
+		}
+	})
+}
+
 // The log of a change has what the change is about, and of MIG devices their number and profiles.
 func TestLogChanges(t *testing.T) {
 	profile := func(d health.Device, name string) health.Device { d.Profile = name; return d }

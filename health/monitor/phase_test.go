@@ -186,6 +186,17 @@ func (e *engine) closest() time.Duration {
 	return gap
 }
 
+// farthest returns the longest time between two polls.
+func (e *engine) farthest() time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	gap := time.Duration(0)
+	for i, at := range e.polls[1:] {
+		gap = max(gap, at.Sub(e.polls[i]))
+	}
+	return gap
+}
+
 // oldest returns the age that p percent of the values do not exceed.
 func (e *engine) oldest(p int) time.Duration {
 	e.mu.Lock()
@@ -372,6 +383,24 @@ func TestPhaseDrifts(t *testing.T) {
 				e.change(func() { e.drift = drift })
 				for i := range 10 {
 					e.mostlyFollows(t, fmt.Sprint(i), 90)
+				}
+			})
+		})
+	}
+}
+
+// Polls at an interval of whole periods drift with the engine, instead of keeping the average by a gap of another length.
+func TestPollsDriftWithPhase(t *testing.T) {
+	const interval = 2 * time.Second
+	for _, drift := range []time.Duration{-time.Millisecond, time.Millisecond} {
+		t.Run(fmt.Sprint(drift), func(t *testing.T) {
+			runTestWithEngine(t, 1, interval, func(t *testing.T, _ *harness, e *engine) {
+				e.change(func() { e.drift = drift })
+				advance(learning)
+				e.forget()
+				advance(2000 * time.Second) // two periods of drift
+				if shortest, longest := e.closest(), e.farthest(); shortest < interval*3/4 || longest > interval*5/4 {
+					t.Errorf("polls between %v and %v apart", shortest, longest)
 				}
 			})
 		})

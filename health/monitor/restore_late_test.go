@@ -190,6 +190,23 @@ func TestRestoreLateBeforeFirstReading(t *testing.T) {
 	}
 }
 
+// One reading tells that a GPU of another boot is not here any more.
+func TestRestoreLateAfterFirstReading(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(zap.NewNop())
+		h.m.AwaitRestore()
+		h.start(t)
+		defer h.stop()
+		synctest.Wait()
+		if n := h.status().Polls; n != 1 {
+			t.Fatalf("%d polls", n)
+		}
+		h.m.RestoreLate(statefile.Restored{Devices: []health.DeviceState{{Device: healthtest.GPU1}}})
+		advance(time.Minute)
+		h.wantCauses(t, "restored", health.SourceUp, "")
+	})
+}
+
 // runAwaitingRestore runs a test of a monitor of a host engine that has waited for its state for a minute.
 func runAwaitingRestore(t *testing.T, test func(*testing.T, *harness)) {
 	runTest(t, func(t *testing.T, h *harness) {

@@ -991,6 +991,9 @@ func TestSaveXIDsBeforeFirstPoll(t *testing.T) {
 				}
 				h.store(s)
 				h.stop()
+				if written := !h.Status().Written.IsZero(); written != c.saved {
+					t.Errorf("written: %v", written)
+				}
 				after, err := Read(path)
 				must(t, err)
 				d := after.Devices[0]

@@ -15,6 +15,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml/internal/script"
@@ -522,6 +523,23 @@ func TestEventsLostUnidentifiedAgain(t *testing.T) {
 	}
 }
 
+// TestEventsLostUnidentifiedStays checks that GPUs which are registered with such a set do not report events for all that is known.
+func TestEventsLostUnidentifiedStays(t *testing.T) {
+	timing := testTiming
+	timing.wait, timing.callLimit, timing.maxPause = time.Hour, time.Hour, time.Second // no set lasts
+	f := startEvents(t, timing)
+	f.waitState("")
+	f.lib.Do("fail waiting -1 %d -1", nvml.ERROR_GPU_IS_LOST)
+	f.waitState(errLost.Error())
+	f.lib.Do("await calls nvmlEventSetCreate %d", f.lib.Number("calls nvmlEventSetCreate")+9*6) // see TestEventsLostUnidentified
+	f.stop()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.states) != 2 {
+		t.Errorf("states %q", f.states)
+	}
+}
+
 // TestEventsLostUnidentifiedIsNoHang checks that the pause after such a set does not count as a call that hangs.
 func TestEventsLostUnidentifiedIsNoHang(t *testing.T) {
 	timing := testTiming
@@ -538,6 +556,41 @@ func TestEventsLostUnidentifiedIsNoHang(t *testing.T) {
 	if slices.ContainsFunc(f.states, func(s string) bool { return strings.Contains(s, "has not returned") }) {
 		t.Errorf("states %q", f.states)
 	}
+}
+
+// TestEventsRetryIsRare checks that the GPUs are counted, and those left out are tried, once in eventTiming.retry, and not after each wait.
+func TestEventsRetryIsRare(t *testing.T) {
+	timing := testTiming
+	timing.retry = 5 * timing.wait
+	f := startEvents(t, timing)
+	f.waitState("")
+	begin, counts := time.Now(), f.lib.Number("calls nvmlDeviceGetCount_v2")
+	f.waits(40)
+	counts = f.lib.Number("calls nvmlDeviceGetCount_v2") - counts
+	if most := int(time.Since(begin)/timing.retry) + 1; counts == 0 || counts > most {
+		t.Errorf("%d counts, want at most %d", counts, most)
+	}
+}
+
+// TestEventsWithoutDescriptors checks that the state shows that no wait can begin, and that it begins later.
+func TestEventsWithoutDescriptors(t *testing.T) {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	allow := func(current uint64) {
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: current, Max: limit.Max}); err != nil {
+			t.Error(err)
+		}
+	}
+	allow(0)
+	t.Cleanup(func() { allow(limit.Cur) })
+	f := startEvents(t, testTiming)
+	f.waitState(unix.EMFILE.Error())
+	allow(limit.Cur)
+	f.waitState("")
+	f.lib.Do("event 1 %d 31 -1 -1", bitXID)
+	f.waitEvents("1 xid 31")
 }
 
 func TestEventsNoGPU(t *testing.T) {

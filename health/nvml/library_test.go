@@ -28,6 +28,8 @@ func child() int {
 	fmt.Println("count before:", int(ret))
 	library, release, err := Use()
 	if err != nil {
+		_, pathErr := Path()
+		fmt.Println("no path:", errors.Is(pathErr, errNotLoaded))
 		fmt.Println("use:", err)
 		return 0
 	}
@@ -71,10 +73,10 @@ func TestLibraryMissing(t *testing.T) {
 	if err := errors.Join(compile(older, "-DLACK_FIELD_VALUES", "-DLACK_MEMORY_LIMITS"), compile(complete)); err != nil {
 		t.Fatal(err)
 	}
-	const missing = "count before: 13\n"
+	const missing, noPath = "count before: 13\n", "no path: true\n"
 	for _, tt := range []struct{ name, dir, want string }{
-		{"no library", t.TempDir(), missing + "use: cannot load libnvidia-ml.so.1: libnvidia-ml.so.1: cannot open shared object file"},
-		{"invalid", invalid, missing + "use: cannot load libnvidia-ml.so.1: " + invalid + "/libnvidia-ml.so.1: file too short"},
+		{"no library", t.TempDir(), missing + noPath + "use: cannot load libnvidia-ml.so.1: libnvidia-ml.so.1: cannot open shared object file"},
+		{"invalid", invalid, missing + noPath + "use: cannot load libnvidia-ml.so.1: " + invalid + "/libnvidia-ml.so.1: file too short"},
 		{"older", older, missing + "count: 8 0\nhandle: 0\nvalues: 13\ncuda: 13\nlimits: false\ncompute mode: Default <nil> <nil>\n"},
 		{"complete", complete, missing +
 			"count: 8 0\nhandle: 0\nvalues: 0\ncuda: 13\nlimits: true\ncompute mode: Exclusive_Process <nil> <nil>\n"},

@@ -366,11 +366,15 @@ func TestFileOnDiskThatHangs(t *testing.T) {
 
 // At its end the writer writes and removes what is due, and touches nothing else.
 func TestFileAtTheEnd(t *testing.T) {
-	for range 10 { // the end and the change come in any order
+	for range 10 { // after a slow access the writer sees the end or the change first
 		synctest.Test(t, func(t *testing.T) {
 			h := newFileHarness(t)
+			hang := make(chan struct{})
+			h.hang.Store(&hang)
 			stop := h.run(someLabels)
 			h.want.Store(&fileWant{remove: []string{h.path}})
+			h.hang.Store(nil)
+			time.AfterFunc(time.Second, func() { close(hang) })
 			stop()
 			h.wantOnly()
 			stop = h.run(someLabels)

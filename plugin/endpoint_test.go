@@ -443,8 +443,8 @@ func TestStopWaitsForListsOfSeveralStreams(t *testing.T) {
 		want     time.Duration
 	}{
 		"one stream":               {1, false, 0},
-		"several streams":          {3, false, defaultTiming().settle},
-		"several streams withdraw": {3, true, 0},
+		"several streams":          {2, false, defaultTiming().settle},
+		"several streams withdraw": {2, true, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -204,6 +204,23 @@ func TestShareLimits(t *testing.T) {
 	}
 }
 
+// The daemons have one order, whatever the resources of their devices are: another order would be another specification.
+func TestMPSDaemonsAreSorted(t *testing.T) {
+	var all []MPSResource
+	for _, name := range []string{"nvidia.com/mig-3g.40gb", gpu, migResource} {
+		all = append(all, MPSResource{Name: name, Replicas: 2})
+	}
+	cfg := configured(func(c *Config) { c.MIGStrategy = MIGMixed }, mpsShared(all...))
+	l := newLayout(layoutInput{cfg: &cfg, snap: partitioned("3g.40gb 1g.10gb 1g.10gb", whole)})
+	var got []health.DeviceID
+	for _, s := range l.mpsSpecs() {
+		got = append(got, s.Device)
+	}
+	if want := []health.DeviceID{"MIG-0-0", "MIG-0-1", "MIG-0-2", "GPU-1"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 // A container that holds a device otherwise ends before MPS serves the device, and a device that left MPS waits for its daemon's end.
 func TestMPSWaitsForHolders(t *testing.T) {
 	snap := withReserved(2)

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,6 +12,8 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 func TestOnStop(t *testing.T) {
@@ -28,6 +31,37 @@ func TestOnStop(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Run returns only when nothing reads the kubelet's pod resources any more.
+func TestStopAwaitsPodResources(t *testing.T) {
+	t.Parallel()
+	h := newHarness(t, snapshot(2))
+	reads, resume := make(chan struct{}), make(chan struct{})
+	begun := sync.OnceFunc(func() { close(reads) })
+	h.p.SetClaims(func(string, string, podresources.ClaimRef) (device health.DeviceID, admin, ok bool) {
+		begun()
+		<-resume
+		return "", false, false
+	}, &health.Latest[offer.Claims]{})
+	h.kubelet().HoldClaim(kubelettest.HeldClaim{
+		Container: kubelettest.Container{Namespace: "ml", Pod: "one", Name: "main"}, Claim: "train", Driver: DefaultDRADriver, Pool: "node",
+		Devices: []kubelettest.HeldDevice{{Name: "gpu-1"}},
+	})
+	h.run()
+	<-reads
+	ended := make(chan struct{})
+	go func() {
+		h.stop()
+		close(ended)
+	}()
+	select {
+	case <-ended:
+		t.Error("Run returned during a read")
+	case <-time.After(shortTimeout):
+	}
+	close(resume)
+	<-ended
 }
 
 // The kubelet loses the devices of a removed resource at once, not after its grace period.

@@ -122,11 +122,12 @@ func (e *enforcer) memoryOf(h podresources.Holder) (bytes uint64, byMPS bool) {
 	if h.ByClaim() {
 		return e.Claimed(h)
 	}
-	switch f := deviceid.Parse(h.DeviceID).Form(); f.Kind {
-	case deviceid.Memory, deviceid.MemoryByMPS:
-		return f.Size << 20, f.Kind == deviceid.MemoryByMPS
+	f := deviceid.Parse(h.DeviceID).Form()
+	byMPS = f.Kind == deviceid.MemoryByMPS
+	if byMPS || f.Kind == deviceid.Memory {
+		bytes = f.Size << 20
 	}
-	return 0, false
+	return bytes, byMPS
 }
 
 // containers returns the containers that hold memory, by device. Those that MPS limits are judged. It may be called during a pass.

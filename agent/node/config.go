@@ -87,7 +87,6 @@ func (c IdleConfig) Resolved() string {
 func DefaultConfig() Config {
 	return Config{
 		Labels: LabelsConfig{Output: LabelsOff, File: "/etc/kubernetes/node-feature-discovery/features.d/gpu-node-agent"},
-		Taints: []TaintConfig{},
 		Idle:   IdleConfig{Evidence: EvidenceAuto},
 	}
 }

@@ -200,7 +200,7 @@ func (l labelSet) addModel(gpus []*device) {
 	}
 	l.addResource("gpu", model, "", len(alike), served)
 	for _, d := range append(whole, alike...) {
-		if _, exists := l[gfdPrefix+"gpu.memory"]; !exists && d.Memory > 0 {
+		if _, exists := l[gfdPrefix+"gpu.memory"]; !exists && d.Memory != 0 {
 			l.addMiB("gpu.memory", d.Memory)
 		}
 		if _, exists := l[gfdPrefix+"gpu.family"]; !exists && d.Capability.Major > 0 {
@@ -309,7 +309,7 @@ func (l labelSet) addMixed(n *inventory) {
 func (l labelSet) addMIG(resource string, devices []*device) {
 	first := devices[0]
 	l.addResource(resource, first.Model, "-MIG-"+profileInKey(first.Profile), len(devices), sharingOf(devices))
-	if first.Memory > 0 {
+	if first.Memory != 0 {
 		l.addMiB(resource+".memory", first.Memory)
 	}
 	if gi, ci, ok := plugin.ProfileSlices(first.Profile); ok {

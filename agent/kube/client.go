@@ -50,13 +50,18 @@ func RESTConfigOf(key, kubeconfig string) (c *rest.Config, err error) {
 		if c, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
 			return nil, fmt.Errorf("%s: %w", key, err)
 		}
-	} else if c, err = rest.InClusterConfig(); errors.Is(err, rest.ErrNotInCluster) || errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: expected a kubeconfig file, because %s does not run in a pod with a token of %w", key, component,
-			errNoAccount)
-	} else if err != nil {
-		return nil, fmt.Errorf("service account of the pod: %w", err)
+	} else if c, err = rest.InClusterConfig(); err != nil {
+		return nil, accountError(key, err)
 	}
 	return configure(c), nil
+}
+
+// accountError says why there is no service account, and that the key can name a file instead.
+func accountError(key string, err error) error {
+	if errors.Is(err, rest.ErrNotInCluster) || errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%s: expected a kubeconfig file, because %s does not run in a pod with a token of %w", key, component, errNoAccount)
+	}
+	return fmt.Errorf("service account of the pod: %w", err)
 }
 
 func configure(c *rest.Config) *rest.Config {

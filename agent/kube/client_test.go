@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -66,6 +68,18 @@ func TestRESTConfig(t *testing.T) {
 	if _, err := RESTConfigOf("a.kubeconfig", "/none"); err == nil || !strings.HasPrefix(err.Error(), "a.kubeconfig: ") ||
 		errors.Is(err, errNoAccount) {
 		t.Error(err)
+	}
+}
+
+// A token that cannot be read is a fault, and no missing account.
+func TestAccountError(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		none bool
+	}{{rest.ErrNotInCluster, true}, {fs.ErrNotExist, true}, {fs.ErrPermission, false}} {
+		if err := accountError("a.kubeconfig", c.err); errors.Is(err, errNoAccount) != c.none || errors.Is(err, c.err) == c.none {
+			t.Errorf("%v: %v", c.err, err)
+		}
 	}
 }
 

@@ -109,7 +109,7 @@ func (r *Reporter) runIdleWriter(ctx context.Context) {
 // unreachable.
 func (w *idleWriter) examine(ctx context.Context) error {
 	idle := w.Idle()
-	w.updateStatus(func(s *Status) { s.IdleEnabled = idle.After > 0 })
+	w.updateStatus(func(s *Status) { s.IdleEnabled = idle.After != 0 })
 	maps.DeleteFunc(w.examined, func(p Pod, _ examinedPod) bool {
 		return !slices.ContainsFunc(idle.Pods, func(i IdlePod) bool { return i.Pod == p })
 	})

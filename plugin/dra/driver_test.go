@@ -300,6 +300,9 @@ func TestDriverServesKubelet(t *testing.T) {
 		t.Errorf("claims for decisions %+v", c)
 	}
 	g.await("healthy for the kubelet", func() bool { h, ok := g.kubelet.Health("node1/gpu-1"); return ok && h.Health == "HEALTHY" })
+	if info, err := os.Stat(filepath.Join(g.dir, "plugins", plugin.DefaultDRADriver)); err != nil || info.Mode().Perm() != 0o750 {
+		t.Errorf("the directory of the checkpoint: %v, %v", info.Mode(), err) // others must not read which pods have which GPU
+	}
 	s := g.Status()
 	if !s.Enabled || s.Handover || !s.HandoverSince.IsZero() || s.DriverName != plugin.DefaultDRADriver || s.Pool != testNode ||
 		s.Devices != 3 || s.Slices != 1 {

@@ -2,6 +2,7 @@ package dra
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -147,7 +148,9 @@ func configFor(all []resourceapi.DeviceAllocationConfiguration, driver string, r
 	kind health.Kind,
 ) (*opaqueConfig, error) {
 	all = slices.Clone(all)
-	slices.SortStableFunc(all, func(a, b resourceapi.DeviceAllocationConfiguration) int { return rank(a.Source) - rank(b.Source) })
+	slices.SortStableFunc(all, func(a, b resourceapi.DeviceAllocationConfiguration) int {
+		return cmp.Compare(b.Source, a.Source) // FromClass before FromClaim
+	})
 	want := kindGPUConfig
 	if kind == health.KindMIG {
 		want = kindMIGConfig
@@ -169,12 +172,4 @@ func configFor(all []resourceapi.DeviceAllocationConfiguration, driver string, r
 		}
 	}
 	return chosen, nil
-}
-
-// rank orders sources of configurations.
-func rank(s resourceapi.AllocationConfigSource) int {
-	if s == resourceapi.AllocationConfigSourceClass {
-		return 0
-	}
-	return 1
 }

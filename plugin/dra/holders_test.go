@@ -207,6 +207,24 @@ func TestClaimDevice(t *testing.T) {
 	}
 }
 
+// The names of the published pool count, and no others.
+func TestClaimDeviceOfPool(t *testing.T) {
+	cfg := plugin.DefaultConfig()
+	cfg.API = plugin.APIDRA
+	d := New(Options{
+		Config: new(health.Latest[plugin.Config]), Snapshots: new(health.Latest[health.Snapshot]), Node: "node-1", Log: zap.NewNop(),
+	})
+	d.Config.Store(&cfg)
+	d.Snapshots.Store(namedDevices())
+	d.storeNames(configuredInstance(&cfg), &Pool{ByName: map[string]health.DeviceID{"gpu-0": "GPU-pool"}}, nil)
+	for name, want := range map[string]health.DeviceID{"gpu-0": "GPU-pool", "gpu-4": ""} {
+		ref := podresources.ClaimRef{Name: "gpus", Driver: plugin.DefaultDRADriver, Pool: "node-1"}
+		if id, admin, ok := d.ClaimDevice("ns", name, ref); id != want || admin || ok != (want != "") {
+			t.Errorf("%s: %q, %v, %v", name, id, admin, ok)
+		}
+	}
+}
+
 func TestPreparedAt(t *testing.T) {
 	now := time.Now()
 	d := New(Options{Config: new(health.Latest[plugin.Config]), Log: zap.NewNop()})

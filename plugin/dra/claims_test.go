@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -1363,7 +1365,11 @@ func TestRunForgetsLostCheckpoint(t *testing.T) {
 			t.Error("forgotten while a pod holds a claim of it")
 		}
 		n.restart("boot-1")
-		n.hold(map[health.DeviceID][]podresources.Holder{})
+		other := claimHolder(claim("other"), "gpu-0")
+		other.Claim.Driver = "gpu.example.com"
+		n.hold(map[health.DeviceID][]podresources.Holder{
+			"GPU-0": {other}, "GPU-1": {{Namespace: "default", Pod: "p", Resource: "nvidia.com/gpu", DeviceID: "GPU-1"}},
+		})
 		if !lost(time.Minute) {
 			t.Error("forgotten within a minute")
 		}
@@ -1713,5 +1719,52 @@ func TestOpenWithoutDirectory(t *testing.T) {
 		if err := p.open(dir); err != nil || p.needed() {
 			t.Errorf("%s: %v, needed %t", dir, err, p.needed())
 		}
+	}
+}
+
+// A directory that is open is not read again: its file may still have a claim that was removed while the disk was full. Another directory
+// has claims of its own.
+func TestOpenAgain(t *testing.T) {
+	n := newClaimNode(t)
+	a := claim("a", result("gpu-0"))
+	n.must(a)
+	n.faults.setFull(true)
+	if err := n.unprepare(a); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.prepare.open(n.pluginDir()); err != nil || len(n.prepared()) > 0 {
+		t.Errorf("%v, prepared %v", err, n.prepared())
+	}
+	n.faults.setFull(false)
+	n.must(claim("b", result("gpu-1")))
+	if err := n.prepare.open(filepath.Join(n.dir, "plugins", "other")); err != nil || len(n.claims.Load().ByUID) > 0 {
+		t.Errorf("another directory: %v, prepared %v", err, n.claims.Load().ByUID)
+	}
+}
+
+// The temporary files that an earlier process left beside the CDI specs are removed. The log names one that cannot be.
+func TestOpenRemovesTemporaries(t *testing.T) {
+	n := newClaimNode(t)
+	file, full := filepath.Join(n.cfg.CDI.Dir, ".gpu-node-agent-1.tmp"), filepath.Join(n.cfg.CDI.Dir, ".gpu-node-agent-2.tmp")
+	if err := errors.Join(os.MkdirAll(n.cfg.CDI.Dir, 0o700), os.WriteFile(file, nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	open := func() []observer.LoggedEntry {
+		core, logs := observer.New(zap.WarnLevel)
+		options := n.options
+		options.Log = zap.New(core)
+		if err := newPreparer(&options, &health.Latest[Claims]{}).open(n.pluginDir()); err != nil {
+			t.Fatal(err)
+		}
+		return logs.All()
+	}
+	if logs := open(); len(logs) > 0 || exists(file) {
+		t.Errorf("the file exists: %t, logged %v", exists(file), logs)
+	}
+	if err := os.MkdirAll(filepath.Join(full, "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if logs := open(); len(logs) != 1 || !strings.Contains(fmt.Sprint(logs[0].ContextMap()["error"]), full) {
+		t.Errorf("logged %v, want one error of %s", logs, full)
 	}
 }

@@ -109,6 +109,26 @@ func TestDaemonThatDoesNotEnd(t *testing.T) {
 	})
 }
 
+// A restart tells how long the process ran, with its end: the backoff begins anew after a process that has settled.
+func TestDaemonRestart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cmd := exec.Command("sleep", "600")
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		p := &controlProcess{Process: cmd.Process, began: time.Now(), ended: make(chan struct{})}
+		d := &daemon{process: p, root: Root(t.TempDir()), device: gpuA, orphans: &orphans{}, restart: make(chan struct{}, 1), log: zap.NewNop()}
+		time.AfterFunc(time.Minute, func() { d.restart <- struct{}{} })
+		time.AfterFunc(time.Minute+time.Second, func() { // the driver ends it
+			_ = cmd.Wait()
+			close(p.ended)
+		})
+		if ran, err := d.watch(t.Context(), false); !errors.Is(err, errRestart) || ran != time.Minute+time.Second || d.current().PID != 0 {
+			t.Errorf("%v after %v: %+v", err, ran, d.current())
+		}
+	})
+}
+
 func TestBoundLog(t *testing.T) {
 	root := Root(t.TempDir())
 	if err := os.MkdirAll(root.LogDir(gpuA), 0o700); err != nil {

@@ -344,6 +344,25 @@ func TestFollowerLimits(t *testing.T) {
 	}
 }
 
+// The servers get their limits also from a daemon that does not report those it was given for later servers.
+func TestFollowerLimitsServersDespiteDefaults(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.serve(gpuA, 7, fakeServer{status: serverActive, threads: "25.0", memory: "20480M"})
+		advance(2 * limitsInterval)
+		h.wantState("all limits", gpuA, true, "")
+		h.change(func() { // by somebody else
+			d := h.daemons[gpuA]
+			d.answer, d.servers[7].memory = map[string]string{"get_default_device_pinned_mem_limit 0": "79G"}, "79G"
+		})
+		advance(2 * limitsInterval)
+		h.wantState("other defaults", gpuA, false, health.CauseMPSLimits)
+		if s := h.daemon(gpuA).servers[7]; s.memory != "20480M" {
+			t.Errorf("the server has the limit %s", s.memory)
+		}
+	})
+}
+
 // Without mps-daemon, daemons that answer stay ready, and one that does not is down.
 func TestFollowerWithoutSupervisor(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
@@ -382,6 +401,17 @@ func TestFollowerWithoutSupervisor(t *testing.T) {
 		h.change(func() { h.down = false })
 		advance(10 * time.Second)
 		h.wantState("there", gpuA, true, "")
+	})
+	// A device can leave although mps-daemon never was there: no daemon uses it.
+	runFollower(t, func(h *followerTest) {
+		h.change(func() { h.down = true })
+		h.want(gpuA)
+		advance(time.Minute)
+		h.want()
+		advance(time.Minute)
+		if s := h.f.State().Load().Daemons; len(s) != 0 {
+			t.Errorf("left: %+v", s)
+		}
 	})
 }
 

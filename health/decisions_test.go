@@ -239,10 +239,11 @@ func TestDetachmentEndsWithMeasurement(t *testing.T) {
 	}
 	before := Decide(c, unread(), unread(), DecisionContext{Detach: Detachment{Since: at(0), Until: at(60)}}, at(1))
 	over := Decide(c, before, before, DecisionContext{Detach: Detachment{Over: true}}, at(2))
-	for _, d := range over {
-		if f := d.Verdict.Findings; len(f) != 1 || f[0].Cause != CauseReleased || !f[0].Since.Equal(at(1)) ||
-			f[0].Action == before[0].Verdict.Findings[0].Action {
-			t.Errorf("%s: %+v", d.Device.ID, f)
+	for action, devices := range map[Action][]DeviceState{ActionAttach: before, ActionCheckSource: over} {
+		for _, d := range devices {
+			if f := d.Verdict.Findings; len(f) != 1 || f[0].Cause != CauseReleased || !f[0].Since.Equal(at(1)) || f[0].Action != action {
+				t.Errorf("%s: %+v, want %s", d.Device.ID, f, action)
+			}
 		}
 	}
 	r, now := reading(3, samples{gpu1.ID: blank(PresenceUnknown)}, gpu0, gpu1)

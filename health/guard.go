@@ -56,10 +56,11 @@ var (
 // Call makes a call and returns its result. When the call is late, the caller goes on with ErrLate; or if late is not nil, late runs and
 // the caller waits. end is closed at the end, when nobody wants the result any more; then Call returns ErrAbandoned.
 func (g *Guard[K, T]) Call(end <-chan struct{}, key K, call func() T, late func()) (result T, err error) {
-	c, isLate := g.begin(key, call)
+	c := g.begin(key, call)
 	if c == nil {
 		return result, ErrLate
 	}
+	isLate := false
 	var limit, abandon <-chan time.Time
 	if g.Limit > 0 {
 		limit = time.After(g.Limit)
@@ -102,27 +103,27 @@ func CallOnce[T any](end <-chan struct{}, limit time.Duration, call func() T) (T
 func (g *Guard[K, T]) Wait() { g.calls.Wait() }
 
 // begin begins a call, or returns the late one that counts. It returns nil while an earlier one for the key runs.
-func (g *Guard[K, T]) begin(key K, call func() T) (c *guardedCall[T], isLate bool) {
+func (g *Guard[K, T]) begin(key K, call func() T) *guardedCall[T] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if c = g.last[key]; c != nil {
+	if c := g.last[key]; c != nil {
 		if !isClosed(c.returned) {
-			return nil, true
+			return nil
 		}
 		if g.KeepLate {
-			return c, true
+			return c
 		}
 	}
 	if g.last == nil {
 		g.last = make(map[K]*guardedCall[T])
 	}
-	c = &guardedCall[T]{returned: make(chan struct{})}
+	c := &guardedCall[T]{returned: make(chan struct{})}
 	g.last[key] = c
 	g.calls.Go(func() {
 		defer close(c.returned)
 		c.result = call()
 	})
-	return c, false
+	return c
 }
 
 // forget forgets a call whose result was received.

@@ -318,11 +318,7 @@ func incidentName(code int) string {
 func IncidentCode(name string) (code int, ok bool) {
 	name = strings.ToUpper(strings.TrimSpace(name))
 	code = slices.Index(incidentNames[:], strings.TrimPrefix(name, incidentNamePrefix))
-	if code < 0 {
-		n, err := strconv.ParseUint(name, 10, 31)
-		if err != nil {
-			return 0, false
-		}
+	if n, err := strconv.ParseUint(name, 10, 31); err == nil {
 		code = int(n)
 	}
 	return code, code > 0 // 0 is DCGM_FR_OK

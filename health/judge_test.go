@@ -568,6 +568,22 @@ func TestRecoveryActions(t *testing.T) {
 	}
 }
 
+// A single reading may be wrong: the return of a GPU proves a reset if the GPU was lost for half an interval at least.
+func TestLossProvesReset(t *testing.T) {
+	c := DefaultConfig()
+	c.Interval = 4 * time.Second
+	for seconds, proves := range []bool{0: false, 1: false, 2: true, 3: true} {
+		devices := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(xids(95))}, gpu0)
+		for lost := range seconds + 1 {
+			devices = judgeAll(c, devices, 4+lost, nil, samples{gpu0.ID: blank(Lost)}, gpu0)
+		}
+		devices = judgeAll(c, devices, 8, nil, nil, gpu0)
+		if reset := devices[0].Verdict.State == Healthy; reset != proves {
+			t.Errorf("lost for %d s: %v", seconds, devices[0].Verdict.Causes())
+		}
+	}
+}
+
 // The driver has one recovery action at a time, so the newest is to be carried out, and its end counts.
 func TestRecoveryActionChanges(t *testing.T) {
 	for _, c := range []struct {

@@ -21,10 +21,11 @@ type reset struct {
 // sourceLag is how much older than its sample a value may be: DCGM's cache is filled every second.
 const sourceLag = 3 * time.Second
 
-// follows reports whether the reset came after the newest observation of a finding.
+// follows reports whether the reset came after the newest observation of a finding. What ended was last seen at most sourceLag after
+// r.after. A finding from later may be of a fault after the reset, as when the source had no value of what ended for a while.
 func (r reset) follows(f Finding) bool {
-	return r.proven && (!r.after.Before(f.Last) || !slices.ContainsFunc(r.unreported,
-		func(code int) bool { return f.Cause == xidCause(code) }))
+	reported := !slices.ContainsFunc(r.unreported, func(code int) bool { return f.Cause == xidCause(code) })
+	return r.proven && (!r.after.Before(f.Last) || reported && !r.after.Add(sourceLag).Before(f.Last))
 }
 
 // latest returns the later of this reset's time and an earlier reset's.

@@ -232,6 +232,9 @@ func TestXIDNewerThanMeasurement(t *testing.T) {
 		"the fault still shows, then ends":   {[]Sample{dbe(2), dbe(2), dbe(2), dbe(2), dbe(0)}, true},
 		"the source has reported it as well": {[]Sample{dbe(2, 48), dbe(0)}, true},
 		"reported and ended at once":         {[]Sample{dbe(0, 48), dbe(0)}, false},
+		"not measured since the XID": {
+			[]Sample{present(without(FieldDBEVolatile), xids(48)), present(without(FieldDBEVolatile)), dbe(0), dbe(0)}, false,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := judgeGPU(nil, 9, dbe(2), rc)

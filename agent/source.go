@@ -90,7 +90,7 @@ func newSource(
 			return monitor.Source{}, nil, err
 		}
 		source.Open, source.OnBus = s.Open, s.OnBus
-		source.Events = eventSources(c.SourceConfig, s.Events, log)
+		source.Events, source.RecoveryAction = eventSources(c.SourceConfig, s.Events, log), s.RecoveryAction
 		source.Beside = measureWith(func() (health.ProcessLister, func(), error) { return s.ListProcesses, func() {}, nil }, true)
 		return source, s.Run, nil
 	}
@@ -99,6 +99,9 @@ func newSource(
 		listed = func() []string { return listedGPUs(snapshots.Load()) }
 	}
 	source.Events = eventSources(c.SourceConfig, nvml.Events(log.Named("nvml"), listed), log)
+	if c.EventsReason() == "" {
+		source.RecoveryAction = nvml.RecoveryAction
+	}
 	open := nvml.OpenProcesses
 	if !isLocal(c.SourceConfig) {
 		open = func() (health.ProcessLister, func(), error) {

@@ -23,7 +23,7 @@ func (w Witness) String() string { return enumName(witnessNames[:], int(w)) }
 // EventKind is the kind of an Event.
 type EventKind uint8
 
-// The kinds of event. Every event causes a poll; only an XID and a recovery action are judged themselves.
+// The kinds of event. Every event causes a poll; only an XID is judged itself.
 const (
 	EventXID            EventKind = iota
 	EventRecoveryAction           // the driver's recovery action has changed
@@ -44,10 +44,6 @@ type Event struct {
 	GPU    string // UUID or PCI bus ID, as a device reference; empty if the event source does not know it
 	GI, CI int    // the driver's IDs of the GPU instance and the compute instance; -1 if the event names none
 	XID    XID    // EventXID; At is when the event source received it
-
-	// Action is the recovery action after an EventRecoveryAction; HasAction is false if the driver did not return it.
-	Action    RecoveryAction
-	HasAction bool
 }
 
 // EventReceiver takes the events of an EventSource.

@@ -26,15 +26,6 @@ func eventsOnly(before []DeviceState, r *Reading, now time.Time) *Reading {
 	return only
 }
 
-// withEvents returns the source's newest sample with the XIDs and the recovery action of an events reading's sample.
-func (s Sample) withEvents(events Sample) Sample {
-	s.XIDs = events.XIDs
-	if v, ok := events.Values[FieldRecoveryAction]; ok {
-		s = s.withAction(RecoveryAction(v))
-	}
-	return s
-}
-
 // reports is what a reading's witnesses report of a device beside its sample, and the XIDs awaited from them.
 type reports struct {
 	raised     []XID // XIDs of its MIG devices that count and affect the whole GPU
@@ -42,11 +33,10 @@ type reports struct {
 	unreported []int // see unreportedXIDs
 	awaited    []AwaitedXIDs
 	history    []XID
-	action     EventAction
+	action     eventAction
 }
 
-// takeReports pairs the XIDs of the reading, and removes the XIDs that do not count from the samples. It replaces the source's recovery
-// actions by the events'.
+// takeReports pairs the XIDs of the reading, and removes the XIDs that do not count from the samples.
 func (rc ReadingContext) takeReports(
 	previous map[DeviceID]DeviceState, before []DeviceState, r *Reading, samples map[DeviceID]Sample, now time.Time,
 ) map[DeviceID]reports {
@@ -55,7 +45,10 @@ func (rc ReadingContext) takeReports(
 	all := make(map[DeviceID]reports, len(r.Devices))
 	for i := range before { // also the devices that the reading lacks
 		d := &before[i]
-		all[d.Device.ID] = reports{awaited: d.Awaited, history: d.XIDHistory, action: d.EventAction, unreported: unreported[d.Device.ID]}
+		all[d.Device.ID] = reports{
+			awaited: d.Awaited, history: d.XIDHistory, unreported: unreported[d.Device.ID],
+			action: d.Verdict.eventAction,
+		}
 	}
 	raise := func(to []XID, xids []XID) []XID {
 		for _, x := range xids {
@@ -70,12 +63,12 @@ func (rc ReadingContext) takeReports(
 	for _, d := range r.Devices {
 		s, w, old := samples[d.ID], all[d.ID], previous[d.ID]
 		if rc.Events {
-			if v, ok := s.Values[FieldRecoveryAction]; ok {
-				w.action = EventAction{RecoveryAction(v), awaitAction}
+			if _, ok := s.Values[FieldRecoveryAction]; ok {
+				w.action = eventAction{s.At, awaitAction}
 			}
 		} else {
 			w.history = appendHistory(old.XIDHistory, s)
-			s, w.action = old.EventAction.replace(s, elapsedStep(measures, old.Sample.At, s.At))
+			w.action.left = max(0, w.action.left-elapsedStep(measures, old.Sample.At, s.At))
 		}
 		p := rc.pairXIDs(old.Awaited, s.XIDs, now)
 		shown.add(p)

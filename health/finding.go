@@ -103,6 +103,7 @@ type Verdict struct {
 	awaitsAction     bool // this process has no value of the recovery action yet, and there was none before
 	awaitsCheck      bool // this process has no result of DCGM's checks yet, and the device has no saved state
 	unexplainedReset bool // the first recovery action asked for a reset that no XID explains, and still does
+	eventAction      eventAction
 }
 
 // confirmation counts the checks that have shown a fault which is not confirmed yet.

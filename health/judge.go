@@ -13,8 +13,8 @@ type ReadingContext struct {
 	FirstReading   bool // it is the first reading of this process
 	DriverReloaded bool // the driver was reloaded after the previous reading
 
-	// Events means that the reading holds XIDs and recovery actions of event sources only: it measures nothing else, and each
-	// device keeps its Sample except for them.
+	// Events means that the reading holds only XIDs of event sources and recovery actions that the source does not measure: each device keeps
+	// its Sample except for the XIDs. Such a recovery action raises a finding or ends it, but is no evidence of a reset.
 	Events bool
 	// Witnesses are the event sources that are on. An XID that one witness reports waits for its twins from the others.
 	Witnesses []Witness
@@ -138,8 +138,21 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 	firstSeen := old.Device.ID == "" && !rc.XIDHistory
 	v.awaitsCheck = v.awaitsCheck || firstSeen
 	v.awaitsAction = v.awaitsAction || firstSeen || rc.FirstReading && !old.Verdict.Has(CauseRecoveryAction)
+	sample := s
+	switch {
+	case rc.Events:
+		sample = old.Sample
+		sample.XIDs = s.XIDs
+	case v.eventAction.left > 0:
+		s.Values = maps.Clone(s.Values)
+		delete(s.Values, FieldRecoveryAction)
+	}
+	v.eventAction = w.action
 	v.explainRecoveryAction(c, old.XIDCounts, s, rc.Events)
-	r = latestReset(p.reset, rc.reloaded(s), wasReset(c, old.Verdict, d.Kind, s, rc.Events))
+	r = latestReset(p.reset, rc.reloaded(s))
+	if !rc.Events {
+		r = latestReset(r, wasReset(c, old.Verdict, d.Kind, s))
+	}
 	r.unreported = w.unreported
 	findings := lasting(c, old.Verdict, s, r, rc.Events)
 	for _, f := range conditionFindings(c, s) {
@@ -223,16 +236,13 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 	if old.Device.ID != "" && s.Presence != Present {
 		d = old.Device // the source cannot read the properties now
 	}
-	if rc.Events {
-		s = old.Sample.withEvents(s)
-	}
-	measurable := s.Presence == Present && (d.Kind == KindGPU || p.presence == Present)
+	measurable := sample.Presence == Present && (d.Kind == KindGPU || p.presence == Present)
 	if !measurable && slices.ContainsFunc(v.Findings, Finding.ofPresence) {
-		s.Values = nil // from before: a source reads most fields less often than the presence
+		sample.Values = nil // from before: a source reads most fields less often than the presence
 	}
 	return DeviceState{
-		Device: d, Sample: s, Verdict: v, XIDCounts: counts, XIDDetails: details, XIDWitnesses: witnesses, LastXID: last,
-		XIDHistory: w.history, Awaited: w.awaited, EventAction: w.action, ResetAt: r.latest(old.ResetAt),
+		Device: d, Sample: sample, Verdict: v, XIDCounts: counts, XIDDetails: details, XIDWitnesses: witnesses, LastXID: last,
+		XIDHistory: w.history, Awaited: w.awaited, ResetAt: r.latest(old.ResetAt),
 	}, r
 }
 

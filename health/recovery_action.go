@@ -3,6 +3,7 @@ package health
 import (
 	"fmt"
 	"slices"
+	"time"
 )
 
 // RecoveryAction is the recovery of a GPU that the driver asks for, the value of FieldRecoveryAction
@@ -20,6 +21,16 @@ const (
 	RecoveryPCIeBusReset
 	RecoverySystemReboot
 )
+
+// eventAction is a recovery action of an events reading.
+type eventAction struct {
+	at   time.Time     // of the reading
+	left time.Duration // how long readings must pass until the source's recovery action counts again
+}
+
+// awaitAction is how long readings must pass after an eventAction until the source's recovery action counts, because the values of DCGM's
+// cache may be two seconds old. An older "none" would end the finding.
+const awaitAction = 5 * time.Second
 
 // recovery is the meaning of a recovery action.
 type recovery struct {

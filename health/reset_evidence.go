@@ -13,6 +13,7 @@ import (
 type reset struct {
 	proven bool
 	after  time.Time // observations until then precede the reset
+	seen   time.Time // so do the XIDs until then that the source has reported: what ended was last seen then
 	// unreported are the XIDs that the source has not reported yet. They may be newer than the reset, because event sources
 	// report XIDs before the source measures their effects.
 	unreported []int
@@ -21,11 +22,11 @@ type reset struct {
 // sourceLag is how much older than its sample a value may be: DCGM's cache is filled every second.
 const sourceLag = 3 * time.Second
 
-// follows reports whether the reset came after the newest observation of a finding. What ended was last seen at most sourceLag after
-// r.after. A finding from later may be of a fault after the reset, as when the source had no value of what ended for a while.
+// follows reports whether the reset came after the newest observation of a finding. An XID from after r.seen may be of a fault after the
+// reset, as when the source had no value of what ended for a while.
 func (r reset) follows(f Finding) bool {
 	reported := !slices.ContainsFunc(r.unreported, func(code int) bool { return f.Cause == xidCause(code) })
-	return r.proven && (!r.after.Before(f.Last) || reported && !r.after.Add(sourceLag).Before(f.Last))
+	return r.proven && (!r.after.Before(f.Last) || reported && !r.seen.Before(f.Last))
 }
 
 // latest returns the later of this reset's time and an earlier reset's.
@@ -48,20 +49,20 @@ func latestReset(all ...reset) (latest reset) {
 
 // reloaded returns the reset by a reload of the driver. An event source that reported an XID before the reload ended for it.
 func (rc ReadingContext) reloaded(s Sample) reset {
-	return reset{proven: rc.DriverReloaded, after: s.At}
+	return reset{proven: rc.DriverReloaded, after: s.At, seen: s.At}
 }
 
-// wasReset returns the reset that the sample proves. Event sources report a recovery action in order with the XIDs.
-func wasReset(c Config, old Verdict, kind Kind, s Sample, events bool) (latest reset) {
+// wasReset returns the reset that the source's sample proves.
+func wasReset(c Config, old Verdict, kind Kind, s Sample) (latest reset) {
 	for _, f := range old.Findings {
 		if !showsReset(c, f, kind, s) {
 			continue
 		}
-		after := f.Last.Add(-sourceLag)
-		if events {
-			after = s.At
+		r := reset{proven: true, after: f.Last.Add(-sourceLag), seen: f.Last}
+		if f.Cause == CauseRecoveryAction && f.Last.Equal(old.eventAction.at) {
+			r.after = f.Last // the driver's value is not older than its event
 		}
-		latest = latestReset(latest, reset{proven: true, after: after})
+		latest = latestReset(latest, r)
 	}
 	return latest
 }

@@ -13,7 +13,7 @@ func (d DeviceState) NeedsSaving() bool {
 
 // Stable returns the verdict without everything that a poll changes while nothing happens, for comparison.
 func (v Verdict) Stable() Verdict {
-	v.unconfirmed, v.measured = nil, false
+	v.unconfirmed, v.measured, v.eventAction = nil, false, eventAction{}
 	v.Findings = slices.Clone(v.Findings)
 	for i := range v.Findings {
 		if v.Findings[i].condition() {
@@ -87,10 +87,7 @@ func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time)
 	}
 	for _, s := range late.Devices {
 		if !slices.ContainsFunc(devices, func(d DeviceState) bool { return d.Device.ID == s.Device.ID }) {
-			d := DeviceState{
-				Device: s.Device, Sample: s.Sample, Verdict: Verdict{State: s.Verdict.State, Since: s.Verdict.Since},
-				EventAction: s.EventAction,
-			}
+			d := DeviceState{Device: s.Device, Sample: s.Sample, Verdict: Verdict{State: s.Verdict.State, Since: s.Verdict.Since}}
 			d, _ = d.restoreLate(c, s, reset{}, late.DriverReloaded, now)
 			after = append(after, d)
 		}
@@ -106,7 +103,7 @@ func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloade
 	if v.measured && v.ownFinding(Finding.ofPresence) == nil {
 		s.Presence = Present // also while the newest reading does not say so
 	}
-	r := latestReset(gpu, wasReset(c, from, d.Device.Kind, s, false))
+	r := latestReset(gpu, wasReset(c, from, d.Device.Kind, s))
 	wasBeforeReset := func(f Finding) bool {
 		return reloaded || !d.ResetAt.IsZero() && !f.Last.After(d.ResetAt) || r.follows(f)
 	}
@@ -165,14 +162,14 @@ func DiscardMeasurements(devices []DeviceState, now time.Time) []DeviceState {
 	devices = slices.Clone(devices)
 	for i := range devices {
 		devices[i].Sample.Presence = PresenceUnknown
-		devices[i].EventAction, devices[i].Awaited = EventAction{}, slices.Clone(devices[i].Awaited)
+		devices[i].Awaited = slices.Clone(devices[i].Awaited)
 		for j := range devices[i].Awaited {
 			if a := &devices[i].Awaited[j]; a.Witness == WitnessSource {
 				a.Since, a.Newest = time.Time{}, time.Time{}
 			}
 		}
 		v := &devices[i].Verdict
-		v.unconfirmed, v.Findings = nil, slices.Clone(v.Findings)
+		v.unconfirmed, v.eventAction, v.Findings = nil, eventAction{}, slices.Clone(v.Findings)
 		for j := range v.Findings {
 			v.Findings[j].restartCondition(now)
 		}

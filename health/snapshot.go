@@ -17,7 +17,6 @@ type DeviceState struct {
 	LastXID      XID               // zero if there was none
 	XIDHistory   []XID             // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
 	Awaited      []AwaitedXIDs     // XIDs that witnesses still have to report; not modified once stored
-	EventAction  EventAction       // the recovery action of the newest event, while it replaces the source's
 
 	ResetAt time.Time // when this process saw the latest reset of the device; zero if it saw none
 

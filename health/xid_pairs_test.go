@@ -16,12 +16,16 @@ type report struct {
 	action  int   // FieldRecoveryAction; in an events reading only if hasAct
 	hasAct  bool
 	blind   bool // the source measures nothing
+	lacks   bool // the source has no recovery action
 	counts  int  // XIDs in total since the start
 	state   State
 }
 
 func (s report) judge(c Config, before []DeviceState, rc ReadingContext) []DeviceState {
 	sample := present(value(FieldRecoveryAction, float64(s.action)))
+	if s.lacks {
+		delete(sample.Values, FieldRecoveryAction)
+	}
 	if s.blind {
 		sample = blank(PresenceUnknown)
 	}
@@ -138,39 +142,54 @@ func TestAwaitedXIDsAreBounded(t *testing.T) {
 	}
 }
 
-// An XID that was cured stays cured when another witness reports it later, and the recovery action of events counts while the
-// source's is older.
-func TestEventsThatCure(t *testing.T) {
+// A recovery action of an event makes the GPU as bad as one of the source does. Its end in the source's values, which may be older than the
+// event at first, is evidence of a reset after the event. Its end in an event is none.
+func TestRecoveryActionOfEvent(t *testing.T) {
 	rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML}}
-	event := func(at, action int, state State, counts int, xids ...int) report {
-		return report{at: at, events: true, witness: WitnessNVML, hasAct: true, action: action, xids: xids, state: state, counts: counts}
+	event := func(at, action int, state State, xids ...int) report {
+		return report{at: at, events: true, witness: WitnessNVML, hasAct: true, action: action, xids: xids, state: state, counts: 1}
+	}
+	xid := func(at, code, counts int) report {
+		return report{at: at, events: true, witness: WitnessNVML, xids: []int{code}, state: Unhealthy, counts: counts}
 	}
 	source := func(at, action int, state State, xids ...int) report {
 		return report{at: at, action: action, state: state, counts: 1, xids: xids}
 	}
+	lacks := func(at int, state State, xids ...int) report {
+		return report{at: at, lacks: true, state: state, counts: 1, xids: xids}
+	}
+	counted := func(n int, r report) report { r.counts = n; return r }
 	start := report{at: 0, state: Healthy}
 	for name, steps := range map[string][]report{
 		"a reset while the source is stalled": {
-			start, event(10, 1, Unhealthy, 1, 95), event(30, 0, Healthy, 1), source(600, 0, Healthy, 95), source(601, 0, Healthy),
+			start, event(10, 1, Unhealthy, 95), source(600, 0, Unhealthy, 95), source(601, 0, Unhealthy), source(602, 0, Unhealthy),
+			source(603, 0, Unhealthy), source(604, 0, Healthy),
 		},
-		"an older none is no reset": {
-			start, event(10, 1, Unhealthy, 1, 95), source(10, 0, Unhealthy), source(11, 0, Unhealthy), source(12, 1, Unhealthy, 95),
-			source(60, 1, Unhealthy),
-			event(70, 0, Healthy, 1),
+		"a reset before the source has reported the XID": {
+			start, event(10, 1, Unhealthy, 95), source(600, 0, Unhealthy), source(602, 0, Unhealthy), source(604, 0, Unhealthy),
+			source(606, 0, Healthy), source(607, 0, Healthy, 95),
 		},
-		"an older reset breaks nothing": {
-			start, event(10, 1, Unhealthy, 1, 95), source(11, 1, Unhealthy, 95), event(40, 0, Healthy, 1), source(40, 1, Healthy),
-			source(41, 1, Healthy), source(42, 0, Healthy),
+		"an older none ends nothing": {
+			start, counted(0, event(10, 2, Unhealthy)), counted(0, source(10, 0, Unhealthy)), counted(0, source(11, 0, Unhealthy)),
+			counted(0, source(12, 2, Unhealthy)), counted(0, source(60, 2, Unhealthy)), counted(0, source(61, 0, Healthy)),
 		},
-		"the source counts after a while": {
-			start, event(10, 1, Unhealthy, 1, 95), source(12, 1, Unhealthy, 95), source(14, 1, Unhealthy), source(16, 1, Unhealthy),
-			source(18, 0, Healthy),
+		"an XID after the action may be of after the reset": {
+			start, event(10, 1, Unhealthy, 95), xid(20, 95, 2), counted(2, source(600, 0, Unhealthy, 95, 95)), counted(2, source(602, 0, Unhealthy)),
+			counted(2, source(604, 0, Unhealthy)), counted(2, source(606, 0, Unhealthy)), counted(2, source(608, 0, Unhealthy)),
+		},
+		"an XID before the action was read again": {
+			start, event(10, 1, Unhealthy, 95), xid(20, 95, 2), counted(2, event(20, 1, Unhealthy)), counted(2, source(600, 0, Unhealthy, 95, 95)),
+			counted(2, source(602, 0, Unhealthy)), counted(2, source(604, 0, Unhealthy)), counted(2, source(606, 0, Healthy)),
+		},
+		"the source lacks the field": {
+			counted(0, lacks(0, Healthy)), event(10, 2, Unhealthy, 31), lacks(20, Unhealthy, 31), lacks(30, Unhealthy), event(40, 0, Healthy),
+			lacks(41, Healthy),
+		},
+		"the source lacks the field, and an XID needs a reset": {
+			counted(0, lacks(0, Healthy)), event(10, 1, Unhealthy, 95), lacks(20, Unhealthy, 95), event(40, 0, Unhealthy), lacks(41, Unhealthy),
 		},
 		"an event has no value that others lack": {
-			start,
-			{at: 10, events: true, witness: WitnessNVML, xids: []int{95}, state: Unhealthy, counts: 1},
-			source(11, 0, Unhealthy),
-			source(12, 0, Unhealthy, 95),
+			start, xid(10, 95, 1), source(11, 0, Unhealthy), source(12, 0, Unhealthy, 95),
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

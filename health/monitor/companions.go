@@ -12,8 +12,8 @@ import (
 // reasonDetached is why the event sources do not run during a detach.
 const reasonDetached = "driver detached on request"
 
-// companions are the event sources and the Beside functions of a source, which run beside its sessions. They also run while no
-// session can be opened, but never while the driver is detached.
+// companions are the event sources and the Beside functions of a source, and readActions, which run beside its sessions. They also run
+// while no session can be opened, but never while the driver is detached.
 type companions struct {
 	cancel  context.CancelFunc
 	stopped bool          // guarded by Monitor.mu
@@ -63,6 +63,9 @@ func (m *Monitor) startCompanions(ctx context.Context, w watchdog, src *Source) 
 			if e.Run != nil {
 				all.Go(func() { e.Run(ctx, receivers[i]) })
 			}
+		}
+		if src.RecoveryAction != nil {
+			all.Go(func() { m.readActions(ctx, src.RecoveryAction) })
 		}
 		for _, run := range src.Beside {
 			all.Go(func() { run(ctx) })

@@ -15,7 +15,8 @@ const maxQueued = 1024
 // queuedEvent is an XID that was reported a number of times, or a recovery action.
 type queuedEvent struct {
 	health.Event
-	times int // XID.At is of the newest
+	times int           // XID.At is of the newest
+	read  *driverAction // the recovery action; nil if the driver has only reported that it changed
 
 	// Set when the event was first looked at, and no device matched.
 	waitsSince time.Time
@@ -33,9 +34,9 @@ type eventQueue struct {
 func newEventQueue() *eventQueue { return &eventQueue{arrived: make(chan struct{}, 1)} }
 
 // add appends an event. It does not block.
-func (q *eventQueue) add(e health.Event) {
+func (q *eventQueue) add(e queuedEvent) {
 	q.mu.Lock()
-	q.queued = appendEvent(q.queued, queuedEvent{Event: e, times: 1})
+	q.queued = appendEvent(q.queued, e)
 	q.mu.Unlock()
 	q.wake()
 }
@@ -76,7 +77,7 @@ func appendEvent(q []queuedEvent, e queuedEvent) []queuedEvent {
 // alike reports whether one entry can stand for both events.
 func (e *queuedEvent) alike(f *queuedEvent) bool {
 	return e.Kind == f.Kind && e.GPU == f.GPU && e.GI == f.GI && e.CI == f.CI &&
-		e.XID.Code == f.XID.Code && e.XID.Witness == f.XID.Witness && e.Action == f.Action
+		e.XID.Code == f.XID.Code && e.XID.Witness == f.XID.Witness && e.read == f.read
 }
 
 // takeXIDs removes the oldest n of the XIDs that an entry stands for. It returns them with different times, because two XIDs at the same

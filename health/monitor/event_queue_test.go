@@ -7,7 +7,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// However events are mixed, the queue keeps every XID, in bounded space, and the last recovery action of each GPU.
+// However events are mixed, the queue keeps every XID, in bounded space.
 func TestEventQueueMerges(t *testing.T) {
 	var q []queuedEvent
 	counts := make(map[health.Event]int)
@@ -18,26 +18,18 @@ func TestEventQueueMerges(t *testing.T) {
 	for i := range 50 * maxQueued {
 		add(health.Event{Kind: health.EventXID, GPU: "GPU-0", GI: i % 3, CI: i % 5, XID: health.XID{Code: i % 7}})
 		add(health.Event{Kind: health.EventXID, GPU: "GPU-0", XID: health.XID{Code: i % 7, Witness: health.WitnessKernelLog}})
-		add(health.Event{Kind: health.EventRecoveryAction, GPU: "GPU-0", Action: health.RecoveryAction(i % 2)})
+		add(health.Event{Kind: health.EventRecoveryAction, GPU: "GPU-0"})
 	}
-	if len(q) > maxQueued+3*5*7+7+2 {
+	if len(q) > maxQueued+3*5*7+7+1 {
 		t.Errorf("%d entries", len(q))
 	}
-	var last health.RecoveryAction
 	for _, e := range q {
-		if e.Kind == health.EventRecoveryAction {
-			last = e.Action
-			continue
-		}
 		counts[e.Event] -= e.times
 	}
 	for e, n := range counts {
 		if n != 0 && e.Kind == health.EventXID {
 			t.Errorf("%d of %+v are lost", n, e)
 		}
-	}
-	if last != 1 {
-		t.Errorf("the last recovery action is %v", last)
 	}
 }
 

@@ -43,12 +43,12 @@ type eventReceiver struct {
 
 // Receive queues an XID or a recovery action. Any other event causes a poll.
 func (r *eventReceiver) Receive(e health.Event) {
-	switch {
-	case e.Kind == health.EventXID:
+	switch e.Kind {
+	case health.EventXID:
 		e.XID.Witness = r.witness
-		r.m.events.add(e)
-	case e.Kind == health.EventRecoveryAction && e.HasAction:
-		r.m.events.add(health.Event{Kind: e.Kind, GPU: e.GPU, GI: -1, CI: -1, Action: e.Action, HasAction: true})
+		r.m.events.add(queuedEvent{Event: e, times: 1})
+	case health.EventRecoveryAction:
+		r.m.events.add(queuedEvent{Event: health.Event{Kind: e.Kind, GPU: e.GPU, GI: -1, CI: -1}})
 	default:
 		r.m.wakePoll()
 	}
@@ -189,7 +189,7 @@ func (m *Monitor) judgeSomeEvents() (wait time.Duration, more bool) {
 		m.store()
 		m.logEventsLater(before, now)
 	}
-	if len(taken) > 0 {
+	if slices.ContainsFunc(taken, func(e queuedEvent) bool { return e.read == nil }) {
 		m.wakePoll()
 	}
 	again := func(since time.Time, delay time.Duration) (due bool) {
@@ -209,9 +209,8 @@ func (m *Monitor) judgeSomeEvents() (wait time.Duration, more bool) {
 	return wait, more
 }
 
-// takeReading moves events from m.unjudged into a reading, in order; nil if none of them can be judged. The reading has at most one
-// recovery action of a GPU, and no XID of that GPU from before it, because the end of an action clears the findings of earlier XIDs only.
-// more is set if other events wait only for this reading to be judged. m.mu is held.
+// takeReading moves XIDs, and recovery actions that were read from the driver, from m.unjudged into a reading, in order; nil if there are
+// none that can be judged. more is set if other events wait only for this reading to be judged. m.mu is held.
 func (m *Monitor) takeReading(now time.Time) (r *health.Reading, more bool) {
 	devices := m.now.Devices
 	if len(m.unjudged) == 0 || len(devices) == 0 {
@@ -221,33 +220,36 @@ func (m *Monitor) takeReading(now time.Time) (r *health.Reading, more bool) {
 	for i := range devices {
 		r.Samples[i] = health.Sample{Device: devices[i].Device.ID, At: now}
 	}
-	changed := make(map[int]bool) // GPUs with events in this reading
+	changed := false
 	var left []queuedEvent
 	for i := range m.unjudged {
 		e := &m.unjudged[i]
 		gpu, targets := m.match(e, now)
 		switch {
+		case gpu < 0 && e.read != nil:
+			delete(m.actions, health.DeviceID(e.GPU))
+			continue
 		case gpu < 0 && !m.dropUnknown(e, now), gpu >= 0 && len(targets) == 0:
 			left = append(left, *e)
 			continue
 		case gpu < 0:
 			continue
-		}
-		if e.Kind == health.EventRecoveryAction {
-			if changed[gpu] {
-				more = true
-				left = append(left, m.unjudged[i:]...)
-				break
+		case e.read != nil:
+			if changed = true; m.takeAction(&devices[gpu], *e.read) {
+				r.Samples[gpu].Values = map[health.Field]float64{health.FieldRecoveryAction: float64(e.read.RecoveryAction)}
 			}
-			changed[gpu] = true
-			r.Samples[gpu].Values = map[health.Field]float64{health.FieldRecoveryAction: float64(e.Action)}
+			continue
+		case e.Kind == health.EventRecoveryAction:
+			changed = true
+			m.actionChanged(devices[gpu].Device.ID, now)
 			continue
 		}
+		m.overtakeAction(&devices[gpu], e.XID.Code, now)
 		n := e.times
 		for _, t := range targets {
 			n = min(n, maxJudged-len(r.Samples[t].XIDs))
 		}
-		changed[gpu] = true
+		changed = true
 		for _, x := range e.takeXIDs(n) {
 			for _, t := range targets {
 				r.Samples[t].XIDs = append(r.Samples[t].XIDs, x)
@@ -260,7 +262,7 @@ func (m *Monitor) takeReading(now time.Time) (r *health.Reading, more bool) {
 		}
 	}
 	m.unjudged = left
-	if len(changed) == 0 {
+	if !changed {
 		return nil, false
 	}
 	return r, more

@@ -29,6 +29,11 @@ type fakeEvents struct {
 	lastXID        int           // reported when the context has ended
 	besides        int           // runs of the Beside function
 	besidesRunning int
+
+	driver   health.RecoveryAction // that the driver asks for on GPU-0
+	reads    int                   // of recovery actions
+	readErr  error
+	readHang chan struct{} // reads of GPU-0 return after it is closed
 }
 
 func (f *fakeEvents) set(change func(*fakeEvents)) {
@@ -79,9 +84,38 @@ func (f *fakeEvents) hangEnd() (resume func()) {
 // xid reports an XID of GPU-0.
 func (f *fakeEvents) xid(code int) { f.receive(xidEvent("GPU-0", code)) }
 
-// action reports a recovery action of GPU-0.
+// action changes the recovery action of GPU-0 and reports that.
 func (f *fakeEvents) action(a health.RecoveryAction) {
-	f.receive(health.Event{Kind: health.EventRecoveryAction, GPU: "GPU-0", GI: -1, CI: -1, Action: a, HasAction: true})
+	f.set(func(f *fakeEvents) { f.driver = a })
+	f.receive(health.Event{Kind: health.EventRecoveryAction, GPU: "GPU-0", GI: -1, CI: -1})
+}
+
+// readAction reads the recovery action from the driver. Other GPUs than GPU-0 need a reboot.
+func (f *fakeEvents) readAction(gpu health.DeviceID) (health.RecoveryAction, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.reads++
+	if gpu != "GPU-0" {
+		return health.RecoveryReboot, nil
+	}
+	action, err := f.driver, f.readErr
+	if hang := f.readHang; hang != nil {
+		f.mu.Unlock()
+		<-hang
+		f.mu.Lock()
+	}
+	return action, err
+}
+
+// hangReads makes reads of GPU-0 hang, with the action of their beginning, until the function that it returns is called.
+func (f *fakeEvents) hangReads() (resume func()) {
+	hang := make(chan struct{})
+	f.set(func(f *fakeEvents) { f.readHang = hang })
+	return sync.OnceFunc(func() {
+		f.set(func(f *fakeEvents) { f.readHang = nil })
+		close(hang)
+		synctest.Wait()
+	})
 }
 
 func (f *fakeEvents) receive(e health.Event) {
@@ -113,6 +147,7 @@ func runTestWithEvents(t *testing.T, test func(t *testing.T, h *harness, f *fake
 func (h *harness) withEvents(f *fakeEvents) *Source {
 	src := h.fakeSource.source(health.SourceID{})
 	src.Events = []health.EventSource{{Witness: health.WitnessNVML, Run: f.Run}, {Witness: health.WitnessKernelLog, Off: "not configured"}}
+	src.RecoveryAction = f.readAction
 	src.Beside = []func(context.Context){f.beside}
 	return src
 }
@@ -233,33 +268,6 @@ func TestEventAfterDriverReload(t *testing.T) {
 	})
 }
 
-// A reset while the engine is stalled cures the GPU. The record of the XID, which arrives after the reset, changes nothing.
-func TestResetByEventsWhileStalled(t *testing.T) {
-	runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
-		h.reportGPU0(healthtest.Present())
-		advance(2 * time.Second)
-		resume := h.hangPolls()
-		advance(30 * time.Second)
-		f.xid(95)
-		f.action(health.RecoveryReset)
-		synctest.Wait()
-		h.wantCauses(t, "broken", health.SourceStalled, "xid-95,recovery-action")
-		advance(10 * time.Second)
-		f.action(health.RecoveryNone)
-		synctest.Wait()
-		h.wantCauses(t, "reset", health.SourceStalled, "")
-		h.set(func(s *fakeSource) { s.xids = []health.XID{{Code: 95, At: time.Now().Add(-10 * time.Second)}} })
-		resume()
-		for range 20 {
-			advance(time.Second)
-			h.wantCauses(t, "after the stall", health.SourceUp, "")
-		}
-		if h.counts() != "GPU-0map[95:1]" {
-			t.Error(h.counts())
-		}
-	})
-}
-
 // A GPU that was reset during a detach is cured by the first reading after it, although events reported its fault shortly before
 // and the source never did.
 func TestResetDuringDetachWhileStalled(t *testing.T) {
@@ -270,75 +278,13 @@ func TestResetDuringDetachWhileStalled(t *testing.T) {
 		advance(30 * time.Second)
 		f.xid(95)
 		f.action(health.RecoveryReset)
-		synctest.Wait()
+		advance(maxPause)
 		h.wantCauses(t, "broken", health.SourceStalled, "xid-95,recovery-action")
 		time.AfterFunc(time.Second, resume)
 		h.detach(t, time.Hour)
 		h.attach(t)
 		h.wantCauses(t, "attached", health.SourceUp, "")
 	})
-}
-
-// The same events at once are judged in their order: the end of a recovery action clears the XIDs from before it only.
-func TestEventsAreJudgedInOrder(t *testing.T) {
-	for name, c := range map[string]struct {
-		events []int // XIDs, and recovery actions as -1-action
-		want   string
-	}{
-		"reset cures":         {[]int{95, -2, -1}, ""},
-		"XID after the reset": {[]int{95, -2, -1, 95}, "xid-95"},
-		"two resets":          {[]int{95, -2, -1, 95, -2, -1}, ""},
-		"action stays":        {[]int{-2, 95}, "xid-95,recovery-action"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
-				h.reportGPU0(healthtest.Present())
-				advance(2 * time.Second)
-				defer h.hangPolls()()
-				advance(2 * time.Second)
-				for _, e := range c.events {
-					if e < 0 {
-						f.action(health.RecoveryAction(-1 - e))
-					} else {
-						f.xid(e)
-					}
-				}
-				synctest.Wait()
-				if h.causes() != c.want {
-					t.Errorf("causes %q, want %q", h.causes(), c.want)
-				}
-			})
-		})
-	}
-}
-
-// The end of a recovery action clears an XID that came just before it, of the GPU and of its instances.
-func TestActionEndsWithXID(t *testing.T) {
-	mig := healthtest.MIG0
-	for name, of := range map[string]struct{ gi, ci int }{
-		"GPU": {-1, -1}, "GPU instance": {mig.GI, -1}, "compute instance": {mig.GI, mig.CI},
-	} {
-		t.Run(name, func(t *testing.T) {
-			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
-				h.listDevices([]health.Device{healthtest.GPU0, mig})
-				advance(2 * time.Second)
-				defer h.hangPolls()()
-				advance(2 * time.Second)
-				f.action(health.RecoveryReset)
-				synctest.Wait()
-				h.wantCauses(t, "action", health.SourceUp, health.CauseRecoveryAction, health.CauseRecoveryAction)
-				e := xidEvent("GPU-0", 48)
-				e.GI, e.CI = of.gi, of.ci
-				f.receive(e)
-				f.action(health.RecoveryNone)
-				synctest.Wait()
-				h.wantCauses(t, "end", health.SourceUp, "", "")
-				if devices, _ := h.countedBy(48); devices == "" {
-					t.Error("the XID is not counted")
-				}
-			})
-		})
-	}
 }
 
 func TestEventStorm(t *testing.T) {
@@ -414,10 +360,8 @@ func TestEventCausesPolls(t *testing.T) {
 	for name, report := range map[string]func(f *fakeEvents){
 		"XID":         func(f *fakeEvents) { f.xid(31) },
 		"unavailable": func(f *fakeEvents) { f.receive(health.Event{Kind: health.EventUnavailable, GPU: "GPU-0"}) },
-		"action that the driver did not return": func(f *fakeEvents) {
-			f.receive(health.Event{Kind: health.EventRecoveryAction, GPU: "GPU-0"})
-		},
-		"driver": func(f *fakeEvents) { f.receive(health.Event{Kind: health.EventDriver}) },
+		"action":      func(f *fakeEvents) { f.action(health.RecoveryReset) },
+		"driver":      func(f *fakeEvents) { f.receive(health.Event{Kind: health.EventDriver}) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {

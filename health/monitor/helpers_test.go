@@ -89,6 +89,7 @@ func (s *fakeSource) Open(context.Context) (health.Session, error) {
 func (s *fakeSource) Poll(context.Context) (*health.Reading, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	began := time.Now()
 	s.polls++
 	s.calls++
 	s.mostCalls = max(s.mostCalls, s.calls)
@@ -103,7 +104,7 @@ func (s *fakeSource) Poll(context.Context) (*health.Reading, error) {
 	r := s.reading
 	r.Samples = slices.Clone(r.Samples)
 	for i := range r.Samples {
-		r.Samples[i].At = time.Now()
+		r.Samples[i].At = began
 		r.Samples[i].XIDs = s.xids
 	}
 	s.xids = nil

@@ -24,6 +24,9 @@ type Source struct {
 	// bus IDs of the GPUs on the PCI bus that the source should list, nil if they are unknown; nil if the bus cannot be read
 	OnBus func() []string
 
+	// RecoveryAction reads the recovery action of a GPU from the driver, and may hang as long as the driver does. It is nil without events.
+	RecoveryAction func(health.DeviceID) (health.RecoveryAction, error)
+
 	Events []health.EventSource // run beside the session, whether or not one is open, except while the driver is detached
 	// Beside are other functions that use the driver and run with the event sources. Each runs until its context ends, and
 	// then holds no file of the driver.
@@ -62,6 +65,7 @@ type Monitor struct {
 	past             map[health.DeviceID][]health.XID // while unrestored: Sample.Past of the readings
 	companions       *companions
 	xids             xidWatch
+	actions          map[health.DeviceID]*unmeasuredAction
 	unjudged         []queuedEvent        // events that wait for a device, oldest first
 	unknownGPUs      map[string]bool      // GPUs of events that the source does not list, logged
 	eventsLogged     time.Time            // when changes by events were logged
@@ -85,6 +89,7 @@ func New(config *health.Latest[health.Config], source *health.Latest[Source], ou
 		config: config, source: source, out: out, log: log,
 		bindings: bindings{all: make(map[string]savedBindings)},
 		events:   newEventQueue(), eventPoll: make(chan struct{}, 1), companions: noCompanions(), unknownGPUs: make(map[string]bool),
+		actions: make(map[health.DeviceID]*unmeasuredAction),
 	}
 	m.request.Store(&request{})
 	return m

@@ -97,6 +97,7 @@ func (m *Monitor) exchangeDevices(to health.SourceID) {
 	m.now.Entities = nil
 	clear(m.past)                                          // of the other source
 	m.unjudged, m.unknownGPUs = nil, make(map[string]bool) // events that waited for a GPU of the other source
+	clear(m.actions)
 	m.history, m.driverVersion, m.now.Source.DriverLoad = m.restored.History, "", m.restored.DriverLoad
 	m.now.Source.Checks, m.now.Source.Incidents = health.Checks{}, nil
 }

@@ -22,18 +22,16 @@ import (
 
 // eventTiming holds the times of an event source.
 type eventTiming struct {
-	wait        time.Duration // of one call that waits; Run ends within it
-	callLimit   time.Duration // after which a call counts as hanging
-	actionLimit time.Duration // for the read of a recovery action
-	retry       time.Duration // between attempts to register the GPUs that are left out
+	wait      time.Duration // of one call that waits; Run ends within it
+	callLimit time.Duration // after which a call counts as hanging
+	retry     time.Duration // between attempts to register the GPUs that are left out
 
 	minPause, maxPause time.Duration // the bounds of the pause before a failed attempt is repeated; see backoff.Backoff
 }
 
 //nolint:gochecknoglobals // a constant
 var defaultTiming = eventTiming{
-	wait: time.Second, callLimit: 5 * time.Second, actionLimit: time.Second, retry: 30 * time.Second,
-	minPause: time.Second, maxPause: 30 * time.Second,
+	wait: time.Second, callLimit: 5 * time.Second, retry: 30 * time.Second, minPause: time.Second, maxPause: 30 * time.Second,
 }
 
 // Events returns an event source of NVML's events. It needs neither the library nor the driver at the start. A GPU that does not
@@ -167,10 +165,10 @@ type session struct {
 	changed  chan struct{} // a registration has ended
 
 	// Guarded by eventRun.mu. An event has the handle of the registration, so it finds its GPU even if the GPU is lost.
-	set     *eventSet                  // the current one
-	unclear bool                       // sets have failed with a lost GPU, and no set has lasted since
-	gpus    []gpu                      // by NVML's index
-	devices map[unsafe.Pointer]*device // by handleOf
+	set     *eventSet                 // the current one
+	unclear bool                      // sets have failed with a lost GPU, and no set has lasted since
+	gpus    []gpu                     // by NVML's index
+	uuids   map[unsafe.Pointer]string // by handleOf
 }
 
 var (
@@ -193,7 +191,7 @@ func (r *eventRun) runSession(ctx context.Context) error {
 	}
 	s := &session{
 		eventRun: r, shared: share(shutdown), library: library, watchdog: watchdog,
-		changed: make(chan struct{}, 1), devices: map[unsafe.Pointer]*device{},
+		changed: make(chan struct{}, 1), uuids: map[unsafe.Pointer]string{},
 	}
 	defer s.release()
 	count, ret := library.DeviceGetCount()
@@ -368,23 +366,14 @@ var eventKinds = []struct {
 func (s *session) receive(data driverEvent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	d := s.devices[data.device]
-	if d == nil {
-		d = &device{} // of a set before; its UUID is not known
-	}
+	uuid := s.uuids[data.device] // "" if the set was replaced
 	for _, k := range eventKinds {
 		if data.kind&k.bit == 0 {
 			continue
 		}
-		e := health.Event{Kind: k.kind, GPU: d.uuid, GI: instanceID(data.gi), CI: instanceID(data.ci)}
-		switch k.kind {
-		case health.EventRecoveryAction:
-			s.readAction(d, e)
-			continue
-		case health.EventXID:
+		e := health.Event{Kind: k.kind, GPU: uuid, GI: instanceID(data.gi), CI: instanceID(data.ci)}
+		if k.kind == health.EventXID {
 			e.XID = health.XID{Code: health.XIDNumber(data.data), At: data.received, Witness: health.WitnessNVML}
-			d.overtake(e.XID.Code)
-		default:
 		}
 		s.to.Receive(e)
 	}

@@ -28,8 +28,8 @@ const (
 
 // testTiming is short. A test waits for conditions, so that it only bounds how long one takes.
 var testTiming = eventTiming{
-	wait: 20 * time.Millisecond, callLimit: 200 * time.Millisecond, actionLimit: 100 * time.Millisecond, retry: 50 * time.Millisecond,
-	minPause: 10 * time.Millisecond, maxPause: 100 * time.Millisecond,
+	wait: 20 * time.Millisecond, callLimit: 200 * time.Millisecond, retry: 50 * time.Millisecond, minPause: 10 * time.Millisecond,
+	maxPause: 100 * time.Millisecond,
 }
 
 // eventFixture is a running event source and what it has reported.
@@ -168,17 +168,14 @@ func (f *eventFixture) waitEvents(want ...string) []health.Event {
 	return got
 }
 
-// describe writes an event as "GPU kind code gi:ci", with the GPU's number, or with the action instead of the code.
+// describe writes an event as "GPU kind code gi:ci", with the GPU's number.
 func describe(events []health.Event) string {
 	lines := make([]string, 0, len(events))
 	for _, e := range events {
 		line := strings.TrimSuffix(strings.TrimLeft(strings.TrimPrefix(e.GPU, "GPU-"), "0"), "-0000-0000-0000-000000000000") + " " +
 			e.Kind.String()
-		switch {
-		case e.Kind == health.EventXID:
+		if e.Kind == health.EventXID {
 			line += fmt.Sprintf(" %d", e.XID.Code)
-		case e.HasAction:
-			line += fmt.Sprintf(" %d", e.Action)
 		}
 		if e.GI != -1 || e.CI != -1 {
 			line += fmt.Sprintf(" %d:%d", e.GI, e.CI)
@@ -199,7 +196,9 @@ func TestEventsKinds(t *testing.T) {
 	f.lib.Do("event 5 %d 0 -1 -1", bitDBE)
 	f.lib.Do("event 6 %d 0 -1 -1", bitUnavailable)
 	f.lib.Do("event 7 1 0 -1 -1") // single-bit errors are not registered
-	got := f.waitEvents("1 xid 79", "2 xid 43 3:0", "3 xid 999", "4 mig-configuration", "5 double-bit-error", "6 gpu-unavailable")
+	f.lib.Do("event 7 %d 0 -1 -1", bitAction)
+	got := f.waitEvents("1 xid 79", "2 xid 43 3:0", "3 xid 999", "4 mig-configuration", "5 double-bit-error", "6 gpu-unavailable",
+		"7 recovery-action")
 	for _, e := range got[:3] {
 		if e.XID.Witness != health.WitnessNVML || e.XID.At.Before(before) || e.XID.At.After(time.Now()) {
 			t.Errorf("XID %d from %v at %v", e.XID.Code, e.XID.Witness, e.XID.At)
@@ -660,73 +659,6 @@ func TestEventsReceiverBlocks(t *testing.T) {
 	f.lib.Do("await calls nvmlEventSetWait_v2 %d", waits+1600) // nearly as many as a pipe holds
 	f.mu.Unlock()
 	f.wait("end of the storm", func() bool { return len(f.events) == times })
-}
-
-func TestEventsRecoveryAction(t *testing.T) {
-	timing := testTiming
-	timing.actionLimit = time.Hour // the event of a slow read would have no action
-	f := startEvents(t, timing)
-	f.waitState("")
-	f.lib.Do("action 1 1")
-	f.lib.Do("event 1 %d 95 -1 -1", bitXID)
-	f.lib.Do("event 1 %d 0 -1 -1", bitAction)
-	f.waitEvents("1 xid 95", "1 recovery-action 1")
-	f.lib.Do("action 1 0")
-	f.lib.Do("event 1 %d 0 -1 -1", bitAction)
-	f.waitEvents("1 recovery-action 0")
-	f.lib.Do("fail nvmlDeviceGetFieldValues 1 %d 1", nvml.ERROR_UNKNOWN)
-	f.lib.Do("event 1 %d 0 -1 -1", bitAction)
-	f.waitEvents("1 recovery-action")
-}
-
-// TestEventsRecoveryActionDelaysNone checks that a read that hangs delays no other event.
-func TestEventsRecoveryActionDelaysNone(t *testing.T) {
-	timing := testTiming
-	timing.actionLimit = time.Hour
-	f := startEvents(t, timing, "hang nvmlDeviceGetFieldValues 1")
-	f.waitState("")
-	f.lib.Do("event 1 %d 0 -1 -1", bitAction)
-	f.lib.Do("await hanging 1")
-	f.lib.Do("event 1 %d 95 -1 -1", bitXID)
-	f.lib.Do("event 2 %d 0 -1 -1", bitAction)
-	f.waitEvents("1 xid 95", "2 recovery-action 0")
-}
-
-// TestEventsRecoveryActionHangs checks that the event of a read that hangs comes without its value.
-func TestEventsRecoveryActionHangs(t *testing.T) {
-	timing := testTiming
-	timing.actionLimit = time.Second // the last read, which does not hang, must end within it
-	f := startEvents(t, timing, "hang nvmlDeviceGetFieldValues 1")
-	f.waitState("")
-	f.lib.Do("event 1 %d 0 -1 -1", bitAction)
-	f.lib.Do("await hanging 1")
-	f.waitEvents("1 recovery-action")
-	f.lib.Do("event 1 %d 0 -1 -1", bitAction) // while the first read hangs
-	f.waitEvents("1 recovery-action")
-	if n := f.lib.Number("hanging"); n != 1 {
-		t.Errorf("%d reads of one GPU hang", n)
-	}
-	f.lib.Do("action 1 2")
-	f.lib.Do("release")
-	f.waitEvents("1 recovery-action 2") // read after the newest event
-}
-
-// TestEventsRecoveryActionOvertaken checks that an action that was read before an XID is not delivered after it: none would look
-// like a reset after the XID. The driver's report of the action itself, XID 154, does not count.
-func TestEventsRecoveryActionOvertaken(t *testing.T) {
-	timing := testTiming
-	timing.actionLimit = time.Hour
-	for code, want := range map[int]string{95: "1 recovery-action", 154: "1 recovery-action 0"} {
-		f := startEvents(t, timing, "hang nvmlDeviceGetFieldValues 1")
-		f.waitState("")
-		f.lib.Do("event 1 %d 0 -1 -1", bitAction)
-		f.lib.Do("await hanging 1")
-		f.lib.Do("event 1 %d %d -1 -1", bitXID, code)
-		f.waitEvents(fmt.Sprintf("1 xid %d", code))
-		f.lib.Do("release")
-		f.waitEvents(want)
-		f.stop()
-	}
 }
 
 func TestEventsWithoutLibrary(t *testing.T) {

@@ -34,6 +34,9 @@ func OpenMemoryLimits() (limits health.MemoryLimiter, release func(), err error)
 	return nil, nil, errNoCGO
 }
 
+// RecoveryAction fails: NVML needs Linux and cgo.
+func RecoveryAction(health.DeviceID) (health.RecoveryAction, error) { return 0, errNoCGO }
+
 // ComputeMode fails: NVML needs Linux and cgo.
 func ComputeMode(health.DeviceID) (health.ComputeMode, error) { return 0, errNoCGO }
 

@@ -103,12 +103,7 @@ func (s *session) registerIndex(index int, set *eventSet) (uuid string, err erro
 		return uuid, fmt.Errorf("it reports no XIDs (supported types of events: %#x)", supported)
 	}
 	s.mu.Lock()
-	d := s.devices[handleOf(handle)]
-	if d == nil {
-		d = &device{handle: handle}
-		s.devices[handleOf(handle)] = d
-	}
-	d.uuid = uuid
+	s.uuids[handleOf(handle)] = uuid
 	s.mu.Unlock()
 	if err := s.try(handle, types); err != nil {
 		return uuid, err

@@ -3,6 +3,8 @@ package sim
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -58,6 +60,20 @@ func (s *Source) eventsError() error {
 	return nil
 }
 
+// RecoveryAction returns the recovery action of a GPU as NVML does: in every state of the source, unless there is no driver.
+func (s *Source) RecoveryAction(id health.DeviceID) (health.RecoveryAction, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.state == sourceEmpty {
+		return 0, errNoDriver
+	}
+	gpu := slices.IndexFunc(s.gpus, func(g gpu) bool { return s.devices[g.device].ID == id })
+	if gpu < 0 {
+		return 0, fmt.Errorf("the simulation has no GPU %s", id)
+	}
+	return health.RecoveryAction(effectOf(keyRecoveryAction).value(&s.states[gpu].Event)), nil
+}
+
 // report reports an event of a GPU a number of times. Called with mu held.
 func (s *Source) report(gpu int, e health.Event, times int) {
 	if s.eventsError() != nil || s.eventState == eventsLossy {
@@ -75,8 +91,8 @@ func (s *Source) report(gpu int, e health.Event, times int) {
 // reportChanges reports what has changed in a GPU's state. Called with mu held.
 func (s *Source) reportChanges(gpu int, before, after *gpuState, partitioned bool) {
 	value := func(key string, c *gpuState) float64 { return effectOf(key).value(&c.Event) }
-	if action := value(keyRecoveryAction, after); action != value(keyRecoveryAction, before) {
-		s.report(gpu, health.Event{Kind: health.EventRecoveryAction, Action: health.RecoveryAction(action), HasAction: true}, 1)
+	if value(keyRecoveryAction, after) != value(keyRecoveryAction, before) {
+		s.report(gpu, health.Event{Kind: health.EventRecoveryAction}, 1)
 	}
 	if valueOf(after.Lost) && !valueOf(before.Lost) {
 		s.report(gpu, health.Event{Kind: health.EventUnavailable}, 1)

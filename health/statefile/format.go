@@ -42,10 +42,9 @@ type savedDevice struct {
 }
 
 type savedDetail struct {
-	Device  health.Device     `json:"device"`
-	Seen    []savedXID        `json:"seen,omitempty"` // DeviceState.XIDHistory
-	Awaited []savedAwaited    `json:"awaited,omitempty"`
-	Action  *savedEventAction `json:"eventAction,omitempty"`
+	Device  health.Device  `json:"device"`
+	Seen    []savedXID     `json:"seen,omitempty"` // DeviceState.XIDHistory
+	Awaited []savedAwaited `json:"awaited,omitempty"`
 }
 
 // savedAwaited are XIDs that the source still has to report.
@@ -53,11 +52,6 @@ type savedAwaited struct {
 	Code  int           `json:"code"`
 	Count int           `json:"count"`
 	Left  time.Duration `json:"leftNanoseconds"`
-}
-
-type savedEventAction struct {
-	Action health.RecoveryAction `json:"action"`
-	Left   time.Duration         `json:"leftNanoseconds"`
 }
 
 type savedDetachment struct {
@@ -121,9 +115,6 @@ func newSavedDevice(d *health.DeviceState) (sd savedDevice, err error) {
 	detail := savedDetail{Device: d.Device, Seen: savedXIDs(d.XIDHistory)}
 	for _, a := range d.Awaited {
 		detail.Awaited = append(detail.Awaited, savedAwaited{a.Code, a.Count, a.Left})
-	}
-	if a := d.EventAction; a.Left > 0 {
-		detail.Action = &savedEventAction{a.Action, a.Left}
 	}
 	sd.Detail, err = json.Marshal(detail)
 	return sd, err
@@ -201,9 +192,6 @@ func (sd savedDevice) state() (health.DeviceState, error) {
 		if a.Count > 0 && a.Left > 0 {
 			d.Awaited = append(d.Awaited, health.AwaitedXIDs{Code: a.Code, Witness: health.WitnessSource, Count: a.Count, Left: a.Left})
 		}
-	}
-	if a := more.Action; a != nil && a.Left > 0 {
-		d.EventAction = health.EventAction{Action: a.Action, Left: a.Left}
 	}
 	for _, x := range sd.Pending {
 		d.Verdict.PendingXIDs = append(d.Verdict.PendingXIDs, health.XID{Code: x.Code, At: x.At})

@@ -17,7 +17,6 @@ func fullSnapshot(t *testing.T) *health.Snapshot {
 	s := &health.Snapshot{At: healthtest.At(2), Source: health.Source{Kind: "dcgm", Inventory: "dcgm "}, Devices: faultyDevices(t)}
 	s.Devices[0].XIDHistory = []health.XID{{Code: 48, At: healthtest.At(1)}, {Code: 999, At: healthtest.At(1)}}
 	s.Devices[0].Awaited = []health.AwaitedXIDs{{Code: 31, Count: 1000, Left: 15 * time.Second}, {Code: 31, Count: 1, Left: time.Minute}}
-	s.Devices[0].EventAction = health.EventAction{Action: health.RecoveryReset, Left: time.Second}
 	s.Devices[0].Device.NUMA = []int{1}
 	s.Source.Detachment = health.Detachment{Since: healthtest.At(1), Until: healthtest.At(601), For: 10 * time.Minute}
 	return s
@@ -49,9 +48,8 @@ func TestSavedRoundTrip(t *testing.T) {
 					{Cause: "temperature", State: health.Degraded, Reason: "hot", Action: health.ActionCheckCooling, Since: at(10), Last: at(11)},
 				},
 			},
-			XIDHistory:  []health.XID{{Code: 31, At: at(12)}},
-			Awaited:     []health.AwaitedXIDs{{Code: 43, Count: 1, Left: 1}, {Code: 44, Count: 2, Left: time.Minute}},
-			EventAction: health.EventAction{Action: health.RecoveryReset, Left: 1},
+			XIDHistory: []health.XID{{Code: 31, At: at(12)}},
+			Awaited:    []health.AwaitedXIDs{{Code: 43, Count: 1, Left: 1}, {Code: 44, Count: 2, Left: time.Minute}},
 		}},
 		Sections: map[string]json.RawMessage{"idle": json.RawMessage(`{"a":1}`)},
 		others:   map[string]json.RawMessage{"sim": json.RawMessage(`{"b":2}`)},
@@ -79,9 +77,8 @@ func TestSavedRoundTrip(t *testing.T) {
 	// What was awaited and has expired is not read.
 	expired := full
 	expired.Devices = []health.DeviceState{full.Devices[0]}
-	expired.Devices[0].Awaited, expired.Devices[0].EventAction = []health.AwaitedXIDs{{Code: 1, Count: 0, Left: 1}, {Code: 2, Count: 1}},
-		health.EventAction{Action: health.RecoveryReset}
-	if d := roundTrip(t, expired).Devices[0]; len(d.Awaited) > 0 || d.EventAction != (health.EventAction{}) {
+	expired.Devices[0].Awaited = []health.AwaitedXIDs{{Code: 1, Count: 0, Left: 1}, {Code: 2, Count: 1}}
+	if d := roundTrip(t, expired).Devices[0]; len(d.Awaited) > 0 {
 		t.Errorf("%+v", d)
 	}
 }

@@ -144,7 +144,7 @@ func TestRestartKeepsAwaitedXIDs(t *testing.T) {
 		}
 		r := roundTrip(t, saved).Restore(boot, health.SourceID{Kind: "dcgm"}, healthtest.At(100))
 		for _, d := range r.Devices {
-			if boot != "boot" || len(d.Awaited) != 2 || d.EventAction != (health.EventAction{}) {
+			if boot != "boot" || len(d.Awaited) != 2 {
 				t.Errorf("%s: restored %+v", boot, d)
 			}
 		}
@@ -157,15 +157,5 @@ func TestRestartKeepsAwaitedXIDs(t *testing.T) {
 		if got := devices[0].Verdict.State; got != health.Healthy || len(devices[0].XIDCounts) != counts {
 			t.Errorf("%s: %v, XIDs %v", boot, got, devices[0].XIDCounts)
 		}
-	}
-}
-
-// The recovery action of an event still replaces an older one of the source after the restart.
-func TestRestartKeepsEventAction(t *testing.T) {
-	devices := judgeEvent(judge(nil, 0, nil, healthtest.GPU0), 1, 95)
-	devices[0].EventAction = health.EventAction{Action: health.RecoveryReset, Left: 5 * time.Second}
-	devices = judge(restart(t, devices, "boot").Devices, 101, nil, healthtest.GPU0)
-	if got := devices[0].Verdict.Causes(); !slices.Contains(got, "xid-95") || !slices.Contains(got, health.CauseRecoveryAction) {
-		t.Errorf("causes %v", got)
 	}
 }

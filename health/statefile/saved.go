@@ -42,7 +42,7 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 		v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), func(f health.Finding) bool {
 			return f.From != "" || f.OfMPS() || f.Cause == health.CauseReleased // saved as Detachment
 		})
-		device := health.DeviceState{Device: d.Device, Verdict: v, XIDHistory: d.XIDHistory, EventAction: d.EventAction}
+		device := health.DeviceState{Device: d.Device, Verdict: v, XIDHistory: d.XIDHistory}
 		for _, a := range d.Awaited {
 			if a.Witness == health.WitnessSource { // an event source does not report XIDs from before its start
 				device.Awaited = append(device.Awaited, a)
@@ -126,7 +126,7 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 		d := &devices[i]
 		if !sameBoot {
 			d.Verdict = d.Verdict.Without(now, func(f health.Finding) bool { return !outlivesBoot(f.Cause) })
-			d.Verdict.Trips, d.Verdict.PendingXIDs, d.Awaited, d.EventAction = nil, nil, nil, health.EventAction{}
+			d.Verdict.Trips, d.Verdict.PendingXIDs, d.Awaited = nil, nil, nil
 		}
 		if d.Verdict = d.Verdict.Restored(now); !r.History {
 			d.XIDHistory = nil

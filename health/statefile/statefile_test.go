@@ -1022,7 +1022,6 @@ func TestSaveAwaitedXIDs(t *testing.T) {
 			next.Seq, next.Devices = uint64(i), slices.Clone(s.Devices)
 			if i > 0 {
 				next.Devices[0].Awaited = []health.AwaitedXIDs{{Code: 31, Count: 1, Left: time.Minute - time.Duration(i)*time.Second}}
-				next.Devices[0].EventAction.Left = time.Minute - time.Duration(i)*time.Second
 			}
 			before := h.Status().Written
 			h.store(&next)

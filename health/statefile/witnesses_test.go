@@ -25,11 +25,13 @@ type witnessedNode struct {
 	nvml      []nodeXID // not delivered yet
 	stalled   bool
 
-	resetAt map[health.DeviceID]bool // reset, and no XID since
-	truth   map[xidKey]int
-	seen    map[health.Witness]map[xidKey]int // reported to the agent
-	counted map[xidKey]int                    // by earlier processes
-	lossy   bool
+	action   map[health.DeviceID]float64 // the driver's recovery action
+	wasReset map[health.DeviceID]bool    // reset, and no XID since
+	cured    map[health.DeviceID]bool    // the GPU was cured by that reset
+	truth    map[xidKey]int
+	seen     map[health.Witness]map[xidKey]int // reported to the agent
+	counted  map[xidKey]int                    // by earlier processes
+	lossy    bool
 }
 
 type nodeXID struct {
@@ -45,7 +47,8 @@ type xidKey struct {
 
 func newWitnessedNode(t *testing.T) *witnessedNode {
 	n := &witnessedNode{
-		t: t, now: healthtest.Epoch, history: true, resetAt: map[health.DeviceID]bool{}, truth: map[xidKey]int{}, counted: map[xidKey]int{},
+		t: t, now: healthtest.Epoch, history: true, action: map[health.DeviceID]float64{}, wasReset: map[health.DeviceID]bool{},
+		cured: map[health.DeviceID]bool{}, truth: map[xidKey]int{}, counted: map[xidKey]int{},
 		seen: map[health.Witness]map[xidKey]int{health.WitnessSource: {}, health.WitnessNVML: {}},
 	}
 	n.poll()
@@ -62,7 +65,7 @@ func (n *witnessedNode) emit(device, code int, lostByDCGM, lostByNVML bool) {
 	n.now = n.now.Add(time.Millisecond)
 	x := nodeXID{fuzzDevices()[device].ID, code, n.now}
 	n.truth[xidKey{x.device, x.code}]++
-	n.resetAt[x.device] = false
+	n.wasReset[x.device], n.cured[x.device] = false, false
 	if !lostByDCGM {
 		n.dcgmQueue = append(n.dcgmQueue, x)
 	}
@@ -76,9 +79,11 @@ func (n *witnessedNode) judge(r *health.Reading, rc health.ReadingContext) {
 	rc.XIDHistory, rc.Witnesses = n.history, []health.Witness{health.WitnessNVML}
 	n.devices = health.Judge(health.DefaultConfig(), n.devices, r, rc, n.now)
 	for _, d := range n.devices {
-		if n.resetAt[d.Device.ID] && !n.lossy && d.Verdict.Has("xid-95") {
+		broken := d.Verdict.Has("xid-95")
+		if n.cured[d.Device.ID] && !n.lossy && broken {
 			n.t.Fatalf("%s: a late report of an XID from before the reset broke the GPU again", d.Device.ID)
 		}
+		n.cured[d.Device.ID] = n.wasReset[d.Device.ID] && !broken
 		waiting := 0
 		for _, a := range d.Awaited {
 			if waiting += a.Count; a.Count <= 0 {
@@ -91,15 +96,15 @@ func (n *witnessedNode) judge(r *health.Reading, rc health.ReadingContext) {
 	}
 }
 
-// events delivers what the event source has, and a recovery action.
-func (n *witnessedNode) events(action map[health.DeviceID]float64) {
+// events delivers what the event source has, and the recovery actions that the driver asks for while the source is stalled.
+func (n *witnessedNode) events() {
 	if len(n.devices) < len(fuzzDevices()) {
 		return // the monitor keeps events while it has no inventory
 	}
 	r := &health.Reading{}
 	for _, d := range fuzzDevices() {
 		s := health.Sample{Device: d.ID, At: n.now}
-		if a, ok := action[d.ID]; ok {
+		if a := n.action[d.ID]; a != 0 && n.stalled {
 			s.Values = map[health.Field]float64{health.FieldRecoveryAction: a}
 		}
 		for _, x := range n.nvml {
@@ -120,7 +125,7 @@ func (n *witnessedNode) poll() {
 	for _, d := range r.Devices {
 		s := healthtest.Present()
 		s.Device, s.At = d.ID, n.now
-		delete(s.Values, health.FieldRecoveryAction) // events have it
+		s.Values[health.FieldRecoveryAction] = n.action[d.ID]
 		for i, x := range n.rows {
 			row := health.XID{Code: x.code, At: x.at}
 			switch {
@@ -149,22 +154,26 @@ func (n *witnessedNode) second() {
 	}
 	// The event source is at most some seconds late.
 	if len(n.nvml) > 0 && n.now.Sub(n.nvml[0].at) >= 3*time.Second {
-		n.events(nil)
+		n.events()
 	}
 	if !n.stalled {
 		n.poll()
 	}
 }
 
-// reset resets a device.
+// reset resets a device, for which the driver asks some seconds before.
 func (n *witnessedNode) reset(device int) {
 	id := fuzzDevices()[device].ID
 	if len(n.devices) < len(fuzzDevices()) {
 		return
 	}
-	n.events(map[health.DeviceID]float64{id: float64(health.RecoveryReset)})
-	n.resetAt[id] = true
-	n.events(map[health.DeviceID]float64{id: float64(health.RecoveryNone)})
+	n.action[id] = float64(health.RecoveryReset)
+	n.events()
+	for range 8 {
+		n.second()
+	}
+	n.action[id] = float64(health.RecoveryNone)
+	n.wasReset[id] = true
 }
 
 // restart starts a new process from the state file. What the event source has not delivered is lost.
@@ -203,14 +212,14 @@ func (n *witnessedNode) play(steps []byte) {
 		case 2:
 			n.emit(device, code, arg&4 != 0, arg&8 != 0)
 		case 3:
-			n.events(nil)
+			n.events()
 		case 4:
 			for range 1 + arg%20 {
 				n.second()
 			}
 		case 5:
 			if n.stalled = !n.stalled; !n.stalled {
-				n.events(nil)
+				n.events()
 				n.now = n.now.Add(time.Duration(arg) * time.Minute) // while it is stalled
 			}
 		case 6:
@@ -239,6 +248,11 @@ func FuzzWitnesses(f *testing.F) {
 		}
 		n := newWitnessedNode(t)
 		n.play(steps)
+		for _, d := range n.devices {
+			if n.wasReset[d.Device.ID] && !n.lossy && d.Verdict.Has("xid-95") {
+				t.Errorf("%s is not cured by its reset", d.Device.ID)
+			}
+		}
 		counts := n.counts()
 		keys := slices.Collect(maps.Keys(n.truth))
 		for k := range counts {

@@ -30,7 +30,8 @@ func (p *process) awaitPolls(n float64) {
 	p.await("polls", func() bool { return p.value("gpu_node_agent_source_poll_duration_seconds_count") >= begin+n })
 }
 
-// XIDs of events reach the kubelet while the source is stalled, and the record that follows does not count them again.
+// XIDs of events and the driver's recovery action reach the kubelet while the source is stalled, and the record that follows does not count
+// the XIDs again. The source, when it is back, shows the reset of a GPU.
 func TestEventsWhileSourceStalled(t *testing.T) {
 	t.Parallel()
 	p, k := startRegistered(t, eventsConfig)
@@ -42,20 +43,20 @@ func TestEventsWhileSourceStalled(t *testing.T) {
 	p.sim("{gpu: 3, xid: 79}")
 	p.awaitAllocatable(k, 7)
 	p.sim("{gpu: 4, xid: 31, times: 1000}")
-	p.sim("{gpu: 5, xid: 95, recoveryAction: reset}")
+	p.sim("{gpu: 5, xid: 149, recoveryAction: reset}")
 	p.awaitAllocatable(k, 6)
 	p.sim("{gpu: 5, recoveryAction: none}")
-	p.awaitAllocatable(k, 7)
 	if s := p.snapshot().Source; s.Status != "stalled" {
 		t.Errorf("source %s", s.Status)
 	}
 	p.sim("{source: up}")
 	p.awaitPage("/readyz", http.StatusOK)
+	p.awaitAllocatable(k, 7)
 	p.awaitPolls(5)
 	for _, x := range []struct {
 		gpu, code string
 		want      float64
-	}{{"3", "79", 1}, {"4", "31", 1000}, {"5", "95", 1}} {
+	}{{"3", "79", 1}, {"4", "31", 1000}, {"5", "149", 1}} {
 		if n := xids(x.gpu, x.code); n != x.want {
 			t.Errorf("XID %s of GPU %s: %v, want %v", x.code, x.gpu, n, x.want)
 		}

@@ -75,10 +75,10 @@ func TestCheckKernelLog(t *testing.T) {
 		want want
 	}{
 		"off":                   {false, "/nonexistent", want{CheckInfo, "source.kernelLog", ""}},
-		"file":                  {true, agenttest.WriteFile(t, dir, "kmsg", ""), want{CheckOK, dir, ""}},
+		"file":                  {true, agenttest.WriteFile(t, dir, "kmsg", ""), want{CheckWarn, "regular file", "source.kernelLogPath"}},
 		"pipe without a writer": {true, pipe, want{CheckOK, pipe, ""}},
 		"missing":               {true, filepath.Join(dir, "missing"), want{CheckWarn, "missing", "/dev/kmsg"}},
-		"directory":             {true, dir, want{CheckWarn, "regular file", "source.kernelLogPath"}},
+		"directory":             {true, dir, want{CheckWarn, dir, "source.kernelLogPath"}},
 		"below a file":          {true, "/proc/self/mem/x", want{CheckWarn, "/proc/self/mem/x", "source.kernelLogPath"}},
 	} {
 		t.Run(name, func(t *testing.T) {

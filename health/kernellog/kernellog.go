@@ -9,9 +9,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
-	"os"
 	"syscall"
 	"time"
 
@@ -34,11 +32,8 @@ const maxRecord = 16 << 10
 // maxFailures is how many reads in a row may find that the kernel has overwritten the next record.
 const maxFailures = 100
 
-// maxForeign is how many records in another form a file may have before its first record in the form of /dev/kmsg.
-const maxForeign = 10
-
-// Events returns an event source of the XIDs in the kernel log, such as /dev/kmsg. A FIFO or a regular file with records in the
-// form of /dev/kmsg serves too.
+// Events returns an event source of the XIDs in the kernel log, /dev/kmsg. For tests and the simulation it may be a FIFO with records in
+// the same form.
 //
 // It reports the records from its start on, because a reset may have followed an earlier XID. After an error it continues behind the last
 // record that it read.
@@ -54,9 +49,10 @@ type reader struct {
 	to   health.EventReceiver
 	log  *zap.Logger
 
-	position
+	device        bool        // the log is /dev/kmsg, whose records are numbered, and not a FIFO
+	last          uint64      // device: the sequence number of the newest record
+	hasLast       bool        // a record of the device was read
 	skipped, lost occurrences // records in an unknown form, and records that the kernel overwrote before they were read
-	parsed        bool        // a record had the form of /dev/kmsg
 }
 
 // occurrences counts what is logged at most once a minute.
@@ -71,24 +67,14 @@ func (o *occurrences) add(n uint64, log func(total uint64)) {
 	o.logged.Do(func() { log(o.total) })
 }
 
-// position is how far the log has been read.
-type position struct {
-	file   os.FileInfo // the newest file; nil if the path has had none
-	offset int64       // of a regular file
-	absent bool        // there was no file, so all records of the next are new
-
-	last    uint64 // /dev/kmsg: the sequence number of the newest record
-	hasLast bool
-}
-
 // run reads the log until ctx ends.
 func (r *reader) run(ctx context.Context) {
 	retry := backoff.Backoff{Min: minPause, Max: maxPause}
 	for ctx.Err() == nil {
 		begun := time.Now()
 		err := r.follow(ctx)
-		if errors.Is(err, errReplaced) || ctx.Err() != nil {
-			continue
+		if ctx.Err() != nil {
+			return
 		}
 		r.to.SetEvents(err)
 		if time.Since(begun) > maxPause {
@@ -107,7 +93,7 @@ func (r *reader) follow(ctx context.Context) error {
 	defer f.Close() //nolint:errcheck // it was only read
 	defer context.AfterFunc(ctx, func() { _ = f.Close() })()
 	r.to.SetEvents(nil)
-	return r.readRecords(&tail{ctx: ctx, f: f, path: r.path, position: &r.position})
+	return r.readRecords(f)
 }
 
 // readRecords reads records until an error occurs. A read of /dev/kmsg returns one record.
@@ -139,9 +125,6 @@ func (r *reader) readRecords(from io.Reader) error {
 	}
 }
 
-// form describes a record.
-const form = "as from /dev/kmsg (PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;MESSAGE)"
-
 // take reports the XID of a record.
 func (r *reader) take(line []byte) {
 	if line[0] == ' ' {
@@ -149,17 +132,10 @@ func (r *reader) take(line []byte) {
 	}
 	rec, ok := parseRecord(line)
 	if !ok {
-		r.skip("expected a record "+form, line)
-		if !r.parsed && r.skipped.total >= maxForeign {
-			r.to.SetEvents(fmt.Errorf("source.kernelLogPath: expected records %s in %s, got none", form, r.path))
-		}
+		r.skip("expected a record as from /dev/kmsg (PRIORITY,SEQUENCE,MICROSECONDS,FLAGS;MESSAGE)", line)
 		return
 	}
-	if !r.parsed {
-		r.parsed = true
-		r.to.SetEvents(nil)
-	}
-	if r.file != nil && isDevice(r.file) {
+	if r.device {
 		if r.hasLast && rec.sequence <= r.last {
 			return // read before the log was opened again
 		}
@@ -188,14 +164,4 @@ func (r *reader) skip(why string, line []byte) {
 		r.log.Warn("skipped a record", zap.String("reason", why), zap.ByteString("record", line[:min(len(line), maxText)]),
 			zap.Uint64("skipped", total))
 	})
-}
-
-// wait waits until ctx ends or the time is over.
-func wait(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	}
 }

@@ -4,13 +4,19 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 )
 
 // A line of the kernel log makes a GPU unhealthy and completes the XID that the source reports; a line of a process does not.
 func TestKernelLog(t *testing.T) {
 	t.Parallel()
-	p, k := startRegistered(t, "source: {mode: sim, kernelLog: true, kernelLogPath: DIR/kmsg, sim: {control: DIR/sim.sock}}")
+	p := newProcess(t, "source: {mode: sim, kernelLog: true, kernelLogPath: DIR/kmsg, sim: {control: DIR/sim.sock}}")
+	if err := syscall.Mkfifo(p.Dir+"/kmsg", 0o600); err != nil {
+		t.Fatal(err)
+	}
+	k := p.launchRegistered()
+	p.awaitMetrics(`gpu_node_agent_event_source_up{witness="kernel-log"} 1`)
 	gpu := p.snapshot().GPUs[6]
 	var log strings.Builder
 	for i, line := range []string{

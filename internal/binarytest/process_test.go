@@ -122,13 +122,19 @@ func start(t testing.TB, config string, env ...string) *process {
 func startRegistered(t testing.TB, config string, env ...string) (*process, *kubelettest.Kubelet) {
 	t.Helper()
 	p := newProcess(t, config)
+	return p, p.launchRegistered(env...)
+}
+
+// launchRegistered is startRegistered for a process that is prepared.
+func (p *process) launchRegistered(env ...string) *kubelettest.Kubelet {
+	p.t.Helper()
 	k := p.startKubelet()
 	if err := k.Age(time.Hour); err != nil { // otherwise the agent waits until it has read its pods
-		t.Fatal(err)
+		p.t.Fatal(err)
 	}
 	p.launch(env...)
 	p.awaitAllocatable(k, 8)
-	return p, k
+	return k
 }
 
 // newProcess prepares an agent for launch. When the test ends, a running agent must exit with 0 at SIGTERM.

@@ -7,13 +7,17 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 // Run serves the control socket until ctx ends, then removes it and returns nil. If the configuration has no socket,
-// it only waits.
+// it only plays the scenario, as it does beside the socket.
 func (s *Source) Run(ctx context.Context) error {
+	var playing sync.WaitGroup
+	playing.Go(func() { s.play(ctx) })
+	defer playing.Wait()
 	if s.cfg.Control == "" {
 		<-ctx.Done()
 		return nil

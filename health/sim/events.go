@@ -29,12 +29,7 @@ func (s *Source) Events(ctx context.Context, to health.EventReceiver) {
 	defer s.mu.Unlock()
 	receiver := &to
 	s.receivers[receiver] = struct{}{}
-	s.users++
-	s.resetTimer()
-	defer func() {
-		delete(s.receivers, receiver)
-		s.removeUser()
-	}()
+	defer delete(s.receivers, receiver)
 	for {
 		err, changed := s.eventsError(), s.changed
 		s.mu.Unlock()

@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,11 +38,18 @@ func inject(t testing.TB, s *Source, events ...string) {
 	}
 }
 
+// newSource returns a new source. Without a control socket it runs until the test ends.
 func newSource(t testing.TB, cfg Config) *Source {
 	t.Helper()
 	s, err := New(cfg, zaptest.NewLogger(t, zaptest.Level(zapcore.WarnLevel)))
 	if err != nil {
 		t.Fatalf("New: %v", err)
+	}
+	if cfg.Control == "" {
+		ctx, cancel := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		running.Go(func() { _ = s.Run(ctx) })
+		t.Cleanup(func() { cancel(); running.Wait() })
 	}
 	return s
 }

@@ -180,9 +180,6 @@ func (s *Source) validateMIG(e *Event) (errs []error) {
 func (s *Source) ListProcesses(ctx context.Context, devices []health.Device) (*health.ProcessReading, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.users++ // so that the scenario goes on
-	s.resetTimer()
-	defer s.removeUser()
 	for s.advance(time.Now()); s.state == sourceStalled; s.advance(time.Now()) {
 		if err := s.awaitChange(ctx, nil); err != nil {
 			return nil, err

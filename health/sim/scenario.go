@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"context"
 	"time"
 
 	"go.uber.org/zap"
@@ -43,30 +44,14 @@ func (s *Source) advance(now time.Time) {
 	}
 	if changed {
 		s.wakeAll()
-		s.resetTimer()
 	}
 }
 
-// resetTimer sets the timer to the next event, if there are users for it to wake. Called with mu held.
-func (s *Source) resetTimer() {
-	if s.timer != nil {
-		s.timer.Stop()
+// play applies the scenario's events on time until ctx ends, so that Wake and the driver's events are on time too.
+func (s *Source) play(ctx context.Context) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.awaitChange(ctx, nil) == nil {
+		s.advance(time.Now())
 	}
-	at, ok := s.nextEvent()
-	if !ok || s.users == 0 {
-		return
-	}
-	wait := time.Until(s.start.Add(at))
-	if s.timer != nil {
-		s.timer.Reset(wait)
-		return
-	}
-	s.timer = time.AfterFunc(wait, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.users > 0 {
-			s.advance(time.Now())
-			s.resetTimer()
-		}
-	})
 }

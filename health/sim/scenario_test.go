@@ -16,16 +16,14 @@ func TestClockStartsWithTheFirstOpen(t *testing.T) {
 		first := open(t, src)
 		sleep(30 * time.Second)
 		_ = first.Close()
-		if src.timer.Stop() {
-			t.Error("the timer runs without a session")
-		}
 		sleep(29 * time.Second)
 		second := open(t, src)
 		expectPresence(t, second, 0, health.Present)
 		sleep(time.Second)
-		if s := gpuSample(t, poll(t, second), 0); s.Presence != health.Lost || !woken(second) {
-			t.Errorf("after 60 s GPU 0 is %v; want lost, and a wake", s.Presence)
+		if !woken(second) {
+			t.Error("no wake after 60 s")
 		}
+		expectPresence(t, second, 0, health.Lost)
 	})
 }
 

@@ -68,7 +68,6 @@ func (ses *session) Close() error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		delete(s.sessions, ses)
-		s.removeUser()
 	})
 	return nil
 }

@@ -43,11 +43,9 @@ type Source struct {
 	state      string          // the source's state from both layers
 	eventState string          // of the driver's events, likewise
 	outages    uint64          // how often it went down; sessions from before the latest outage are dead
-	changed    chan struct{}   // closed when state or eventState changes
+	changed    chan struct{}   // closed when start, state or eventState changes
 	sessions   map[*session]struct{}
 	receivers  map[*health.EventReceiver]struct{}
-	users      int         // sessions, calls of Events and waiting calls of Open; without any the timer is stopped
-	timer      *time.Timer // for the next event; nil before the first use
 }
 
 // layer holds the effects of events from one origin. An empty text means that none has changed that state.
@@ -56,8 +54,7 @@ type layer struct {
 	gpus           []gpuState // by index
 }
 
-// New returns a source; its error is that of cfg.Validate. Nothing runs and no time passes before Open. A new
-// configuration needs a new Source.
+// New returns a source; its error is that of cfg.Validate. No time passes before Open. A new configuration needs a new Source.
 func New(cfg Config, log *zap.Logger) (*Source, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -119,11 +116,9 @@ func (s *Source) Open(ctx context.Context) (health.Session, error) {
 	if s.start.IsZero() {
 		s.start = time.Now()
 		s.addPastXIDs()
+		s.signal()
 	}
-	s.users++
-	s.resetTimer()
 	if err := s.awaitUp(ctx, nil); err != nil {
-		s.removeUser()
 		return nil, err
 	}
 	if len(s.sessions) == 0 { // as an engine that starts
@@ -164,14 +159,19 @@ func (s *Source) awaitUp(ctx context.Context, ses *session) error {
 	}
 }
 
-// awaitChange waits until the source's state changes or closed is closed; it fails when ctx ends. It is called with mu held,
-// and releases mu while it waits.
+// awaitChange waits until the source's state changes, the scenario's next event is due, or closed is closed; it fails when ctx
+// ends. It is called with mu held, and releases mu while it waits.
 func (s *Source) awaitChange(ctx context.Context, closed <-chan struct{}) error {
+	var due <-chan time.Time
+	if at, ok := s.nextEvent(); ok {
+		due = time.After(time.Until(s.start.Add(at)))
+	}
 	changed := s.changed
 	s.mu.Unlock()
 	defer s.mu.Lock()
 	select {
 	case <-changed:
+	case <-due:
 	case <-closed:
 	case <-ctx.Done():
 		return fmt.Errorf("simulated source is stalled: %w", context.Cause(ctx))
@@ -199,12 +199,6 @@ func (s *Source) blind() bool {
 		}
 	}
 	return blind
-}
-
-// removeUser ends what Open began. Called with mu held.
-func (s *Source) removeUser() {
-	s.users--
-	s.resetTimer()
 }
 
 // inject applies an event from the control socket now. It fails if the event is invalid for the profile.
@@ -259,6 +253,11 @@ func (s *Source) updateState() {
 		s.outages++
 	}
 	s.state, s.eventState = state, eventState
+	s.signal()
+}
+
+// signal ends the calls that wait for a change. Called with mu held.
+func (s *Source) signal() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }

@@ -19,6 +19,7 @@ type Event struct {
 	At              time.Duration `yaml:"at,omitempty" json:"-"` // since the start of the scenario; invalid on the control socket
 	GPU             *int          `yaml:"gpu,omitempty" json:"gpu,omitempty"`
 	XID             *int          `yaml:"xid,omitempty" json:"xid,omitempty"`
+	Times           *int          `yaml:"times,omitempty" json:"times,omitempty"`
 	Lost            *bool         `yaml:"lost,omitempty" json:"lost,omitempty"`
 	Unbound         *bool         `yaml:"unbound,omitempty" json:"unbound,omitempty"`
 	Stale           *bool         `yaml:"stale,omitempty" json:"stale,omitempty"`
@@ -33,7 +34,6 @@ type Event struct {
 	Severity        *string       `yaml:"severity,omitempty" json:"severity,omitempty"`
 	MIG             *string       `yaml:"mig,omitempty" json:"mig,omitempty"`
 	Processes       *[]Process    `yaml:"processes,omitempty" json:"processes,omitempty"`
-	Times           *int          `yaml:"times,omitempty" json:"times,omitempty"`
 	Source          *string       `yaml:"source,omitempty" json:"source,omitempty"`
 	Events          *string       `yaml:"events,omitempty" json:"events,omitempty"`
 }
@@ -93,17 +93,19 @@ func (e *Event) validate() (errs []error) {
 		empty, ofGPU = false, ofGPU || !f.ofSource
 		if f.with != "" && !effectOf(f.with).isSet(e) {
 			errs = append(errs, keyErrorf(f.key, "needs %s; set both", f.with))
-		} else if err := f.check(e, f.key); err != nil {
-			errs = append(errs, err)
+		} else if f.check != nil {
+			if err := f.check(f.key, f.value(e)); err != nil {
+				errs = append(errs, err)
+			}
 		}
 	}
 	switch {
 	case empty:
-		errs = append(errs, keyErrorf("", "no effect; use at least one of %s", effectKeys()))
+		errs = append(errs, keyErrorf("", "no effect; use at least one of %s", effectKeys))
 	case ofGPU && e.GPU == nil:
 		errs = append(errs, keyErrorf("gpu", "is missing; use the index of a GPU"))
 	case !ofGPU && e.GPU != nil:
-		errs = append(errs, keyErrorf("gpu", "no effect on GPU %d; remove it, or use at least one of %s", *e.GPU, effectKeys()))
+		errs = append(errs, keyErrorf("gpu", "no effect on GPU %d; remove it, or use at least one of %s", *e.GPU, effectKeys))
 	}
 	return errs
 }
@@ -141,14 +143,16 @@ func supporting(f *effect) (names []string) {
 // merge overwrites the fields of e that are set in from.
 func (e *Event) merge(from *Event) {
 	for i := range effects {
-		effects[i].merge(e, from)
+		if f := &effects[i]; f.isSet(from) {
+			f.field(e).Set(f.field(from))
+		}
 	}
 }
 
 func (e *Event) logFields() (fields []zap.Field) {
 	for i := range effects {
 		if f := &effects[i]; f.isSet(e) {
-			fields = append(fields, f.logField(f.key, e))
+			fields = append(fields, zap.Any(f.key, f.value(e)))
 		}
 	}
 	return fields

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -14,26 +16,13 @@ import (
 // ParseEvent parses one event written as YAML or JSON, such as {gpu: 3, xid: 79}, and validates what does not depend on
 // the profile. `at` is an error: an event that is sent to the agent happens at once.
 func ParseEvent(s string) (Event, error) {
+	var e Event
 	node, err := parseMapping(s)
+	if err == nil {
+		err = decodeMapping("", node, eventKeys, reflect.ValueOf(&e).Elem())
+	}
 	if err != nil {
 		return Event{}, err
-	}
-	var (
-		e    Event
-		keys = map[string]bool{}
-	)
-	for i := 0; i+1 < len(node.Content); i += 2 {
-		key, value := node.Content[i], node.Content[i+1]
-		if key.Kind != yaml.ScalarNode {
-			return Event{}, errors.New("a key is not a string; write an event such as {gpu: 3, xid: 79}")
-		}
-		if keys[key.Value] {
-			return Event{}, keyErrorf(key.Value, "duplicate key")
-		}
-		keys[key.Value] = true
-		if err := e.decode(key.Value, value); err != nil {
-			return Event{}, err
-		}
 	}
 	return e, errors.Join(e.validate()...)
 }
@@ -61,22 +50,97 @@ func parseMapping(s string) (*yaml.Node, error) {
 	return doc.Content[0], nil
 }
 
-// gpuIndex is Event.GPU, which is not an effect.
-//
-//nolint:gochecknoglobals // a constant
-var gpuIndex = integer(func(e *Event) **int { return &e.GPU }, 0, 0)
+// keysOf returns the keys of a struct's fields.
+func keysOf[T any]() (keys []string) {
+	for field := range reflect.TypeFor[T]().Fields() {
+		key, _, _ := strings.Cut(field.Tag.Get("yaml"), ",")
+		keys = append(keys, key)
+	}
+	return keys
+}
 
-func (e *Event) decode(key string, value *yaml.Node) error {
-	switch f := effectOf(key); {
-	case f != nil:
-		return f.decode(e, key, value)
-	case key == "gpu":
-		return gpuIndex.decode(e, key, value)
-	case key == "at":
-		return errAt
+//nolint:gochecknoglobals // constants
+var (
+	eventKeys, processKeys = keysOf[Event](), keysOf[Process]()
+	effectKeys             = strings.Join(eventKeys[2:], ", ") // without at and gpu
+)
+
+// decodeMapping sets the fields of a struct, which have these keys. The key of the struct itself is empty for an event.
+func decodeMapping(key string, node *yaml.Node, keys []string, to reflect.Value) error {
+	seen := make(map[string]bool)
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		name := node.Content[i].Value
+		field := slices.Index(keys, name)
+		if field < 0 || node.Content[i].Kind != yaml.ScalarNode {
+			return unknownKey(key, name)
+		}
+		at := strings.TrimPrefix(key+"."+name, ".")
+		if seen[name] {
+			return keyErrorf(at, "duplicate key")
+		}
+		seen[name] = true
+		if err := decode(at, node.Content[i+1], to.Field(field)); err != nil {
+			return err
+		}
 	}
-	if name, n, found := strings.Cut(key, ":"); found {
-		return keyErrorf(quote(key), "no space after the colon; write %s: %s", name, n)
+	return nil
+}
+
+func unknownKey(key, name string) error {
+	if key != "" {
+		return keyErrorf(key, "%s is not known; use pid with memory, sm, kind, mig", quote(name))
 	}
-	return keyErrorf(quote(key), "is not known; use gpu with %s", effectKeys())
+	if name, n, found := strings.Cut(name, ":"); found {
+		return keyErrorf(quote(name+":"+n), "no space after the colon; write %s: %s", name, n)
+	}
+	return keyErrorf(quote(name), "is not known; use gpu with %s", effectKeys)
+}
+
+// decode sets a field. It checks the tags of scalars because YAML's decoder would convert values that they exclude: 3.7 to the number 3,
+// "on" to true. Quotes have no meaning, as in the configuration.
+func decode(key string, node *yaml.Node, to reflect.Value) error {
+	scalar := func(expected string, tags ...string) error {
+		plain := &yaml.Node{Kind: node.Kind, Value: node.Value}
+		if slices.Contains(tags, plain.ShortTag()) && plain.Decode(to.Addr().Interface()) == nil {
+			return nil
+		}
+		got := "a list or mapping"
+		if node.Kind == yaml.ScalarNode {
+			got = quote(node.Value)
+		}
+		return keyErrorf(key, "%s is not %s", got, expected)
+	}
+	switch to.Kind() {
+	case reflect.Pointer:
+		to.Set(reflect.New(to.Type().Elem()))
+		return decode(key, node, to.Elem())
+	case reflect.Bool:
+		return scalar("true or false", "!!bool")
+	case reflect.Int:
+		return scalar("a whole number", "!!int")
+	case reflect.Float64:
+		return scalar("a number", "!!int", "!!float")
+	case reflect.String:
+		if node.Kind == yaml.ScalarNode {
+			to.SetString(node.Value)
+		}
+		return nil // the check of the key lists the valid names
+	case reflect.Struct:
+		if node.Kind != yaml.MappingNode {
+			return keyErrorf(key, "expected a process such as {pid: 4242, memory: 1073741824}")
+		}
+		return decodeMapping(key, node, processKeys, to)
+	case reflect.Slice:
+		if node.Kind != yaml.SequenceNode {
+			return keyErrorf(key, "expected a list such as %s", exampleProcesses)
+		}
+		to.Set(reflect.MakeSlice(to.Type(), len(node.Content), len(node.Content)))
+		for i, entry := range node.Content {
+			if err := decode(entryKey(key, i), entry, to.Index(i)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return errAt // Event.At
 }

@@ -66,7 +66,8 @@ func (s *Source) RecoveryAction(id health.DeviceID) (health.RecoveryAction, erro
 	if gpu < 0 {
 		return 0, fmt.Errorf("the simulation has no GPU %s", id)
 	}
-	return health.RecoveryAction(effectOf(keyRecoveryAction).value(&s.states[gpu].Event)), nil
+	action, _ := valueOf(s.states[gpu].RecoveryAction).number()
+	return health.RecoveryAction(action), nil
 }
 
 // report reports an event of a GPU a number of times. Called with mu held.
@@ -85,8 +86,8 @@ func (s *Source) report(gpu int, e health.Event, times int) {
 
 // reportChanges reports what has changed in a GPU's state. Called with mu held.
 func (s *Source) reportChanges(gpu int, before, after *gpuState, partitioned bool) {
-	value := func(key string, c *gpuState) float64 { return effectOf(key).value(&c.Event) }
-	if value(keyRecoveryAction, after) != value(keyRecoveryAction, before) {
+	was, _ := valueOf(before.RecoveryAction).number()
+	if action, _ := valueOf(after.RecoveryAction).number(); action != was {
 		s.report(gpu, health.Event{Kind: health.EventRecoveryAction}, 1)
 	}
 	if valueOf(after.Lost) && !valueOf(before.Lost) {

@@ -135,7 +135,7 @@ func (g *gpu) values(t float64, c *gpuState, dcgm *generation, to []map[health.F
 	}
 	for i := range effects {
 		if f := &effects[i]; f.metric != 0 && f.supports(m) {
-			v[f.metric] = f.value(&c.Event)
+			v[f.metric] = f.measured(&c.Event)
 		}
 	}
 	v[health.FieldXID] = float64(g.lastXID)

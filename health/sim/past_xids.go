@@ -28,7 +28,7 @@ func (x PastXID) validate(p *profile) (errs []error) {
 	}
 	if x.XID == nil {
 		errs = append(errs, keyErrorf("xid", "is missing; use the number of an XID"))
-	} else if err := effectOf("xid").check(&e, "xid"); err != nil {
+	} else if err := effectOf("xid").check("xid", *x.XID); err != nil {
 		errs = append(errs, err)
 	}
 	return errs

@@ -1,13 +1,12 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
-
-	"go.uber.org/zap"
-	"go.yaml.in/yaml/v3"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -31,72 +30,29 @@ const (
 	exampleProcesses = "[{pid: 4242, memory: 1073741824}]"
 )
 
-// kind returns the kind of the process; ok is false if its name is unknown.
-func (p *Process) kind() (kind health.ProcessKind, ok bool) {
-	if p.Kind == nil {
-		return health.ProcessCompute, true
-	}
-	for kind := health.ProcessCompute; kind <= health.ProcessMPS; kind++ {
-		if kind.String() == *p.Kind {
-			return kind, true
-		}
-	}
-	return 0, false
+// processChecks are the checks of the keys of a process.
+//
+//nolint:gochecknoglobals // a table of constants
+var processChecks = map[string]check{
+	"pid":    within(1, maxPID),
+	"memory": within(0, maxMemory),
+	"sm":     within(0.0, 1),
+	"kind":   oneOf(health.ProcessCompute.String(), health.ProcessGraphics.String(), health.ProcessMPS.String()),
+	"mig":    within(0, maxMIGIndex),
 }
 
-// processList is the parameter Event.Processes.
-type processList struct{}
-
-func (processList) isSet(e *Event) bool { return e.Processes != nil }
-
-func (processList) decode(e *Event, key string, node *yaml.Node) error {
-	if node.Kind != yaml.SequenceNode {
-		return keyErrorf(key, "expected a list such as %s", exampleProcesses)
+func (p *Process) kind() health.ProcessKind {
+	kind := health.ProcessMPS
+	for kind > health.ProcessCompute && kind.String() != valueOf(p.Kind) {
+		kind--
 	}
-	all := make([]Process, len(node.Content))
-	for i, entry := range node.Content {
-		if err := all[i].decode(entryKey(key, i), entry); err != nil {
-			return err
-		}
-	}
-	e.Processes = &all
-	return nil
+	return kind
 }
 
 func entryKey(key string, i int) string { return fmt.Sprintf("%s[%d]", key, i) }
 
-func (p *Process) decode(key string, node *yaml.Node) (err error) {
-	if node.Kind != yaml.MappingNode {
-		return keyErrorf(key, "expected a process such as {pid: 4242, memory: 1073741824}")
-	}
-	seen := make(map[string]bool)
-	for i := 0; i+1 < len(node.Content) && err == nil; i += 2 {
-		name, value := node.Content[i].Value, node.Content[i+1]
-		at := key + "." + name
-		if seen[name] {
-			return keyErrorf(at, "duplicate key")
-		}
-		seen[name] = true
-		switch name {
-		case "pid":
-			p.PID, err = decodeScalar[int](at, value, []string{"!!int"}, "a whole number")
-		case "memory":
-			p.Memory, err = decodeScalar[int](at, value, []string{"!!int"}, "a whole number of bytes")
-		case "sm":
-			p.SM, err = decodeScalar[float64](at, value, []string{"!!int", "!!float"}, "a number from 0 to 1")
-		case "kind":
-			p.Kind, err = decodeScalar[string](at, value, []string{"!!str"}, "compute, graphics or mps")
-		case "mig":
-			p.MIG, err = decodeScalar[int](at, value, []string{"!!int"}, "the number of a MIG device")
-		default:
-			return keyErrorf(key, "%s is not known; use pid with memory, sm, kind, mig", quote(name))
-		}
-	}
-	return err
-}
-
-func (processList) check(e *Event, key string) error {
-	all := *e.Processes
+func checkProcesses(key string, value any) error {
+	all, _ := value.([]Process)
 	if len(all) > maxProcesses {
 		return keyErrorf(key, "%d processes are too many; use at most %d", len(all), maxProcesses)
 	}
@@ -111,49 +67,29 @@ func (processList) check(e *Event, key string) error {
 		if err := p.check(key); err != nil {
 			return err
 		}
-		kind, _ := p.kind()
-		mig := -1
-		if p.MIG != nil {
-			mig = *p.MIG
-		}
-		if id := (identity{*p.PID, mig, kind}); seen[id] {
+		id := identity{*p.PID, valueOf(cmp.Or(p.MIG, new(-1))), p.kind()}
+		if seen[id] {
 			return keyErrorf(key+".pid", "%d is repeated with the same kind and mig", *p.PID)
-		} else {
-			seen[id] = true
 		}
+		seen[id] = true
 	}
 	return nil
 }
 
 func (p *Process) check(key string) error {
-	outside := func(v *int, least, most int) bool { return v != nil && (*v < least || *v > most) }
-	_, kindOK := p.kind()
-	switch {
-	case p.PID == nil:
+	if p.PID == nil {
 		return keyErrorf(key+".pid", "is missing; use 1 to %d", maxPID)
-	case outside(p.PID, 1, maxPID):
-		return keyErrorf(key+".pid", "%d is out of range; use 1 to %d", *p.PID, maxPID)
-	case outside(p.Memory, 0, maxMemory):
-		return keyErrorf(key+".memory", "%d is out of range; use 0 to %d", *p.Memory, maxMemory)
-	case p.SM != nil && !(*p.SM >= 0 && *p.SM <= 1): // includes NaN
-		return keyErrorf(key+".sm", "%v is out of range; use 0 to 1", *p.SM)
-	case !kindOK:
-		return keyErrorf(key+".kind", "%s is not known; use compute, graphics, mps", quote(*p.Kind))
-	case outside(p.MIG, 0, maxMIGIndex):
-		return keyErrorf(key+".mig", "%d is out of range; use 0 to %d", *p.MIG, maxMIGIndex)
+	}
+	v := reflect.ValueOf(p).Elem()
+	for i, name := range processKeys {
+		if f := v.Field(i); !f.IsNil() {
+			if err := processChecks[name](key+"."+name, f.Elem().Interface()); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
-
-func (processList) merge(to, from *Event) {
-	if from.Processes != nil {
-		to.Processes = from.Processes
-	}
-}
-
-func (processList) value(*Event) float64 { return 0 }
-
-func (processList) logField(key string, e *Event) zap.Field { return zap.Any(key, *e.Processes) }
 
 // validateMIG returns the errors of processes on MIG devices that the GPU does not have, after the event's own repartitioning.
 // A scenario may repartition later, so that its processes are not checked. Called with mu held.
@@ -212,9 +148,8 @@ func (s *Source) ListProcesses(ctx context.Context, devices []health.Device) (*h
 
 // reported returns the process as the driver reports it.
 func (p *Process) reported(on health.DeviceID) health.Process {
-	kind, _ := p.kind()
 	return health.Process{
-		Device: on, PID: *p.PID, Kind: kind,
+		Device: on, PID: *p.PID, Kind: p.kind(),
 		Memory: float64(valueOf(p.Memory)), HasMemory: p.Memory != nil, SM: valueOf(p.SM), HasSM: p.SM != nil,
 	}
 }

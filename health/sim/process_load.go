@@ -23,8 +23,7 @@ func (g *gpu) load(device int, t float64) (now level, done float64) {
 	if !p.unknown {
 		return p.level, p.done + p.fast*(t-p.since)
 	}
-	now = g.loads[device].at(t)
-	return now, p.done + g.loads[device].work(t, now.fast)
+	return g.loads[device].at(t), p.done + g.loads[device].work(t)
 }
 
 // updateLoads derives the loads at t from the processes: once an event has set the processes of any GPU, no GPU works without processes.
@@ -52,7 +51,7 @@ func (s *Source) updateLoads(t float64) {
 			l.fast, l.memory = min(l.fast, 1), min(l.memory, g.loads[device].memory)
 			l.slow = l.fast
 			if l.done = done; l.unknown { // the counters continue
-				l.done -= g.loads[device].work(t, g.loads[device].at(t).fast)
+				l.done -= g.loads[device].work(t)
 			}
 		}
 		g.processLoads = loads

@@ -2,19 +2,16 @@ package sim
 
 import "math"
 
-// workload simulates the work of one device, a GPU or a MIG device. It divides time into slots of equal length; most
-// slots hold one job. Its values depend on the seed and the time only, whatever polls came before. done is a cache: it
-// saves summing up the past in each poll.
+// workload simulates the work of one device, a GPU or a MIG device. It divides time into slots of equal length, each with one job. Its
+// values depend on the seed and the time only.
 type workload struct {
 	seed   uint64
 	period float64 // s, length of a slot
 	phase  float64 // s into slot 0 at time 0
+	length float64 // s, of each job
 	share  float64 // of the GPU's compute
 	memory float64 // MiB available to jobs
-
-	first float64 // at(0).fast
-	slots int64   // number of slots summed up in done
-	done  float64 // work until the end of those slots, s at full load
+	before float64 // workUntil(0)
 }
 
 // First-order lags between a load and its effects, in seconds.
@@ -30,25 +27,31 @@ func newWorkload(seed uint64, share, memory float64) workload {
 	l := workload{seed: seed, share: share, memory: memory}
 	l.period = 70 + 50*l.random(0, 0)
 	l.phase = l.period * l.random(0, 1)
-	l.first = l.at(0).fast
+	l.length = l.period * (0.45 + 0.3*l.random(0, 4))
+	l.before = l.workUntil(0)
 	return l
 }
 
-// job is a period of work, in seconds since the start. The zero job means that a slot is idle.
-type job struct{ start, end, util, memory float64 }
+// job is a period of work.
+type job struct {
+	start        float64 // s
+	util, memory float64 // 0.36 to 1; MiB
+}
 
 // job returns the job of a slot. It starts and ends within the slot.
 func (l *workload) job(slot int64) job {
-	if l.random(slot, 2) < 0.2 {
-		return job{}
-	}
-	start := float64(slot)*l.period - l.phase + l.period*(0.02+0.13*l.random(slot, 3))
 	return job{
-		start:  start,
-		end:    start + l.period*(0.4+0.45*l.random(slot, 4)),
-		util:   0.35 + 0.65*math.Sqrt(l.random(slot, 5)),
+		start:  float64(slot)*l.period - l.phase + (l.period-l.length)*l.random(slot, 3),
+		util:   meanUtil + l.swing(slot+1) - l.swing(slot),
 		memory: l.memory * (0.25 + 0.65*l.random(slot, 6)),
 	}
+}
+
+const meanUtil = 0.68
+
+// swing makes jobs differ. The utilization of a job is its difference between two slots, so that the sum of all jobs is known.
+func (l *workload) swing(slot int64) float64 {
+	return 0.28*math.Round(l.random(slot, 5)) + 0.04*l.random(slot, 2)
 }
 
 func (l *workload) slot(t float64) int64 { return int64(math.Floor((t + l.phase) / l.period)) }
@@ -59,54 +62,43 @@ type level struct {
 	memory     float64 // MiB in use by jobs
 }
 
-func (l *workload) at(t float64) level {
-	var (
-		out level
-		now = l.slot(t)
-	)
+func (l *workload) at(t float64) (out level) {
+	now := l.slot(t)
 	for slot := now - pastSlots; slot <= now; slot++ {
 		j := l.job(slot)
-		if j.end == j.start || t <= j.start {
-			continue
-		}
-		out.fast += j.util * (rise(t-j.start, fastLag) - rise(t-j.end, fastLag))
-		out.slow += j.util * (rise(t-j.start, slowLag) - rise(t-j.end, slowLag))
-		if t < j.end {
+		since := t - j.start
+		out.fast += j.util * (rise(since, fastLag) - rise(since-l.length, fastLag))
+		out.slow += j.util * (rise(since, slowLag) - rise(since-l.length, slowLag))
+		switch {
+		case since <= 0 || since >= l.length:
+		case since < 0.1*l.length: // a job first loads its model, then allocates the rest
+			out.memory = 0.4 * j.memory
+		default:
 			out.memory = j.memory
-			// A job first loads its model, then allocates the rest.
-			if t < j.start+0.1*(j.end-j.start) {
-				out.memory *= 0.4
-			}
 		}
 	}
 	return out
 }
 
-// work returns the integral of level.fast from 0 to t, in seconds at full load; fast is its value at t. From y' = (u-y)/lag follows that
-// the integral of y is the integral of u minus lag times the increase of y.
-func (l *workload) work(t, fast float64) float64 {
-	now := l.slot(t)
-	if l.slots > now {
-		l.slots, l.done = 0, 0
-	}
-	for ; l.slots < now; l.slots++ {
-		l.done += l.job(l.slots).upTo(math.Inf(1))
-	}
-	return l.done + l.job(now).upTo(t) - fastLag*(fast-l.first)
-}
+// work returns the integral of level.fast from 0 to t, in seconds at full load.
+func (l *workload) work(t float64) float64 { return l.workUntil(t) - l.before }
 
-// upTo returns the job's work between 0 and t.
-func (j job) upTo(t float64) float64 {
-	return j.util * max(0, min(t, j.end)-max(0, j.start))
+// workUntil returns the integral of level.fast until t, but for a constant.
+func (l *workload) workUntil(t float64) float64 {
+	now := l.slot(t)
+	work := l.length * (meanUtil*float64(now-1) + l.swing(now-1)) // of the jobs before the last two
+	for slot := now - 1; slot <= now; slot++ {
+		j := l.job(slot)
+		work += j.util * (risen(t-j.start, fastLag) - risen(t-j.start-l.length, fastLag))
+	}
+	return work
 }
 
 // rise returns the step response of a first-order lag, from 0 to 1, at a time after the step.
-func rise(after, lag float64) float64 {
-	if after <= 0 {
-		return 0
-	}
-	return -math.Expm1(-after / lag)
-}
+func rise(after, lag float64) float64 { return -math.Expm1(-max(0, after) / lag) }
+
+// risen returns the integral of rise from 0 on.
+func risen(after, lag float64) float64 { return max(0, after) - lag*rise(after, lag) }
 
 // random returns a random number in [0, 1) that depends on the seed, a and b: the finalizer of splitmix64 (Steele, Lea,
 // Flood 2014).

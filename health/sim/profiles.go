@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -260,4 +261,65 @@ func (p profile) uuid(kind string, seed int64, index, gi int) health.DeviceID {
 func seedOf(id health.DeviceID) uint64 {
 	b := sha256.Sum256([]byte(id))
 	return binary.BigEndian.Uint64(b[:])
+}
+
+// firmware holds the versions of a board's firmware, as nvidia-smi -q prints them.
+type firmware struct {
+	brand    string
+	vbios    string
+	image    string // inforom version
+	oem, ecc string // objects of the inforom; empty: missing
+}
+
+// The driver is from the production branch of 2025. NVML's version starts with its API's.
+const (
+	driverVersion = "580.95.05"
+	nvmlVersion   = "13." + driverVersion
+)
+
+// texts returns the text fields of a GPU, by DCGM's numbers (dcgm_fields.h). Absent fields are blank in DCGM: the inforom
+// of these boards has no power object.
+func (m model) texts(id health.DeviceID) map[health.Field]string {
+	all := map[health.Field]string{
+		2:  nvmlVersion,
+		51: m.firmware.brand,
+		53: fmt.Sprintf("165%010d", seedOf(id)%1e10), // thirteen digits
+		56: m.firmware.oem,
+		80: m.firmware.ecc,
+		82: m.firmware.image,
+		85: m.firmware.vbios,
+	}
+	maps.DeleteFunc(all, func(_ health.Field, text string) bool { return text == "" })
+	return all
+}
+
+// properties returns what NVML has of a GPU. On x86 the open kernel modules address memory by HMM; they need Turing.
+func (m model) properties() *health.Properties {
+	p := &health.Properties{Brand: "Nvidia", AddressingMode: "HMM"}
+	if m.capability.Major < 8 {
+		p.Brand, p.AddressingMode = "Tesla", ""
+	}
+	return p
+}
+
+// migProperties returns what NVML has of a MIG device.
+func (m model) migProperties(s slice) *health.Properties {
+	p := m.properties()
+	mig := migProfileProperties(s.profile)
+	mig.PlacementStart = s.start
+	p.MIG = &mig
+	return p
+}
+
+// migProfileProperties returns the properties of a profile of an H100 80GB as nvidia-smi mig -lgip and -lgipp print them.
+func migProfileProperties(profile string) health.MIGProperties {
+	switch profile {
+	case "1g.10gb":
+		return health.MIGProperties{ProfileID: 19, MemorySlices: 1, Multiprocessors: 16, CopyEngines: 1, Decoders: 1, JPEGEngines: 1}
+	case "2g.20gb":
+		return health.MIGProperties{ProfileID: 14, MemorySlices: 2, Multiprocessors: 32, CopyEngines: 2, Decoders: 2, JPEGEngines: 2}
+	case "3g.40gb":
+		return health.MIGProperties{ProfileID: 9, MemorySlices: 4, Multiprocessors: 60, CopyEngines: 3, Decoders: 3, JPEGEngines: 3}
+	}
+	return health.MIGProperties{}
 }

@@ -20,7 +20,6 @@ func largePackages() map[string]string {
 		"health":         "the judge and the catalogue of XIDs and incidents become packages",
 		"health/dcgm":    "DCGM's C library becomes a package below the source",
 		"health/monitor": "one state of the node with two verbs, measure and observe, replaces the judging in the monitor",
-		"health/sim":     "a library parses the scenarios, and one formula gives the load",
 		"metrics":        "one table describes the agent's metrics, and what uses a device becomes a package",
 		"plugin":         "the configuration, the layout by device, the kubelet's side and the handover become packages",
 		"plugin/dra":     "the pool, its publisher and the claims become packages",

@@ -19,7 +19,7 @@ func (r random) sample(d Device, seconds int) Sample {
 	}
 	s.Device, s.At = d.ID, at(seconds)
 	for r.IntN(3) == 0 {
-		code := []int{13, 31, 48, 74, 79, 95, 109, 144, 149, 154, 999, 1 + r.IntN(len(xidTable))}[r.IntN(12)]
+		code := []int{13, 31, 48, 74, 79, 95, 109, 144, 149, 154, 999, 1 + r.IntN(len(xidRows()))}[r.IntN(12)]
 		s.XIDs = append(s.XIDs, XID{Code: code, At: s.At})
 	}
 	if r.IntN(4) == 0 {

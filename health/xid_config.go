@@ -16,28 +16,21 @@ type XIDConfig struct {
 	Ignore    []int  `yaml:"ignore"`
 }
 
-// The presets.
+// The presets. xids.csv has a column for each of them but the last.
 const (
-	XIDPresetDefault = "default"              // the table of this package
-	XIDPresetNVIDIA  = "nvidia-device-plugin" // every XID is unhealthy, known or not, except application errors
-	XIDPresetGKE     = "gke"                  // 48 is unhealthy; the XIDs of GKE's node condition warn
-	XIDPresetAWS     = "aws"                  // the XIDs that EKS calls fatal are unhealthy; all others warn
-	XIDPresetNone    = "none"                 // all XIDs are counted and otherwise ignored
+	XIDPresetDefault = "default" // the table's own effects
+	// Every XID is unhealthy, known or not, except application errors (NVIDIA k8s-device-plugin, internal/rm/health.go).
+	XIDPresetNVIDIA = "nvidia-device-plugin"
+	// XID 48 is unhealthy. The XIDs that only set the node condition XidCriticalError warn (GKE container-engine-accelerators,
+	// pkg/gpu/nvidia/health_check).
+	XIDPresetGKE = "gke"
+	// The XIDs that EKS calls fatal are unhealthy, all others warn (AWS eks-node-monitoring-agent, WellKnownXidCodes).
+	XIDPresetAWS  = "aws"
+	XIDPresetNone = "none" // all XIDs are counted and otherwise ignored
 )
 
-//nolint:gochecknoglobals // tables of constants
-var (
-	xidPresets = []string{XIDPresetDefault, XIDPresetNVIDIA, XIDPresetGKE, XIDPresetAWS, XIDPresetNone}
-
-	// NVIDIA k8s-device-plugin, internal/rm/health.go: application errors.
-	xidsNVIDIAIgnores = []int{13, 31, 43, 45, 68, 109}
-	// GKE container-engine-accelerators, pkg/gpu/nvidia/health_check: the XID that makes a device unhealthy, and the XIDs that only set the
-	// node condition XidCriticalError.
-	xidsGKEUnhealthy = []int{48}
-	xidsGKEWarn      = []int{63, 64, 79, 119, 120, 123, 140}
-	// AWS eks-node-monitoring-agent, WellKnownXidCodes: fatal.
-	xidsAWSFatal = []int{46, 48, 54, 62, 63, 64, 74, 79, 95, 109, 110, 119, 120, 136, 140, 142, 143, 151, 155, 156, 158}
-)
+//nolint:gochecknoglobals // a table of constants
+var xidPresets = [...]string{XIDPresetDefault, XIDPresetNVIDIA, XIDPresetGKE, XIDPresetAWS, XIDPresetNone}
 
 // DefaultXIDConfig returns the defaults of the section.
 func DefaultXIDConfig() XIDConfig { return preset(XIDPresetDefault) }
@@ -50,8 +43,8 @@ func preset(name string) XIDConfig {
 // Validate returns every error, each with its key below health.xid.
 func (c XIDConfig) Validate() error {
 	var errs []error
-	if !slices.Contains(xidPresets, c.Preset) {
-		errs = append(errs, fmt.Errorf("preset: expected one of %s, got %q", strings.Join(xidPresets, ", "), c.Preset))
+	if !slices.Contains(xidPresets[:], c.Preset) {
+		errs = append(errs, fmt.Errorf("preset: expected one of %s, got %q", strings.Join(xidPresets[:], ", "), c.Preset))
 	}
 	lists := [...][]int{c.Unhealthy, c.Warn, c.Ignore}
 	for i, codes := range lists {
@@ -99,17 +92,7 @@ func (c XIDConfig) Effect(code int) Effect {
 	if e, ok := c.override(code); ok {
 		return e
 	}
-	switch c.Preset {
-	case XIDPresetNVIDIA:
-		return effectOf(!slices.Contains(xidsNVIDIAIgnores, code), false)
-	case XIDPresetGKE:
-		return effectOf(slices.Contains(xidsGKEUnhealthy, code), slices.Contains(xidsGKEWarn, code))
-	case XIDPresetAWS:
-		return effectOf(slices.Contains(xidsAWSFatal, code), true)
-	case XIDPresetNone:
-		return EffectIgnore
-	}
-	return LookupXID(code).Effect
+	return lookupXID(code).effects[max(0, slices.Index(xidPresets[:], c.Preset))]
 }
 
 // followsRecoveryAction reports whether the driver's recovery action decides the effect of an XID. It does so only in the
@@ -117,16 +100,6 @@ func (c XIDConfig) Effect(code int) Effect {
 func (c XIDConfig) followsRecoveryAction(code int) bool {
 	_, overridden := c.override(code)
 	return c.Preset == XIDPresetDefault && !overridden && LookupXID(code).FollowsRecoveryAction
-}
-
-func effectOf(unhealthy, warn bool) Effect {
-	switch {
-	case unhealthy:
-		return EffectUnhealthy
-	case warn:
-		return EffectWarn
-	}
-	return EffectIgnore
 }
 
 // Lookup returns the description of an XID with its configured effect, and with an action and a Clears that match it: an
@@ -173,7 +146,11 @@ func (c XIDConfig) WithNVIDIAEnv(disable, enable string) (XIDConfig, []string) {
 			notes = append(notes, EnvEnableHealthChecks+": all XIDs are unhealthy; the lists in health.xid have no effect")
 		}
 		c = preset(XIDPresetNVIDIA)
-		c.Unhealthy = slices.Clone(xidsNVIDIAIgnores)
+		for code := range xidRows() {
+			if c.Effect(code) == EffectIgnore {
+				c.Unhealthy = append(c.Unhealthy, code)
+			}
+		}
 		return c, notes
 	case allOff:
 		if lists {

@@ -55,43 +55,82 @@ var driverNames = map[int]string{
 	174: "RESETCHANNEL_KILL_PROCESS_SILENT", 175: "MEMORY_SUBSYSTEM_ERROR", 176: "PCIE_CORRECTABLE_ERROR_FAULT",
 }
 
-// TestXIDTable compares the table with NVIDIA's catalogue.
-func TestXIDTable(t *testing.T) {
-	rows := readCatalogue(t)
-	if len(rows) != 172 || len(xidTable) != 177 {
-		t.Fatalf("%d rows in the catalogue, %d in the table", len(rows), len(xidTable))
-	}
+// checkTable checks the order of a table's rows, and that each column with a set of values has only those. Names are unique.
+func checkTable(t *testing.T, table string, columns map[string][]string) {
+	t.Helper()
 	names := make(map[string]int)
-	for code := 1; code < len(xidTable); code++ {
-		x, row := LookupXID(code), rows[code]
+	for code, cells := range tableRows(table) {
+		if cells["code"] != strconv.Itoa(code) {
+			t.Errorf("row %d has the code %s: a code is missing, there twice or out of order", code, cells["code"])
+		}
+		if other, taken := names[cells["name"]]; taken || cells["name"] == "" {
+			t.Errorf("%d needs a name of its own, it has that of %d: %q", code, other, cells["name"])
+		}
+		names[cells["name"]] = code
+		for column, values := range columns {
+			if cell, ok := cells[column]; !ok || !slices.Contains(values, cell) {
+				t.Errorf("%d has %s %q, it can be one of %q", code, column, cell, values)
+			}
+		}
+	}
+}
+
+func TestXIDTable(t *testing.T) {
+	checkTable(t, xidTable, map[string][]string{
+		XIDPresetDefault: effectNames[:], XIDPresetNVIDIA: {"", "ignore", "unhealthy"},
+		XIDPresetGKE: {"", "ignore", "warn", "unhealthy"}, XIDPresetAWS: {"", "warn", "unhealthy"},
+		"action": actionNames(), "clears": clearsNames[:], "scope": {"gpu", "instance"}, "follows": {"", "yes"},
+	})
+}
+
+func actionNames() (names []string) {
+	for _, a := range Actions() {
+		names = append(names, string(a))
+	}
+	return names
+}
+
+// xidCures are the action, what clears the XID and its scope, by the catalogue's resolution. XID 94 also asks for a reset at the next
+// drain, and XID 109 is an application error for NVIDIA's device plugin.
+var xidCures = map[string]string{
+	"CONTACT_SUPPORT":      "contact-support self instance",
+	"RESTART_APP":          "restart-app app-restart instance",
+	"RESET_GPU":            "reset-gpu gpu-reset gpu",
+	"WORKFLOW_NVLINK5_ERR": "watch-recovery-action self gpu",
+}
+
+// TestXIDRules compares the table with NVIDIA's catalogue, and with the rules of its comment.
+func TestXIDRules(t *testing.T) {
+	rows, catalogue := tableRows(xidTable), readCatalogue(t)
+	for code, facts := range catalogue {
+		if code >= len(rows) {
+			t.Errorf("the table lacks XID %d (%s)", code, facts.symbol)
+		}
+	}
+	for code, cells := range rows[1:] {
+		code++
+		x, facts := LookupXID(code), catalogue[code]
 		fail := func(format string, args ...any) {
 			t.Helper()
-			t.Errorf("XID %d (%s, catalogue %q): "+format, append([]any{code, x.Name, row.immediate}, args...)...)
+			t.Errorf("XID %d (%s, catalogue %q): "+format, append([]any{code, x.Name, facts.immediate}, args...)...)
 		}
-		if x.Code != code || x.Name == "" || !x.Action.Valid() || x.Source == "" {
-			fail("a row needs a name, an action and a source: %+v", x)
+		if symbol := cmp.Or(facts.symbol, driverNames[code]); cells["symbol"] != symbol || cells["catalogue"] != facts.immediate {
+			fail("has the resolution %q and the symbol %q, NVIDIA's is %q", cells["catalogue"], cells["symbol"], symbol)
 		}
-		if other, taken := names[x.Name]; taken {
-			fail("has the same name as XID %d", other)
+		harmless := facts.immediate == "IGNORE" && facts.investigate == "IGNORE" && cells["reason"] == ""
+		report := code == 162 || facts.immediate == "XID_154"
+		if ignore := cells[XIDPresetNVIDIA] == "ignore" || report || harmless; ignore != (x.Effect == EffectIgnore) {
+			fail("is %v, but the rules of the table say ignored: %v", x.Effect, ignore)
 		}
-		names[x.Name] = code
-		if first, _, _ := strings.Cut(x.Source, ";"); first != catalogue(row.immediate) {
-			fail("has the source %q", x.Source)
+		cure := strings.Join([]string{cells["action"], cells["clears"], cells["scope"]}, " ")
+		if want := xidCures[facts.immediate]; want != "" && cure != want && code != 94 && code != 109 {
+			fail("has %q, other XIDs with the resolution %q", cure, want)
 		}
-
-		harmless := row.immediate == "IGNORE" && row.investigate == "IGNORE" && x.Deviation == ""
-		report := code == 162 || row.immediate == "XID_154"
-		if ignore := slices.Contains(xidsNVIDIAIgnores, code) || report || harmless; ignore != (x.Effect == EffectIgnore) {
-			fail("is %v, but the rule above the table says ignored: %v", x.Effect, ignore)
+		if undecided := x.Effect == EffectWarn && x.Action == ActionWatchRecoveryAction; x.FollowsRecoveryAction != (undecided || code == 109) {
+			fail("is %v with the action %q, follows the recovery action: %v", x.Effect, x.Action, x.FollowsRecoveryAction)
 		}
-		if symbol := cmp.Or(row.symbol, driverNames[code]); x.Symbol != symbol {
-			fail("has the symbol %q, NVIDIA's is %q", x.Symbol, symbol)
-		}
-		if row.immediate == "RESTART_APP" && (x.Clears != ClearsRestart || x.Action != ActionRestartApp && x.Action != ActionRestartAppReset) {
-			fail("clears by %v with the action %q", x.Clears, x.Action)
-		}
-		if x.FollowsRecoveryAction && x.Effect == EffectUnhealthy {
-			fail("is unhealthy and follows the recovery action")
+		if ofMemory := []int{48, 171, 172}; x.Effect == EffectUnhealthy && x.WholeGPU == slices.Contains(ofMemory, code) {
+			fail("has the scope %q, but only memory is an instance's own", cells["scope"])
 		}
 	}
 }
@@ -164,16 +203,24 @@ func (r catalogueRow) contradicts(x XIDInfo) bool {
 // TestXIDDeviations compares the table with NVIDIA's catalogue and with what other programs do. Each difference needs a reason,
 // and each reason a difference.
 func TestXIDDeviations(t *testing.T) {
-	rows := readCatalogue(t)
+	rows, catalogue := tableRows(xidTable), readCatalogue(t)
+	effects := func(preset string, effects ...string) (codes []int) {
+		for code, cells := range rows {
+			if slices.Contains(effects, cells[preset]) {
+				codes = append(codes, code)
+			}
+		}
+		return codes
+	}
 	verdicts := append(readVerdicts(t),
-		xidVerdict{"AWS", "unhealthy", xidsAWSFatal},
-		xidVerdict{"GKE", "unhealthy", slices.Concat(xidsGKEUnhealthy, xidsGKEWarn)}, // of a node condition
-		xidVerdict{"NVIDIA's device plugin", "not-unhealthy", xidsNVIDIAIgnores},
+		xidVerdict{"AWS", "unhealthy", effects(XIDPresetAWS, "unhealthy")},
+		xidVerdict{"GKE", "unhealthy", effects(XIDPresetGKE, "unhealthy", "warn")}, // of a node condition
+		xidVerdict{"NVIDIA's device plugin", "not-unhealthy", effects(XIDPresetNVIDIA, "ignore")},
 	)
-	for code := 1; code < len(xidTable); code++ {
+	for code, cells := range rows {
 		x := LookupXID(code)
 		var sources []string
-		if rows[code].contradicts(x) {
+		if catalogue[code].contradicts(x) {
 			sources = append(sources, "NVIDIA's catalogue")
 		}
 		for _, v := range verdicts {
@@ -181,17 +228,16 @@ func TestXIDDeviations(t *testing.T) {
 				sources = append(sources, v.source)
 			}
 		}
-		if want := strings.Join(sources, ", "); x.DiffersFrom != want || (x.Deviation == "") != (want == "") {
-			t.Errorf("XID %d (%s) is %v: it differs from %q, the row says %q, reason %q", code, x.Name, x.Effect, want, x.DiffersFrom, x.Deviation)
+		if want := strings.Join(sources, ", "); cells["differs"] != want || (cells["reason"] == "") != (want == "") {
+			t.Errorf("XID %d (%s) is %v: it differs from %q, the row says %q, reason %q", code, x.Name, x.Effect, want, cells["differs"],
+				cells["reason"])
 		}
 	}
 }
 
 func TestLookupXIDOutsideTable(t *testing.T) {
-	for _, code := range []int{-1, 0, len(xidTable), 999} {
-		want := XIDInfo{
-			Code: code, Name: "XID " + strconv.Itoa(code), Effect: EffectWarn, Action: ActionWatch, Clears: ClearsItself, Source: "not in the table",
-		}
+	for _, code := range []int{-1, 0, len(xidRows()), 999} {
+		want := XIDInfo{Code: code, Name: "XID " + strconv.Itoa(code), Effect: EffectWarn, Action: ActionWatch, Clears: ClearsItself}
 		if got := LookupXID(code); got != want {
 			t.Errorf("got %+v, want %+v", got, want)
 		}

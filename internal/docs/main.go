@@ -3,6 +3,8 @@
 package main
 
 import (
+	"cmp"
+	"encoding/csv"
 	"errors"
 	"fmt"
 	"os"
@@ -153,33 +155,54 @@ func typeOf(value string) string {
 	return "number"
 }
 
-func xids(string) (string, error) {
-	var rows [][]string
-	for _, x := range listedXIDs() {
-		marks, clears := []string{x.Effect.String()}, ""
-		if x.FollowsRecoveryAction {
-			marks = append(marks, "¹")
-		}
-		if x.WholeGPU {
-			marks = append(marks, "²")
-		}
-		if x.Deviation != "" {
-			marks = append(marks, "³")
-		}
-		if x.Effect != health.EffectIgnore {
-			clears = code(x.Clears.String())
-		}
-		rows = append(rows, []string{strconv.Itoa(x.Code), x.Symbol, x.Name, strings.Join(marks, " "), code(x.Action), clears, x.Source})
+// catalogue returns the rows of a table in health/, by the names of its columns.
+func catalogue(root, file string) (rows []map[string]string, err error) {
+	f, err := os.Open(filepath.Join(root, "health", file))
+	if err != nil {
+		return nil, err
 	}
-	return table("XID | Symbol | Meaning | Effect | Action | Clears | Source", rows), nil
+	defer f.Close() //nolint:errcheck // opened for reading
+	lines, err := csv.NewReader(f).ReadAll()
+	for i := 1; i < len(lines); i++ {
+		row := make(map[string]string)
+		for j, column := range lines[0] {
+			row[column] = lines[i][j]
+		}
+		rows = append(rows, row)
+	}
+	return rows, err
 }
 
-// listedXIDs returns the XIDs of the table.
-func listedXIDs() (all []health.XIDInfo) {
-	for n := 1; health.LookupXID(n).Source != health.LookupXID(0).Source; n++ {
-		all = append(all, health.LookupXID(n))
+// xidCatalogue returns the XIDs of the table.
+func xidCatalogue(root string) ([]map[string]string, error) {
+	rows, err := catalogue(root, "xids.csv")
+	return slices.DeleteFunc(rows, func(x map[string]string) bool { return x["code"] == "0" }), err // 0 is any other XID
+}
+
+func xids(root string) (string, error) {
+	all, err := xidCatalogue(root)
+	var rows [][]string
+	for _, x := range all {
+		effect, clears := x[health.XIDPresetDefault], ""
+		if effect != health.EffectIgnore.String() {
+			clears = code(x["clears"])
+		}
+		if x["follows"] == "yes" {
+			effect += " ¹"
+		}
+		if x["scope"] == "gpu" {
+			effect += " ²"
+		}
+		if x["reason"] != "" {
+			effect += " ³"
+		}
+		source := "NVIDIA XID catalogue: " + cmp.Or(x["catalogue"], "no resolution")
+		if x["sources"] != "" {
+			source += "; " + x["sources"]
+		}
+		rows = append(rows, []string{x["code"], x["symbol"], x["name"], effect, code(x["action"]), clears, source})
 	}
-	return all
+	return table("XID | Symbol | Meaning | Effect | Action | Clears | Source", rows), err
 }
 
 func incidents(string) (string, error) {
@@ -204,12 +227,13 @@ func listedIncidents() (all []health.IncidentInfo) {
 	return all
 }
 
-func xidDeviations(string) (string, error) {
+func xidDeviations(root string) (string, error) {
+	all, err := xidCatalogue(root)
 	var d deviations
-	for _, x := range listedXIDs() {
-		d.add(strconv.Itoa(x.Code), x.DiffersFrom, x.Deviation)
+	for _, x := range all {
+		d.add(x["code"], x["differs"], x["reason"])
 	}
-	return table("XID | Differs from | Reason", d), nil
+	return table("XID | Differs from | Reason", d), err
 }
 
 func incidentDeviations(string) (string, error) {

@@ -25,7 +25,7 @@ func TestValidCause(t *testing.T) {
 			t.Errorf("%q is valid", cause)
 		}
 	}
-	for code := 1; code < len(incidentNames)+3; code++ {
+	for code := 1; code < len(incidentRows())+3; code++ {
 		if cause := incidentCause(LookupIncident(code)); !ValidCause(cause) {
 			t.Errorf("%q is not valid", cause)
 		}

@@ -13,26 +13,34 @@ import (
 )
 
 func TestIncidentTable(t *testing.T) {
-	for name, r := range incidentRules {
-		code := slices.Index(incidentNames[:], name)
+	checkTable(t, incidentTable, map[string][]string{
+		"effect": effectNames[:], "action": actionNames(), "only": {"", "nvlink", "fabric"}, "repeats": {"", "xid"},
+		"severity": {"", "FAIL", "WARN"}, "advice": {"", "MONITOR", "ISOLATE"},
+	})
+	actions := make(map[string]Action)
+	for code, cells := range tableRows(incidentTable) {
 		info := LookupIncident(code)
-		if code < 1 || !r.action.Valid() || r.source == "" || info.Name != "DCGM_FR_"+name || info.Code != code || info.Effect != r.effect {
-			t.Errorf("%s: a row needs DCGM's name, an action and a source: %+v", name, info)
+		actions[cells["name"]] = info.Action
+		if info.Code != code || info.Name != "DCGM_FR_"+cells["name"] {
+			t.Errorf("code %d is %+v", code, info)
 		}
-		if strings.HasPrefix(r.source, incidentWarn) && r.effect == EffectUnhealthy {
-			t.Errorf("%s is unhealthy, but DCGM never reports it as FAIL", name)
+		if cells["severity"] != "FAIL" && info.Effect == EffectUnhealthy {
+			t.Errorf("%s is unhealthy, but DCGM never reports it as FAIL", info.Name)
+		}
+		if cells["repeats"] == "xid" && info.Effect != EffectIgnore {
+			t.Errorf("%s repeats an XID and is not ignored", info.Name)
 		}
 	}
 	for action, name := range map[RecoveryAction]string{
 		RecoveryReset: "RESET", RecoveryReboot: "REBOOT", RecoveryDrainP2P: "DRAIN_P2P", RecoveryDrainAndReset: "DRAIN_RESET",
 	} {
-		if got, want := incidentRules["GPU_RECOVERY_"+name].action, recoveryOf(action).action; got != want {
+		if got, want := actions["GPU_RECOVERY_"+name], recoveryOf(action).action; got != want {
 			t.Errorf("GPU_RECOVERY_%s has the action %q, recovery action %d %q", name, got, action, want)
 		}
 	}
-	unknown := LookupIncident(500)
-	if unknown.Name != "DCGM code 500" || unknown.Effect != EffectWarn || !unknown.Action.Valid() || unknown.Source == "" {
-		t.Errorf("unknown: %+v", unknown)
+	want := IncidentInfo{Code: 500, Name: "DCGM code 500", Effect: EffectWarn, Action: ActionWatch}
+	if got := LookupIncident(500); got != want {
+		t.Errorf("unknown: %+v, want %+v", got, want)
 	}
 }
 
@@ -40,28 +48,35 @@ func TestIncidentTable(t *testing.T) {
 // difference. A rule that lowers the effect for some devices differs from DCGM.
 func TestIncidentDeviations(t *testing.T) {
 	verdicts := readCSV(t, "incident_verdicts.csv", 5)
-	for name, rule := range incidentRules {
+	table := make(map[string]bool)
+	for _, cells := range tableRows(incidentTable) {
+		name := cells["name"]
+		table[name] = true
 		var sources []string
+		severity := ""
 		for _, row := range verdicts {
-			source, effect, action := row[0], row[2], Action(row[3])
+			source, effect, action := row[0], row[2], row[3]
 			if !slices.Contains(strings.Fields(row[4]), name) {
 				continue
 			}
-			severity := map[string]string{"unhealthy": incidentFail, "warn": incidentWarn}[effect]
-			if source == "DCGM" && !strings.HasPrefix(rule.source, severity) {
-				t.Errorf("%s has the source %q, DCGM's severity is %q", name, rule.source, severity)
+			if source == "DCGM" {
+				severity = map[string]string{"unhealthy": "FAIL", "warn": "WARN"}[effect]
 			}
-			if effect != "" && effect != rule.effect.String() || action != "" && action != rule.action || source == "DCGM" && rule.limit != nil {
+			differs := effect != "" && effect != cells["effect"] || action != "" && action != cells["action"]
+			if differs || source == "DCGM" && cells["only"] != "" {
 				sources = append(sources, source)
 			}
 		}
-		if want := strings.Join(sources, ", "); rule.differsFrom != want || (rule.deviation == "") != (want == "") {
-			t.Errorf("%s differs from %q, the row says %q, reason %q", name, want, rule.differsFrom, rule.deviation)
+		if cells["severity"] != severity {
+			t.Errorf("%s has the severity %q, DCGM's is %q", name, cells["severity"], severity)
+		}
+		if want := strings.Join(sources, ", "); cells["differs"] != want || (cells["reason"] == "") != (want == "") {
+			t.Errorf("%s differs from %q, the row says %q, reason %q", name, want, cells["differs"], cells["reason"])
 		}
 	}
 	for _, row := range verdicts {
 		for name := range strings.FieldsSeq(row[4]) {
-			if _, ok := incidentRules[name]; !ok {
+			if !table[name] {
 				t.Errorf("%s of %s is not in the table", name, row[0])
 			}
 		}
@@ -83,8 +98,8 @@ func TestIncidentNames(t *testing.T) {
 		t.Fatal("the header has no DCGM_FR_ERROR_SENTINEL")
 	}
 	codes := regexp.MustCompile(`(DCGM_FR_\w+)\s*=\s*(\d+)\s*,`).FindAllStringSubmatch(enum, -1)
-	if len(codes) != len(incidentNames) {
-		t.Errorf("the header has %d codes, the table %d names", len(codes), len(incidentNames))
+	if len(codes) != len(incidentRows()) {
+		t.Errorf("the header has %d codes, the table %d", len(codes), len(incidentRows()))
 	}
 	for _, c := range codes {
 		code, err := strconv.Atoi(c[2])

@@ -205,26 +205,29 @@ func xids(root string) (string, error) {
 	return table("XID | Symbol | Meaning | Effect | Action | Clears | Source", rows), err
 }
 
-func incidents(string) (string, error) {
-	var rows [][]string
-	for _, i := range listedIncidents() {
-		effect := i.Effect.String()
-		if i.Deviation != "" {
-			effect += " ¹"
-		}
-		rows = append(rows, []string{code(i.Name), effect, code(i.Action), i.Source})
-	}
-	return table("Code | Effect of a FAIL | Action | Source", rows), nil
+// incidentCatalogue returns the codes that DCGM's health checks report.
+func incidentCatalogue(root string) ([]map[string]string, error) {
+	rows, err := catalogue(root, "incidents.csv")
+	return slices.DeleteFunc(rows, func(i map[string]string) bool { return i["severity"] == "" }), err
 }
 
-// listedIncidents returns the codes of the incident table.
-func listedIncidents() (all []health.IncidentInfo) {
-	for n := range 1000 { // DCGM 4.7 has 134 codes
-		if i := health.LookupIncident(n); i.Source != health.LookupIncident(0).Source {
-			all = append(all, i)
+func incidents(root string) (string, error) {
+	all, err := incidentCatalogue(root)
+	var rows [][]string
+	for _, i := range all {
+		effect, source := i["effect"], "DCGM 4.6 health: FAIL"
+		if i["reason"] != "" {
+			effect += " ¹"
 		}
+		if i["severity"] == "WARN" {
+			source = "DCGM 4.6 health: never more than WARN"
+		}
+		if i["advice"] != "" {
+			source += ", " + i["advice"]
+		}
+		rows = append(rows, []string{code("DCGM_FR_" + i["name"]), effect, code(i["action"]), source})
 	}
-	return all
+	return table("Code | Effect of a FAIL | Action | Source", rows), err
 }
 
 func xidDeviations(root string) (string, error) {
@@ -236,12 +239,13 @@ func xidDeviations(root string) (string, error) {
 	return table("XID | Differs from | Reason", d), err
 }
 
-func incidentDeviations(string) (string, error) {
+func incidentDeviations(root string) (string, error) {
+	all, err := incidentCatalogue(root)
 	var d deviations
-	for _, i := range listedIncidents() {
-		d.add(code(i.Name), i.DiffersFrom, i.Deviation)
+	for _, i := range all {
+		d.add(code("DCGM_FR_"+i["name"]), i["differs"], i["reason"])
 	}
-	return table("Code | Differs from | Reason", d), nil
+	return table("Code | Differs from | Reason", d), err
 }
 
 // deviations are rows with names, the sources from which the agent differs, and the reason.

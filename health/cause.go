@@ -1,18 +1,107 @@
 package health
 
 import (
-	"slices"
 	"strconv"
 	"strings"
 )
 
-// causes are the causes of findings that are neither XIDs nor incidents.
+// The causes of findings that are neither of an XID ("xid-79") nor of DCGM's incidents ("dcgm-nvlink-down"). They are label values: do not
+// change them. Each has a row in causes.
+const (
+	CauseLost           = "lost"
+	CauseInaccessible   = "inaccessible"
+	CauseDetached       = "detached"
+	CauseMissing        = "missing"
+	CauseNotMeasured    = "not-measured"
+	CauseRecoveryAction = "recovery-action"
+	CauseRemapFailed    = "row-remap-failed"
+	CauseRemapPending   = "row-remap-pending"
+	CauseUnrepairable   = "memory-unrepairable"
+	CauseDBE            = "double-bit-ecc"
+	CauseRetiredPending = "page-retirement-pending"
+	CauseRetiredPages   = "too-many-retired-pages"
+	CauseTemperature    = "temperature"
+	CauseClocks         = "clocks-slowed-by-hardware"
+	CauseFlapping       = "flapping"
+
+	CauseMPSForeign  = "mps-foreign"   // a daemon that mps-daemon has not started serves the device
+	CauseMPSDown     = "mps-down"      // the daemon does not run, or mps-daemon itself does not
+	CauseMPSHung     = "mps-hung"      // the daemon does not answer
+	CauseMPSFault    = "mps-fault"     // a fatal fault of a client; the server refuses new clients until the affected ones have exited
+	CauseMPSLimits   = "mps-limits"    // the limits could not be set, or the daemon reports others
+	CauseMPSNotReady = "mps-not-ready" // what containers mount is missing, or the daemon has been starting for too long
+
+	CauseCordoned = "cordoned"
+	CauseIsolated = "isolated"
+	CauseReleased = "driver-released"
+)
+
+// family groups causes whose findings begin and end alike.
+type family uint8
+
+// The families. Of one severity, faults of the device come first, then faults of its MPS daemon, which often follow from them, then
+// decisions.
+const (
+	familyOther     family = iota // flapping, and a saved cause that this release does not know
+	familyPresence                // the driver cannot reach the device
+	familyStaleness               // the source has no current value of the device
+	familyCondition               // measured values show it: see conditions
+	familyXID
+	familyIncident
+	familyMPS
+	familyDecision
+)
+
+// causeInfo describes a cause.
+type causeInfo struct {
+	family         family
+	endProvesReset bool // only a reset, or a reload of the driver, ends it (DCGM 4.6 health, what a GPU reset clears); see also recoveries
+	waitsForReset  bool // if Degraded, the GPU works and waits for a reset
+	outlivesBoot   bool // the GPU stores it itself, in its InfoROM
+}
+
+// causes are all causes but those of XIDs and incidents.
 //
 //nolint:gochecknoglobals // a table of constants
-var causes = []string{
-	CauseLost, CauseInaccessible, CauseDetached, CauseMissing, CauseRecoveryAction, CauseRemapFailed, CauseRemapPending, CauseUnrepairable,
-	CauseDBE, CauseRetiredPending, CauseRetiredPages, CauseTemperature, CauseClocks, CauseNotMeasured, CauseFlapping, CauseCordoned,
-	CauseIsolated, CauseReleased, CauseMPSForeign, CauseMPSDown, CauseMPSHung, CauseMPSFault, CauseMPSLimits, CauseMPSNotReady,
+var causes = map[string]causeInfo{
+	CauseLost:           {family: familyPresence},
+	CauseInaccessible:   {family: familyPresence},
+	CauseDetached:       {family: familyPresence},
+	CauseMissing:        {family: familyPresence},
+	CauseNotMeasured:    {family: familyStaleness},
+	CauseRecoveryAction: {family: familyCondition, waitsForReset: true},
+	CauseRemapFailed:    {family: familyCondition, outlivesBoot: true},
+	CauseRemapPending:   {family: familyCondition, endProvesReset: true, waitsForReset: true},
+	CauseUnrepairable:   {family: familyCondition, outlivesBoot: true},
+	CauseDBE:            {family: familyCondition, endProvesReset: true},
+	CauseRetiredPending: {family: familyCondition, endProvesReset: true, waitsForReset: true},
+	CauseRetiredPages:   {family: familyCondition, outlivesBoot: true},
+	CauseTemperature:    {family: familyCondition},
+	CauseClocks:         {family: familyCondition},
+	CauseFlapping:       {family: familyOther},
+
+	CauseMPSForeign:  {family: familyMPS},
+	CauseMPSDown:     {family: familyMPS},
+	CauseMPSHung:     {family: familyMPS},
+	CauseMPSFault:    {family: familyMPS},
+	CauseMPSLimits:   {family: familyMPS},
+	CauseMPSNotReady: {family: familyMPS},
+
+	CauseCordoned: {family: familyDecision},
+	CauseIsolated: {family: familyDecision},
+	CauseReleased: {family: familyDecision},
+}
+
+// causeOf returns the description of a cause. XIDs and incidents are known by their prefixes, because another release may have saved the
+// finding of a code for which this one has no name.
+func causeOf(cause string) causeInfo {
+	switch {
+	case strings.HasPrefix(cause, xidPrefix):
+		return causeInfo{family: familyXID}
+	case strings.HasPrefix(cause, incidentPrefix):
+		return causeInfo{family: familyIncident}
+	}
+	return causes[cause]
 }
 
 // XIDOfCause returns the XID of a cause; ok is false if it is another one.
@@ -34,5 +123,6 @@ func ValidCause(cause string) bool {
 		code, ok := IncidentCode(strings.ReplaceAll(name, "-", "_"))
 		return ok && incidentCause(LookupIncident(code)) == cause
 	}
-	return slices.Contains(causes, cause)
+	_, ok := causes[cause]
+	return ok
 }

@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -54,12 +55,47 @@ func TestCausesAreListed(t *testing.T) {
 				continue
 			}
 			found++
-			if cause, _ := strconv.Unquote(text.Value); !slices.Contains(causes, cause) {
+			name, _ := strconv.Unquote(text.Value)
+			if _, ok := causes[name]; !ok {
 				t.Errorf("%s: %s is not in causes", file, value.Names[0].Name)
 			}
 		}
 	}
 	if found != len(causes) {
 		t.Errorf("%d constants, %d in causes", found, len(causes))
+	}
+}
+
+// The table agrees with every predicate for every cause.
+func TestCausesAgree(t *testing.T) {
+	all := append(slices.Collect(maps.Keys(causes)), "xid-79", "xid-9999", "xid-", "dcgm-nvlink-down", "dcgm-10000", "dcgm-new", "new", "")
+	for _, name := range all {
+		f := Finding{Cause: name, State: Degraded, Action: ActionResetGPU}
+		got := causeOf(name)
+		for predicate, c := range map[string][2]bool{
+			"ofXID":         {f.ofXID(), got.family == familyXID},
+			"ofIncident":    {f.ofIncident(), got.family == familyIncident},
+			"ofPresence":    {f.ofPresence(), got.family == familyPresence},
+			"condition":     {f.condition(), got.family != familyXID},
+			"decision":      {f.decision(), got.family == familyDecision},
+			"OfMPS":         {f.OfMPS(), got.family == familyMPS},
+			"addedByDecide": {f.addedByDecide(), got.family >= familyMPS},
+			"rank":          {f.rank() > 0, got.family >= familyMPS},
+			"pendingReset":  {pendingReset([]Finding{f}) != nil, got.waitsForReset},
+			"conditionOf":   {conditionOf(name) != nil, got.family == familyCondition},
+		} {
+			if c[0] != c[1] {
+				t.Errorf("%q: %s is %v, the table has %v", name, predicate, c[0], c[1])
+			}
+		}
+		over := Sample{Presence: Present, Values: map[Field]float64{FieldRemapFailed: 0}}
+		if cond := conditionOf(name); cond != nil {
+			for _, field := range cond.fields {
+				over.Values[field] = 0
+			}
+		}
+		if ended := resetEnded(DefaultConfig(), name, over); ended != got.endProvesReset {
+			t.Errorf("%q: resetEnded is %v, the table has %v", name, ended, got.endProvesReset)
+		}
 	}
 }

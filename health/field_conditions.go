@@ -2,28 +2,6 @@ package health
 
 import "fmt"
 
-// The causes that are neither XIDs nor DCGM's incidents. They are label values: do not change them.
-const (
-	CauseLost           = "lost"
-	CauseInaccessible   = "inaccessible"
-	CauseDetached       = "detached"
-	CauseMissing        = "missing"
-	CauseRecoveryAction = "recovery-action"
-	CauseRemapFailed    = "row-remap-failed"
-	CauseRemapPending   = "row-remap-pending"
-	CauseUnrepairable   = "memory-unrepairable"
-	CauseDBE            = "double-bit-ecc"
-	CauseRetiredPending = "page-retirement-pending"
-	CauseRetiredPages   = "too-many-retired-pages"
-	CauseTemperature    = "temperature"
-	CauseClocks         = "clocks-slowed-by-hardware"
-	CauseNotMeasured    = "not-measured"
-	CauseFlapping       = "flapping"
-	CauseCordoned       = "cordoned"
-	CauseIsolated       = "isolated"
-	CauseReleased       = "driver-released"
-)
-
 // conditionFindings returns the findings that follow from the sample's presence and values.
 func conditionFindings(c Config, s Sample) []Finding {
 	var all []Finding

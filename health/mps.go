@@ -50,16 +50,6 @@ func (d *MPSDaemon) ClientCount() (n int) {
 
 const mpsPrefix = "mps-"
 
-// The causes of findings about MPS daemons.
-const (
-	CauseMPSForeign  = "mps-foreign"   // a daemon that mps-daemon has not started serves the device
-	CauseMPSDown     = "mps-down"      // the daemon does not run, or mps-daemon itself does not
-	CauseMPSHung     = "mps-hung"      // the daemon does not answer
-	CauseMPSFault    = "mps-fault"     // a fatal fault of a client; the server refuses new clients until the affected ones have exited
-	CauseMPSLimits   = "mps-limits"    // the limits could not be set, or the daemon reports others
-	CauseMPSNotReady = "mps-not-ready" // what containers mount is missing, or the daemon has been starting for too long
-)
-
 // finding returns the finding about the daemon of a device, and false if there is none.
 func (d *MPSDaemon) finding() (Finding, bool) {
 	if d == nil || d.Cause == "" {

@@ -48,8 +48,12 @@ const (
 	familyCondition               // measured values show it: see conditions
 	familyXID
 	familyIncident
-	familyMPS
-	familyDecision
+
+	// Decide adds the findings of the families from here on, and Judge all others. Each poll decides again, so they end with their reason in
+	// every recovery mode. They do not count as a trip, because the device itself works, and an operator cannot clear them.
+
+	familyMPS      // about the device's MPS daemon; not saved
+	familyDecision // decided, not measured: the device is cordoned, its driver is detached, or it is kept free for a reset
 )
 
 // causeInfo describes a cause.
@@ -103,6 +107,28 @@ func causeOf(cause string) causeInfo {
 	}
 	return causes[cause]
 }
+
+func (f Finding) family() family { return causeOf(f.Cause).family }
+
+// rank orders findings of one severity. Faults of the device are equal.
+func (f Finding) rank() family { return max(f.family(), familyIncident) }
+
+func (f Finding) ofXID() bool { return f.family() == familyXID }
+
+func (f Finding) ofIncident() bool { return f.family() == familyIncident }
+
+func (f Finding) ofPresence() bool { return f.family() == familyPresence }
+
+// condition reports whether each poll renews the finding while it lasts. No poll renews an XID.
+func (f Finding) condition() bool { return f.Clears == ClearsItself && !f.ofXID() }
+
+// OfMPS reports whether the finding is about the device's MPS daemon.
+func (f Finding) OfMPS() bool { return f.family() == familyMPS }
+
+func (f Finding) decision() bool { return f.family() == familyDecision }
+
+// addedByDecide reports whether Decide adds the finding, and not Judge.
+func (f Finding) addedByDecide() bool { return f.family() >= familyMPS }
 
 // XIDOfCause returns the XID of a cause; ok is false if it is another one.
 func XIDOfCause(cause string) (xid int, ok bool) {

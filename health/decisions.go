@@ -8,27 +8,6 @@ import (
 	"time"
 )
 
-// decision reports whether the finding is decided, not measured: the device is cordoned, its driver is detached, or it is kept
-// free for a reset. Each poll decides again, so a decision ends with its reason in every recovery mode. It does not count as a
-// trip, and an operator cannot clear it.
-func (f Finding) decision() bool {
-	return f.Cause == CauseCordoned || f.Cause == CauseIsolated || f.Cause == CauseReleased
-}
-
-// addedByDecide reports whether Decide adds the finding, and not Judge.
-func (f Finding) addedByDecide() bool { return f.decision() || f.OfMPS() }
-
-// rank orders findings of one severity: faults of the device, then faults of its MPS daemon, which often follow from them, then decisions.
-func (f Finding) rank() int {
-	switch {
-	case f.decision():
-		return 2
-	case f.OfMPS():
-		return 1
-	}
-	return 0
-}
-
 // DecisionContext is what decides about devices beside their verdicts.
 type DecisionContext struct {
 	Held   Held       // if nil, every device counts as held

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -71,22 +70,6 @@ type Finding struct {
 
 	InOutage        bool      // the device is unreachable in an outage of all GPUs, so its return proves no reset
 	othersBackSince time.Time // InOutage: when another GPU came back without this one; zero before
-}
-
-// condition reports whether each poll renews the finding while it lasts. No poll renews an XID.
-func (f Finding) condition() bool { return f.Clears == ClearsItself && !f.ofXID() }
-
-func (f Finding) ofXID() bool { return strings.HasPrefix(f.Cause, xidPrefix) }
-
-func (f Finding) ofIncident() bool { return strings.HasPrefix(f.Cause, incidentPrefix) }
-
-// ofPresence reports whether the finding is that the driver cannot reach the device.
-func (f Finding) ofPresence() bool {
-	switch f.Cause {
-	case CauseLost, CauseInaccessible, CauseDetached, CauseMissing:
-		return true
-	}
-	return false
 }
 
 // Verdict is the state of a device with the findings behind it, and everything that Judge keeps about the device.

@@ -1,9 +1,6 @@
 package health
 
-import (
-	"strings"
-	"time"
-)
+import "time"
 
 // MPSDaemon is the state of the MPS control daemon of a device. It is immutable once stored.
 type MPSDaemon struct {
@@ -48,8 +45,6 @@ func (d *MPSDaemon) ClientCount() (n int) {
 	return n
 }
 
-const mpsPrefix = "mps-"
-
 // finding returns the finding about the daemon of a device, and false if there is none.
 func (d *MPSDaemon) finding() (Finding, bool) {
 	if d == nil || d.Cause == "" {
@@ -57,11 +52,6 @@ func (d *MPSDaemon) finding() (Finding, bool) {
 	}
 	return Finding{Cause: d.Cause, State: Unhealthy, Reason: d.Reason, Action: d.Action, Clears: ClearsItself}, true
 }
-
-// OfMPS reports whether the finding is about the device's MPS daemon. Decide renews it while the daemon's state has it, so it
-// ends with its reason in every recovery mode, is not saved, and an operator cannot clear it. It does not count as a trip: the
-// device itself works.
-func (f Finding) OfMPS() bool { return strings.HasPrefix(f.Cause, mpsPrefix) }
 
 // MPSState is the state of all MPS daemons, by device. A device without an entry is not served by MPS.
 type MPSState struct{ Daemons map[DeviceID]*MPSDaemon }

@@ -70,8 +70,8 @@ func Decide(c Config, before, judged []DeviceState, dc DecisionContext, now time
 // pendingReset returns the finding of a GPU that works and waits for a reset, nil if there is none.
 func pendingReset(findings []Finding) *Finding {
 	return Verdict{Findings: findings}.ownFinding(func(f Finding) bool {
-		waits := f.Cause == CauseRemapPending || f.Cause == CauseRetiredPending || f.Cause == CauseRecoveryAction
-		return f.State == Degraded && waits && !f.Last.Before(f.Reset) // a reset after Last was the awaited one
+		// A reset after Last was the awaited one.
+		return f.State == Degraded && causeOf(f.Cause).waitsForReset && !f.Last.Before(f.Reset)
 	})
 }
 

@@ -284,19 +284,17 @@ func ended(c Config, f Finding, s Sample, events bool) bool {
 // conditionOver reports whether the sample proves the end of the condition behind a finding that clears itself.
 func conditionOver(c Config, f Finding, s Sample, events bool) bool {
 	longAgo := !events && s.At.Sub(f.Last) >= c.RecoverAfter
-	switch f.Cause {
-	case CauseLost, CauseInaccessible, CauseDetached, CauseMissing:
+	switch f.family() {
+	case familyPresence:
 		now, bad := presenceFinding(s)
 		return s.Presence != PresenceUnknown && (!bad || now.Cause != f.Cause)
-	case CauseNotMeasured:
+	case familyStaleness:
 		return s.Presence == Present && !s.Stale // the source itself waits before it changes Stale
-	}
-	if cond := conditionOf(f.Cause); cond != nil {
-		v, ok := cond.values(s)
+	case familyCondition:
+		v, ok := conditionOf(f.Cause).values(s)
 		// The driver withdraws its recovery action when the recovery is complete, so there is nothing to wait for.
-		return ok && (longAgo || cond.cause == CauseRecoveryAction && RecoveryAction(v[0]) == RecoveryNone)
-	}
-	if f.ofIncident() {
+		return ok && (longAgo || f.Cause == CauseRecoveryAction && RecoveryAction(v[0]) == RecoveryNone)
+	case familyIncident:
 		return s.Checked && longAgo
 	}
 	return longAgo // a warning XID

@@ -98,10 +98,10 @@ func clearedByReturn(old Verdict, f Finding, s Sample) bool {
 	return f.Cause == xidCause(79) && lostAlone && readAfter
 }
 
-// resetEnded reports whether the sample shows the end of a condition that only a reset or a driver reload ends (DCGM 4.6
-// health, what a GPU reset clears). A pending remap that failed also ends, so it proves nothing.
+// resetEnded reports whether the sample shows the end of a condition that only a reset ends. A pending remap that failed also ends, so it
+// proves nothing.
 func resetEnded(c Config, cause string, s Sample) bool {
-	if cause != CauseDBE && cause != CauseRemapPending && cause != CauseRetiredPending || s.Values[FieldRemapFailed] != 0 {
+	if !causeOf(cause).endProvesReset || s.Values[FieldRemapFailed] != 0 {
 		return false
 	}
 	cond := conditionOf(cause)

@@ -61,7 +61,7 @@ type causeInfo struct {
 	family         family
 	endProvesReset bool // only a reset, or a reload of the driver, ends it (DCGM 4.6 health, what a GPU reset clears); see also recoveries
 	waitsForReset  bool // if Degraded, the GPU works and waits for a reset
-	outlivesBoot   bool // the GPU stores it itself, in its InfoROM
+	outlivesBoot   bool // the GPU stores it, in its InfoROM
 }
 
 // causes are all causes but those of XIDs and incidents.
@@ -126,6 +126,9 @@ func (f Finding) condition() bool { return f.Clears == ClearsItself && !f.ofXID(
 func (f Finding) OfMPS() bool { return f.family() == familyMPS }
 
 func (f Finding) decision() bool { return f.family() == familyDecision }
+
+// OutlivesBoot reports whether the GPU has the cause after a reboot too, because it stores it itself.
+func (f Finding) OutlivesBoot() bool { return causeOf(f.Cause).outlivesBoot }
 
 // addedByDecide reports whether Decide adds the finding, and not Judge.
 func (f Finding) addedByDecide() bool { return f.family() >= familyMPS }

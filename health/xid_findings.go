@@ -3,7 +3,6 @@ package health
 import (
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 )
 
@@ -16,9 +15,8 @@ func xidCause(code int) string { return xidPrefix + strconv.Itoa(code) }
 func (v Verdict) LastXID() (code int) {
 	var last time.Time
 	for _, f := range v.Findings {
-		number, isXID := strings.CutPrefix(f.Cause, xidPrefix)
-		if n, err := strconv.Atoi(number); isXID && err == nil && f.From == "" && !f.Last.Before(last) {
-			code, last = n, f.Last
+		if xid, ok := XIDOfCause(f.Cause); ok && f.From == "" && !f.Last.Before(last) {
+			code, last = xid, f.Last
 		}
 	}
 	return code

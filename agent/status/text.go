@@ -306,7 +306,7 @@ func forText(now, since time.Time) string { return formatIf("for %s", ageText(no
 func clearsText(f Finding) string {
 	switch f.Clears {
 	case health.ClearsItself.String():
-		if strings.HasPrefix(f.Cause, "xid-") {
+		if _, ok := health.XIDOfCause(f.Cause); ok {
 			return "clears when the XID has not recurred for a while"
 		}
 		return "clears when the fault ends"

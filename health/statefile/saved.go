@@ -125,7 +125,7 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 	for i := range devices {
 		d := &devices[i]
 		if !sameBoot {
-			d.Verdict = d.Verdict.Without(now, func(f health.Finding) bool { return !outlivesBoot(f.Cause) })
+			d.Verdict = d.Verdict.Without(now, func(f health.Finding) bool { return !f.OutlivesBoot() })
 			d.Verdict.Trips, d.Verdict.PendingXIDs, d.Awaited = nil, nil, nil
 		}
 		if d.Verdict = d.Verdict.Restored(now); !r.History {
@@ -186,9 +186,4 @@ func restoreDetachment(d health.Detachment, now time.Time) health.Detachment {
 	}
 	d.Since, d.Until = health.Rebase(d.Since, now), now.Add(left)
 	return d
-}
-
-// outlivesBoot reports whether the GPU stores the cause itself, in its InfoROM.
-func outlivesBoot(cause string) bool {
-	return cause == health.CauseRemapFailed || cause == health.CauseUnrepairable || cause == health.CauseRetiredPages
 }

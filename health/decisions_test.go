@@ -149,8 +149,9 @@ func TestIsolatePending(t *testing.T) {
 			{1, free, present(), Healthy, nil},
 			{2, free, retired, Unhealthy, isolated(CauseRetiredPending)},
 		},
-		"a hot GPU waits for no reset": {
+		"a hot or slow GPU waits for no reset": {
 			{0, free, present(value(FieldGPUTemp, 99)), Degraded, []string{CauseTemperature}},
+			{1, free, present(value(FieldClocksEvents, 8)), Degraded, []string{CauseTemperature, CauseClocks}},
 		},
 		"a GPU that needs a reboot is not isolated": {
 			{0, free, present(value(FieldRecoveryAction, 2)), Unhealthy, []string{CauseRecoveryAction}},
@@ -175,8 +176,9 @@ func TestIsolatePending(t *testing.T) {
 				for _, l := range polls {
 					devices = judgeAll(c, devices, l.at, l.held, samples{"GPU-0": l.sample}, gpu0, mig0)
 					for _, d := range devices {
-						if got := d.Verdict.Causes(); d.Verdict.State != l.want || !slices.Equal(got, l.causes) {
-							t.Fatalf("at %d s %s is %v %v, want %v %v", l.at, d.Device.ID, d.Verdict.State, got, l.want, l.causes)
+						got, decided := d.Verdict.Causes(), d.Verdict.Decided()
+						if d.Verdict.State != l.want || !slices.Equal(got, l.causes) || decided != slices.Contains(l.causes, CauseIsolated) {
+							t.Fatalf("at %d s %s is %v %v, decided: %v, want %v %v", l.at, d.Device.ID, d.Verdict.State, got, decided, l.want, l.causes)
 						}
 					}
 				}

@@ -486,6 +486,37 @@ func TestResetBeforeRecurrence(t *testing.T) {
 	}
 }
 
+// The end of a condition clears an XID that needs a reset if only a reset ends the condition.
+func TestEndsThatProveReset(t *testing.T) {
+	for name, c := range map[string]struct {
+		field    Field
+		from, to float64
+		proves   bool
+	}{
+		"double-bit errors":             {FieldDBEVolatile, 1, 0, true},
+		"remap pending":                 {FieldRemapPending, 1, 0, true},
+		"page retirement pending":       {FieldRetiredPending, 1, 0, true},
+		"recovery action: reset":        {FieldRecoveryAction, float64(RecoveryReset), float64(RecoveryNone), true},
+		"recovery action: drain":        {FieldRecoveryAction, float64(RecoveryDrainP2P), float64(RecoveryNone), false},
+		"remap failed":                  {FieldRemapFailed, 1, 0, false},
+		"unrepairable":                  {FieldUnrepairable, 1, 0, false},
+		"retired pages":                 {FieldRetiredDBE, 63, 0, false},
+		"temperature":                   {FieldGPUTemp, 99, 40, false},
+		"clocks":                        {FieldClocksEvents, 8, 0, false},
+		"double-bit errors that remain": {FieldDBEVolatile, 2, 1, false},
+	} {
+		s := present(xids(48), value(c.field, c.from), value(FieldRetiredSBE, 0))
+		devices := judgeAll(DefaultConfig(), nil, 0, nil, samples{gpu0.ID: s}, gpu0)
+		for _, seconds := range []int{10, 20} {
+			s = present(value(c.field, c.to), value(FieldRetiredSBE, 0))
+			devices = judgeAll(DefaultConfig(), devices, seconds, nil, samples{gpu0.ID: s}, gpu0)
+		}
+		if left := devices[0].Verdict.Has("xid-48"); left == c.proves {
+			t.Errorf("%s: XID 48 is left: %v", name, left)
+		}
+	}
+}
+
 func TestJudgeSince(t *testing.T) {
 	devices := runSteps(t, DefaultConfig(), []step{
 		{0, present(), Healthy, nil},

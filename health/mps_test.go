@@ -84,12 +84,14 @@ func TestMPSFindingHidesNoTrip(t *testing.T) {
 func TestClearKeepsMPS(t *testing.T) {
 	c := DefaultConfig()
 	judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(xids(48))}, gpu0)
-	devices := Decide(c, judged, judged, DecisionContext{MPS: daemons(gpu0.ID, CauseMPSHung)}, at(1))
-	if _, _, err := Clear(c, devices, false, gpu0.ID, CauseMPSHung, at(2)); !errors.Is(err, ErrMPSDaemon) {
-		t.Errorf("got %v, want %v", err, ErrMPSDaemon)
-	}
-	after, cleared, err := Clear(c, devices, false, gpu0.ID, "", at(2))
-	if err != nil || !slices.Equal(cleared, []string{"xid-48"}) || !after[0].Verdict.Has(CauseMPSHung) {
-		t.Errorf("got %v, %v, %+v", cleared, err, after[0].Verdict)
+	for _, cause := range []string{CauseMPSForeign, CauseMPSDown, CauseMPSHung, CauseMPSFault, CauseMPSLimits, CauseMPSNotReady} {
+		devices := Decide(c, judged, judged, DecisionContext{MPS: daemons(gpu0.ID, cause)}, at(1))
+		if _, _, err := Clear(c, devices, false, gpu0.ID, cause, at(2)); !errors.Is(err, ErrMPSDaemon) {
+			t.Errorf("%s: got %v, want %v", cause, err, ErrMPSDaemon)
+		}
+		after, cleared, err := Clear(c, devices, false, gpu0.ID, "", at(2))
+		if err != nil || !slices.Equal(cleared, []string{"xid-48"}) || !after[0].Verdict.Has(cause) {
+			t.Errorf("%s: got %v, %v, %+v", cause, cleared, err, after[0].Verdict)
+		}
 	}
 }

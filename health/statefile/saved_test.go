@@ -168,7 +168,8 @@ func TestFindingsThatOutliveBoot(t *testing.T) {
 	for cause, want := range map[string]bool{
 		health.CauseRemapFailed: true, health.CauseUnrepairable: true, health.CauseRetiredPages: true,
 		"xid-95": false, health.CauseLost: false, health.CauseRemapPending: false, health.CauseRetiredPending: false, health.CauseDBE: false,
-		health.CauseTemperature: false, health.CauseFlapping: false,
+		health.CauseTemperature: false, health.CauseClocks: false, health.CauseRecoveryAction: false, health.CauseNotMeasured: false,
+		health.CauseMissing: false, health.CauseDetached: false, health.CauseFlapping: false, "dcgm-row-remap-failure": false,
 	} {
 		f := health.Finding{Cause: cause, State: health.Unhealthy, Since: healthtest.At(1), Last: healthtest.At(1), Clears: health.ClearsReboot}
 		v := health.Verdict{State: health.Unhealthy, Findings: []health.Finding{f}, Trips: []time.Time{healthtest.At(1)}}

@@ -2,12 +2,14 @@ package operator
 
 import (
 	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
 // ClearRequest asks the agent to clear findings of a device, or to bind an entry of the configuration anew. Device or Binding is set.
@@ -39,11 +41,14 @@ func (r ClearRequest) validate(dash, device string) error {
 
 func (s *Server) clear(req ClearRequest) (ClearResponse, error) {
 	if err := req.validate("", "device"); err != nil {
-		return ClearResponse{}, err
+		return ClearResponse{}, unixsock.WithStatus(http.StatusBadRequest, err)
 	}
 	if req.Binding != "" {
 		bound, err := s.Monitor.Rebind(req.Binding)
-		return ClearResponse{Cleared: []string{}, Remaining: []status.Finding{}, Bound: status.Bindings(bound)}, err
+		if err != nil {
+			return ClearResponse{}, unixsock.WithStatus(http.StatusConflict, err)
+		}
+		return ClearResponse{Cleared: []string{}, Remaining: []status.Finding{}, Bound: status.Bindings(bound)}, nil
 	}
 	id, err := resolveDevice(s.Snapshots.Load(), req.Device)
 	if err != nil {
@@ -51,7 +56,7 @@ func (s *Server) clear(req ClearRequest) (ClearResponse, error) {
 	}
 	causes, err := s.Monitor.Clear(id, req.Cause)
 	if err != nil {
-		return ClearResponse{}, err
+		return ClearResponse{}, unixsock.WithStatus(http.StatusConflict, err)
 	}
 	res := ClearResponse{Cleared: append([]string{}, causes...), Remaining: []status.Finding{}}
 	for _, d := range s.Snapshots.Load().Devices {
@@ -75,11 +80,11 @@ func resolveDevice(s *health.Snapshot, ref string) (health.DeviceID, error) {
 	}
 	switch len(matches) {
 	case 0:
-		return "", unknownDeviceError(s, ref)
+		return "", unixsock.WithStatus(http.StatusNotFound, unknownDeviceError(s, ref))
 	case 1:
 		return matches[0].ID, nil
 	}
-	return "", fmt.Errorf("%q matches %s and %s; use the UUID", ref, matches[0].ID, matches[1].ID)
+	return "", unixsock.WithStatus(http.StatusBadRequest, fmt.Errorf("%q matches %s and %s; use the UUID", ref, matches[0].ID, matches[1].ID))
 }
 
 // unknownDeviceError returns the error about a reference that matches no device. It lists the MIG devices of the GPU in the

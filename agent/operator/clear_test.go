@@ -3,6 +3,7 @@ package operator
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -108,14 +109,16 @@ func TestClear(t *testing.T) {
 			}
 		}
 	}
-	for req, want := range map[ClearRequest]string{
-		{Device: "1:2"}: `"1:2"; expected one of 1:0, 1:1, or`,
-		{Device: "9"}:   `"9"; expected one of 0, 1, or`, {Device: "0:0"}: "one of 0, 1, or", {Device: "foo"}: "one of 0, 1, or",
-		{Device: "1b:00.0"}: "GPU-0 and GPU-1", {Device: "0", Cause: "cordoned"}: `"cordoned"`,
+	for req, want := range map[ClearRequest]error{
+		{Device: "1:2"}:                  refusal(http.StatusNotFound, `"1:2"; expected one of 1:0, 1:1, or`),
+		{Device: "9"}:                    refusal(http.StatusNotFound, `"9"; expected one of 0, 1, or`),
+		{Device: "0:0"}:                  refusal(http.StatusNotFound, "one of 0, 1, or"),
+		{Device: "foo"}:                  refusal(http.StatusNotFound, "one of 0, 1, or"),
+		{Device: "1b:00.0"}:              refusal(http.StatusBadRequest, "GPU-0 and GPU-1"),
+		{Device: "0", Cause: "cordoned"}: refusal(http.StatusConflict, `"cordoned"`),
 	} {
-		if _, err := s.clear(req); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%+v: %v, want %s", req, err, want)
-		}
+		_, err := s.clear(req)
+		wantRefusal(t, fmt.Sprintf("%+v", req), err, want)
 	}
 }
 
@@ -123,17 +126,16 @@ func TestClear(t *testing.T) {
 func TestClearBinding(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	for line, want := range map[string]string{
-		`{"clear":{"binding":"3","device":"GPU-1"}}`: "binding excludes device",
-		`{"clear":{"binding":"3","cause":"lost"}}`:   "binding excludes device",
-		`{"clear":{"binding":"4"}}`:                  `has the entry "4"`,
-		`{"clear":{}}`:                               "device is not set",
+	for req, want := range map[ClearRequest]error{
+		{Binding: "3", Device: "GPU-1"}: refusal(http.StatusBadRequest, "binding excludes device"),
+		{Binding: "3", Cause: "lost"}:   refusal(http.StatusBadRequest, "binding excludes device"),
+		{Binding: "4"}:                  refusal(http.StatusConflict, `has the entry "4"`),
+		{}:                              refusal(http.StatusBadRequest, "device is not set"),
 	} {
-		if _, err := s.handleLine(t.Context(), line); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", line, err, want)
-		}
+		_, err := send[ClearResponse](t, s, clearRoute, req)
+		wantRefusal(t, fmt.Sprintf("%+v", req), err, want)
 	}
-	res, err := send[ClearResponse](t, s, request{Clear: &ClearRequest{Binding: "3"}})
+	res, err := send[ClearResponse](t, s, clearRoute, ClearRequest{Binding: "3"})
 	if err != nil || len(res.Bound) != 1 || res.Bound[0].GPU != s.Snapshots.Load().Devices[3].Device.ID {
 		t.Fatalf("%+v, %v", res, err)
 	}

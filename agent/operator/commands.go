@@ -81,7 +81,7 @@ func simCommand(loader *config.Loader) *cobra.Command {
 		},
 	}
 	return onSocket(cmd, "source.sim.control", loader, func(c config.Config) string { return c.Source.Sim.Control }, requestTimeout,
-		func(ctx context.Context, socket string) (string, error) { return sim.Send(ctx, socket, event) })
+		func(ctx context.Context, socket string) (string, error) { return "", sim.Send(ctx, socket, event) })
 }
 
 func clearCommand(loader *config.Loader) *cobra.Command {
@@ -105,7 +105,7 @@ An entry of the configuration that names a GPU by its index stays bound to that 
 	cmd.Flags().StringVar(&req.Cause, "cause", "", "finding to clear, such as xid-79 (default: all)")
 	cmd.Flags().StringVar(&req.Binding, "binding", "",
 		"entry of the configuration, such as 3 or 3:0, that is to mean the GPU with this index now")
-	return onAgentSocket[ClearResponse](cmd, loader, requestTimeout, request{Clear: &req})
+	return onAgentSocket[ClearResponse](cmd, loader, requestTimeout, clearRoute, &req)
 }
 
 func detachCommand(loader *config.Loader) *cobra.Command {
@@ -129,7 +129,7 @@ is released, and fails if it is not. A repeated detach prints the current state 
 	}
 	cmd.Flags().StringVar(&req.For, "for", defaultDetach.String(), "time after which the agent attaches by itself, 1s to 24h")
 	cmd.Flags().BoolVar(&req.Force, "force", false, "detach although pods hold GPUs, or the kubelet does not report whether they do")
-	return onAgentSocket[DetachResponse](cmd, loader, driverTimeout+requestTimeout, request{Detach: &req})
+	return onAgentSocket[DetachResponse](cmd, loader, driverTimeout+requestTimeout, detachRoute, &req)
 }
 
 func attachCommand(loader *config.Loader) *cobra.Command {
@@ -139,7 +139,7 @@ func attachCommand(loader *config.Loader) *cobra.Command {
 		Long: `Use the GPU driver again after detach. Only root may do so.
 
 The command returns when the GPUs are measured again. It fails if they are not; the agent then keeps trying.`,
-	}, loader, driverTimeout+requestTimeout, request{Attach: &struct{}{}})
+	}, loader, driverTimeout+requestTimeout, attachRoute, nil)
 }
 
 // response is the result of a request.
@@ -154,10 +154,10 @@ const socketKey = "health.socket"
 func healthSocket(c config.Config) string { return c.Health.Socket }
 
 // onAgentSocket makes cmd send a request to health.socket, and print the response.
-func onAgentSocket[T response](cmd *cobra.Command, loader *config.Loader, timeout time.Duration, req request) *cobra.Command {
+func onAgentSocket[T response](cmd *cobra.Command, loader *config.Loader, timeout time.Duration, route string, body any) *cobra.Command {
 	return onSocket(cmd, socketKey, loader, healthSocket, timeout,
 		func(ctx context.Context, socket string) (string, error) {
-			res, err := call[T](ctx, socket, req)
+			res, err := call[T](ctx, socket, route, body)
 			if err != nil {
 				return "", err
 			}

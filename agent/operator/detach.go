@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
@@ -93,22 +95,22 @@ func (d DetachRequest) duration() (time.Duration, error) {
 }
 
 // detach releases the driver and checks that the process has no file of it open.
-func (s *Server) detach(ctx context.Context, d DetachRequest) (any, error) {
+func (s *Server) detach(ctx context.Context, d DetachRequest) (DetachResponse, error) {
 	t, err := d.duration()
 	if err != nil {
-		return nil, err
+		return DetachResponse{}, unixsock.WithStatus(http.StatusBadRequest, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, driverTimeout)
 	defer cancel()
 	withheld, err := s.withhold(ctx, d, t)
 	if err != nil {
-		return nil, err
+		return DetachResponse{}, unixsock.WithStatus(http.StatusConflict, err)
 	}
 	s.awaitSaved(ctx)
 	result, err := s.Monitor.Detach(ctx, t)
 	withheld.End() // no effect after a detach
 	if err != nil {
-		return nil, err
+		return DetachResponse{}, err
 	}
 	res := DetachResponse{Since: result.Since.UTC(), Until: result.Until.UTC(), Already: result.Already}
 	if result.EngineUnasked {
@@ -214,12 +216,12 @@ func checkNotHeld(s *health.Snapshot, facts offer.Facts) error {
 }
 
 // attach uses the driver again and reports the GPUs that are still unhealthy.
-func (s *Server) attach(ctx context.Context) (any, error) {
+func (s *Server) attach(ctx context.Context) (AttachResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, driverTimeout)
 	defer cancel()
 	result, err := s.Monitor.Attach(ctx)
 	if err != nil {
-		return nil, err
+		return AttachResponse{}, err
 	}
 	var devices []health.DeviceState
 	if snapshot := s.Snapshots.Load(); snapshot != nil && !result.Already && result.Status == health.SourceUp {

@@ -33,7 +33,7 @@ left out of them. The API server chooses the names and generations of published 
 	}
 	format := terminal.AddFormat(cmd.Flags(), "table", terminal.JSON)
 	return onSocket(cmd, socketKey, loader, healthSocket, requestTimeout, func(ctx context.Context, socket string) (string, error) {
-		s, err := call[dra.PublishedSlices](ctx, socket, request{Slices: &struct{}{}})
+		s, err := call[dra.PublishedSlices](ctx, socket, slicesRoute, nil)
 		if err != nil {
 			return "", err
 		}

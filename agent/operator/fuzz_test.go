@@ -17,63 +17,80 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
-// FuzzHandleLine sends any line to the operator's socket. An invalid line or an unknown device is an error with a text. A
-// valid line has the same result when Go encodes it again.
-func FuzzHandleLine(f *testing.F) {
-	for _, line := range []string{
-		`{"clear":{"device":"GPU-1"}}`, `{"clear":{"device":"GPU-1","cause":"lost"}}`, `{"clear":{"device":"GPU-2","cause":"temperature"}}`,
-		`{"clear":{"device":"MIG-2-7","cause":"temperature"}}`, `{"clear":{"device":"GPU-0","cause":""}}`, `{"clear":{"device":"","cause":""}}`,
-		`{"clear":{"binding":"3"}}`, `{"clear":null}`, `{"clear":{}}`, `{}`, `null`, `[]`, `"clear"`,
-		`{"clear":{"device":"GPU-1"},"clear":{"device":"GPU-2"}}`,
-		`{"CLEAR":{"DEVICE":"GPU-1"}}`, `{"clear":{"device":"GPU-1","all":true}}`, `{"clear":{"device":"GPU-1"}} {"clear":{"device":"GPU-2"}}`,
-		`{"clear":{"device":"GPU-\u0031"}}`,
-		`{"detach":{}}`, `{"detach":{"for":"30m"}}`, `{"detach":{"for":"2h","force":true}}`, `{"detach":{"for":"-1s","force":true}}`,
-		`{"detach":{"for":30}}`,
-		`{"detach":{"until":"now"}}`, `{"detach":null}`, `{"attach":{}}`, `{"attach":{"force":true}}`, `{"detach":{"force":true},"attach":{}}`,
-		`{"clear":{"device":"GPU-1","cause":"\u0000"}}`, `{"clear":{"device":["GPU-1"]}}`, `{"clear":{"device":"GPU-1"}}x`,
-		`{"slices":{}}`, `{"labels":{}}`, `{"labels":{"all":true}}`, `{"labels":{},"slices":{}}`,
+// FuzzRequests sends any body to each route. An invalid body or an unknown device is an error with a text. A valid one has the same result
+// when Go encodes it again.
+func FuzzRequests(f *testing.F) {
+	for _, body := range []string{
+		`{"device":"GPU-1"}`, `{"device":"GPU-1","cause":"lost"}`, `{"device":"GPU-2","cause":"temperature"}`,
+		`{"device":"MIG-2-7","cause":"temperature"}`, `{"device":"GPU-0","cause":""}`, `{"device":"","cause":""}`,
+		`{"binding":"3"}`, `null`, `{}`, ``, `[]`, `"clear"`, `{"device":"GPU-1","device":"GPU-2"}`, `{"DEVICE":"GPU-1"}`,
+		`{"device":"GPU-1","all":true}`, `{"device":"GPU-1"} {"device":"GPU-2"}`, `{"device":"GPU-\u0031"}`,
+		`{"device":"9"}`, `{"device":"GPU-1","cause":"\u0000"}`, `{"device":["GPU-1"]}`, `{"device":"GPU-1"}x`,
 	} {
-		f.Add(line)
+		f.Add(clearRoute, body)
+	}
+	for _, body := range []string{
+		`{}`, `{"for":"30m"}`, `{"for":"2h","force":true}`, `{"for":"-1s","force":true}`, `{"for":30}`, `{"until":"now"}`,
+	} {
+		f.Add(detachRoute, body)
+	}
+	f.Add(attachRoute, `{"force":true}`)
+	f.Add(terminateRoute, `{"device":"0","client":4711}`)
+	for _, route := range []string{attachRoute, mpsRoute, terminateRoute, slicesRoute, labelsRoute} {
+		f.Add(route, `{}`)
 	}
 	node := agenttest.Node()
 	ctx, cancel := context.WithCancel(f.Context())
 	cancel() // no monitor runs that could detach, so detach must not wait
-	f.Fuzz(func(t *testing.T, line string) {
-		result, err := restored(node).handleLine(ctx, line)
+	f.Fuzz(func(t *testing.T, route, body string) {
+		answer := restored(node).routes()[route]
+		if answer == nil {
+			return
+		}
+		result, err := answer(ctx, []byte(body))
 		if err != nil {
 			if err.Error() == "" {
 				t.Error("error without a text")
 			}
 			return
 		}
-		var req request
-		err = json.Unmarshal([]byte(line), &req)
-		if list, ok := result.(MPSResponse); ok && err == nil && req.MPS != nil && req.MPS.Terminate == nil && len(list.Daemons) == 0 {
+		if list, ok := result.(MPSResponse); ok && route == mpsRoute && len(list.Daemons) == 0 {
 			return // the node has no daemons, so nothing can be terminated
 		}
-		if err != nil || req.Clear == nil {
-			t.Fatalf("%q is not a valid clear request, and the result is %v", line, result)
+		if route != clearRoute {
+			t.Fatalf("%s %q succeeds without a monitor: %v", route, body, result)
 		}
-		at := slices.IndexFunc(node.Devices, func(d health.DeviceState) bool { return string(d.Device.ID) == req.Clear.Device })
-		cleared, ok := result.(ClearResponse)
-		if at < 0 || !ok {
-			t.Fatalf("%q names no device and cleared %v", line, result)
-		}
-		for _, cause := range cleared.Cleared {
-			present := slices.ContainsFunc(node.Devices[at].Verdict.Findings,
-				func(f health.Finding) bool { return f.Cause == cause && f.From == "" })
-			if !present || req.Clear.Cause != "" && req.Clear.Cause != cause {
-				t.Errorf("%q cleared %s", line, cause)
-			}
-		}
-		encoded, err := json.Marshal(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if second, err := restored(node).handleLine(ctx, string(encoded)); err != nil || !reflect.DeepEqual(second, result) {
-			t.Errorf("%q: %v; %s: %v, %v", line, result, encoded, second, err)
-		}
+		checkCleared(ctx, t, node, body, result)
 	})
+}
+
+// checkCleared checks the result of a clear request, which is the same when Go encodes the request again.
+func checkCleared(ctx context.Context, t *testing.T, node *health.Snapshot, body string, result any) {
+	t.Helper()
+	var req ClearRequest
+	if err := json.Unmarshal([]byte(body), &req); err != nil {
+		t.Fatalf("%q is not a valid clear request, and the result is %v", body, result)
+	}
+	id, err := resolveDevice(node, req.Device)
+	cleared, ok := result.(ClearResponse)
+	if err != nil || !ok {
+		t.Fatalf("%q names no device and cleared %v", body, result)
+	}
+	at := slices.IndexFunc(node.Devices, func(d health.DeviceState) bool { return d.Device.ID == id })
+	for _, cause := range cleared.Cleared {
+		present := slices.ContainsFunc(node.Devices[at].Verdict.Findings,
+			func(f health.Finding) bool { return f.Cause == cause && f.From == "" })
+		if !present || req.Cause != "" && req.Cause != cause {
+			t.Errorf("%q cleared %s", body, cause)
+		}
+	}
+	encoded, err := json.Marshal(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if second, err := restored(node).routes()[clearRoute](ctx, encoded); err != nil || !reflect.DeepEqual(second, result) {
+		t.Errorf("%q: %v; %s: %v, %v", body, result, encoded, second, err)
+	}
 }
 
 var errNone = errors.New("none")
@@ -82,6 +99,7 @@ var errNone = errors.New("none")
 func restored(node *health.Snapshot) *Server {
 	s := newServer(health.DefaultConfig(), zap.NewNop())
 	s.Monitor.Restore(statefile.Restored{Devices: node.Devices, Missed: true})
+	s.Snapshots.Store(&health.Snapshot{Devices: node.Devices})
 	s.Slices = func(context.Context) (dra.PublishedSlices, error) { return dra.PublishedSlices{}, errNone }
 	s.Labels = func(context.Context) (agentnode.Labels, error) { return agentnode.Labels{}, errNone }
 	return s

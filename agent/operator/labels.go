@@ -64,7 +64,7 @@ func askOrPlan(cmd *cobra.Command, loader *config.Loader, socket string, plan pl
 	if configured != "" {
 		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 		defer cancel()
-		answer, err := call[node.Labels](ctx, configured, request{Labels: &struct{}{}})
+		answer, err := call[node.Labels](ctx, configured, labelsRoute, nil)
 		absent := errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)
 		if socket != "" || !absent {
 			return answer, err

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -18,12 +19,9 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
-
-// MPSRequest asks for the MPS daemons, or to terminate a client of one.
-type MPSRequest struct {
-	Terminate *TerminateRequest `json:"terminate,omitempty"`
-}
 
 // TerminateRequest asks to terminate an MPS client.
 type TerminateRequest struct {
@@ -31,7 +29,7 @@ type TerminateRequest struct {
 	Client int    `json:"client"` // PID
 }
 
-// MPSResponse is the result of an MPSRequest without a client to terminate.
+// MPSResponse lists the MPS daemons.
 type MPSResponse struct {
 	Error   string             `json:"error,omitempty"` // why the daemons cannot be followed
 	Daemons []status.MPSDaemon `json:"daemons"`
@@ -56,16 +54,10 @@ const mpsTimeout = 30 * time.Second
 // mpsUnused is what `mps` prints on a node without MPS daemons.
 const mpsUnused = "MPS serves no device of this node; plugin.sharing.mps.resources selects the devices that it serves"
 
-// mps returns an MPSResponse or a TerminateResponse.
-func (s *Server) mps(ctx context.Context, req MPSRequest) (any, error) {
+func (s *Server) mps(ctx context.Context) (MPSResponse, error) {
 	daemons := status.MPSDaemons(s.Snapshots.Load(), s.Processes())
-	if req.Terminate == nil {
-		s.updateClients(ctx, daemons)
-		return MPSResponse{s.MPS.Err(), daemons}, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, mpsTimeout)
-	defer cancel()
-	return s.terminate(ctx, *req.Terminate, daemons)
+	s.updateClients(ctx, daemons)
+	return MPSResponse{s.MPS.Err(), daemons}, nil
 }
 
 // updateClients asks the ready daemons for their current clients. If a daemon does not answer in time, its clients stay as they were listed
@@ -87,33 +79,46 @@ func (s *Server) updateClients(ctx context.Context, daemons []status.MPSDaemon) 
 	all.Wait()
 }
 
-func (s *Server) terminate(ctx context.Context, req TerminateRequest, daemons []status.MPSDaemon) (TerminateResponse, error) {
+func (s *Server) terminate(ctx context.Context, req TerminateRequest) (TerminateResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, mpsTimeout)
+	defer cancel()
 	if req.Client <= 0 {
-		return TerminateResponse{}, fmt.Errorf("client: expected the PID of an MPS client, as gpu-node-agent mps shows it, got %d", req.Client)
+		return TerminateResponse{}, unixsock.WithStatus(http.StatusBadRequest,
+			fmt.Errorf("client: expected the PID of an MPS client, as gpu-node-agent mps shows it, got %d", req.Client))
 	}
 	id, err := resolveDevice(s.Snapshots.Load(), req.Device)
 	if err != nil {
 		return TerminateResponse{}, err
 	}
+	if err := checkRuns(status.MPSDaemons(s.Snapshots.Load(), s.Processes()), id); err != nil {
+		return TerminateResponse{}, unixsock.WithStatus(http.StatusConflict, err)
+	}
+	switch err := s.MPS.TerminateClient(ctx, id, req.Client); {
+	case errors.Is(err, mps.ErrNoClient):
+		return TerminateResponse{}, unixsock.WithStatus(http.StatusNotFound, err)
+	case err != nil:
+		return TerminateResponse{}, err
+	}
+	s.Log.Info("terminated MPS client on request", zap.String("device", string(id)), zap.Int("client", req.Client))
+	return TerminateResponse{id, req.Client}, nil
+}
+
+// checkRuns returns an error unless a daemon of the device runs.
+func checkRuns(daemons []status.MPSDaemon, id health.DeviceID) error {
 	i := slices.IndexFunc(daemons, func(d status.MPSDaemon) bool { return d.Device == id })
 	switch {
 	case len(daemons) == 0:
-		return TerminateResponse{}, errors.New(mpsUnused)
+		return errors.New(mpsUnused)
 	case i < 0:
 		indexes := make([]string, len(daemons))
 		for i, d := range daemons {
 			indexes[i] = d.Index
 		}
-		return TerminateResponse{}, fmt.Errorf("%s: MPS does not serve this device; expected one of %s", id, strings.Join(indexes, ", "))
+		return fmt.Errorf("%s: MPS does not serve this device; expected one of %s", id, strings.Join(indexes, ", "))
 	case daemons[i].PID == 0:
-		return TerminateResponse{}, fmt.Errorf("%s: the MPS daemon does not run, so it has no clients: %s", id,
-			cmp.Or(daemons[i].Reason, "starting"))
+		return fmt.Errorf("%s: the MPS daemon does not run, so it has no clients: %s", id, cmp.Or(daemons[i].Reason, "starting"))
 	}
-	if err := s.MPS.TerminateClient(ctx, id, req.Client); err != nil {
-		return TerminateResponse{}, err
-	}
-	s.Log.Info("terminated MPS client on request", zap.String("device", string(id)), zap.Int("client", req.Client))
-	return TerminateResponse{id, req.Client}, nil
+	return nil
 }
 
 func (r TerminateResponse) err() error { return nil }
@@ -147,7 +152,7 @@ clients need metrics.processes.enabled.`,
 	}
 	format := terminal.AddFormat(cmd.Flags(), "text", terminal.JSON)
 	cmd = onSocket(cmd, socketKey, loader, healthSocket, requestTimeout, func(ctx context.Context, socket string) (string, error) {
-		res, err := call[MPSResponse](ctx, socket, request{MPS: &MPSRequest{}})
+		res, err := call[MPSResponse](ctx, socket, mpsRoute, nil)
 		if err != nil {
 			return "", err
 		}
@@ -180,5 +185,5 @@ Do this before you kill a process that hangs in a kernel: killed in the middle o
 	}
 	cmd.Flags().StringVar(&req.Device, "gpu", "", "device: a UUID, an index such as 3, a MIG index such as 3:0 or a PCI bus ID")
 	cmd.Flags().IntVar(&req.Client, "client", 0, "PID of the client")
-	return onAgentSocket[TerminateResponse](cmd, loader, mpsTimeout+requestTimeout, request{MPS: &MPSRequest{Terminate: &req}})
+	return onAgentSocket[TerminateResponse](cmd, loader, mpsTimeout+requestTimeout, terminateRoute, &req)
 }

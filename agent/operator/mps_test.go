@@ -4,7 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
+	"fmt"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
 
 // fakeMPS records the client that it was asked to terminate.
@@ -70,7 +72,7 @@ func mpsServer(s *health.Snapshot, fake *fakeMPS, log *zap.Logger) *Server {
 }
 
 func TestMPSLists(t *testing.T) {
-	result, err := mpsServer(mpsNode(), &fakeMPS{reason: "no socket"}, zaptest.NewLogger(t)).handleLine(t.Context(), `{"mps":{}}`)
+	result, err := mpsServer(mpsNode(), &fakeMPS{reason: "no socket"}, zaptest.NewLogger(t)).routes()[mpsRoute](t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -113,10 +115,9 @@ func TestMPSListsClientsOfNow(t *testing.T) {
 	fake := &fakeMPS{clients: map[health.DeviceID]map[int][]int{
 		"GPU-0": {50: {61, 64}, 52: {65}}, "GPU-1": {1: {2}}, // the daemon of GPU 1 is not ready, and is not asked
 	}}
-	result, err := mpsServer(mpsNode(), fake, zaptest.NewLogger(t)).mps(t.Context(), MPSRequest{})
-	res, ok := result.(MPSResponse)
-	if err != nil || !ok {
-		t.Fatal(result, err)
+	res, err := mpsServer(mpsNode(), fake, zaptest.NewLogger(t)).mps(t.Context())
+	if err != nil {
+		t.Fatal(err)
 	}
 	document, err := json.Marshal(res.Daemons[0])
 	if err != nil {
@@ -132,10 +133,9 @@ func TestMPSListsClientsOfNow(t *testing.T) {
 
 func TestMPSListsNone(t *testing.T) {
 	for name, s := range map[string]*health.Snapshot{"no snapshot": nil, "no daemons": agenttest.Node()} {
-		result, err := mpsServer(s, &fakeMPS{}, zaptest.NewLogger(t)).mps(t.Context(), MPSRequest{})
-		res, ok := result.(MPSResponse)
-		if err != nil || !ok || res.Daemons == nil || len(res.Daemons) > 0 || res.text() != mpsUnused {
-			t.Errorf("%s: %+v, %v", name, result, err)
+		res, err := mpsServer(s, &fakeMPS{}, zaptest.NewLogger(t)).mps(t.Context())
+		if err != nil || res.Daemons == nil || len(res.Daemons) > 0 || res.text() != mpsUnused {
+			t.Errorf("%s: %+v, %v", name, res, err)
 		}
 	}
 }
@@ -159,39 +159,32 @@ func TestMPSTerminate(t *testing.T) {
 		snapshot *health.Snapshot
 		ref      string
 		client   int
-		err      error    // of the daemon
-		want     []string // in the error; nil: none
+		err      error  // of the daemon
+		code     int    // of the refusal; 0: none
+		want     string // in it
 	}{
-		"client":            {mpsNode(), "0", 61, nil, nil},
-		"client of MIG":     {mpsNode(), "2:1", 61, nil, nil},
-		"unknown client":    {mpsNode(), "0", 7, errors.New("no client 7"), []string{"no client 7"}},
-		"no client":         {mpsNode(), "0", 0, nil, []string{"client: ", "got 0"}},
-		"unknown device":    {mpsNode(), "9", 61, nil, []string{`"9"`, "expected one of 0, 1, 2"}},
-		"without MPS":       {mpsNode(), "2", 61, nil, []string{"GPU-2: ", "expected one of 0, 1, 2:1"}},
-		"daemon down":       {mpsNode(), "1", 61, nil, []string{"GPU-1: ", "exit status 1"}},
-		"node without MPS":  {agenttest.Node(), "0", 61, nil, []string{"plugin.sharing.mps.resources"}},
-		"not yet measured":  {nil, "0", 61, nil, []string{"not measured"}},
-		"daemon is hanging": {mpsNode(), "0", 61, context.DeadlineExceeded, []string{context.DeadlineExceeded.Error()}},
+		"client":            {mpsNode(), "0", 61, nil, 0, ""},
+		"client of MIG":     {mpsNode(), "2:1", 61, nil, 0, ""},
+		"unknown client":    {mpsNode(), "0", 7, fmt.Errorf("%w 7", mps.ErrNoClient), http.StatusNotFound, "no such MPS client 7"},
+		"no client":         {mpsNode(), "0", 0, nil, http.StatusBadRequest, "client: expected the PID of an MPS client"},
+		"unknown device":    {mpsNode(), "9", 61, nil, http.StatusNotFound, `"9"; expected one of 0, 1, 2`},
+		"without MPS":       {mpsNode(), "2", 61, nil, http.StatusConflict, "GPU-2: MPS does not serve this device; expected one of 0, 1, 2:1"},
+		"daemon down":       {mpsNode(), "1", 61, nil, http.StatusConflict, "GPU-1: the MPS daemon does not run"},
+		"node without MPS":  {agenttest.Node(), "0", 61, nil, http.StatusConflict, "plugin.sharing.mps.resources"},
+		"not yet measured":  {nil, "0", 61, nil, http.StatusNotFound, "not measured"},
+		"daemon is hanging": {mpsNode(), "0", 61, context.DeadlineExceeded, http.StatusInternalServerError, context.DeadlineExceeded.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			fake := &fakeMPS{err: test.err}
 			s := mpsServer(test.snapshot, fake, zaptest.NewLogger(t))
-			line, err := json.Marshal(request{MPS: &MPSRequest{Terminate: &TerminateRequest{test.ref, test.client}}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			result, err := s.handleLine(t.Context(), string(line))
-			if test.want == nil {
-				if res, ok := result.(TerminateResponse); err != nil || !ok || res.Client != test.client || len(fake.terminated) != 2 ||
-					fake.terminated[0] != res.Device {
-					t.Errorf("%+v, %v; terminated %v", result, err, fake.terminated)
+			res, err := s.terminate(t.Context(), TerminateRequest{test.ref, test.client})
+			if test.code == 0 {
+				if err != nil || res.Client != test.client || len(fake.terminated) != 2 || fake.terminated[0] != res.Device {
+					t.Errorf("%+v, %v; terminated %v", res, err, fake.terminated)
 				}
 				return
 			}
-			if err == nil {
-				t.Fatalf("no error, %+v", result)
-			}
-			agenttest.MustContain(t, err.Error(), test.want...)
+			wantRefusal(t, name, err, refusal(test.code, test.want))
 			if test.err == nil && len(fake.terminated) > 0 {
 				t.Errorf("the daemon was asked: %v", fake.terminated)
 			}

@@ -3,15 +3,13 @@ package operator
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
@@ -25,15 +23,16 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
-// request is a line on the operator's socket. Exactly one field is set.
-type request struct {
-	Clear  *ClearRequest  `json:"clear,omitempty"`
-	Detach *DetachRequest `json:"detach,omitempty"`
-	Attach *struct{}      `json:"attach,omitempty"`
-	MPS    *MPSRequest    `json:"mps,omitempty"`
-	Slices *struct{}      `json:"slices,omitempty"`
-	Labels *struct{}      `json:"labels,omitempty"`
-}
+// The requests on the operator's socket, with what their bodies and responses have.
+const (
+	clearRoute     = "POST /clear"         // ClearRequest, ClearResponse
+	detachRoute    = "POST /detach"        // DetachRequest, DetachResponse
+	attachRoute    = "POST /attach"        // AttachResponse
+	mpsRoute       = "GET /mps"            // MPSResponse
+	terminateRoute = "POST /mps/terminate" // TerminateRequest, TerminateResponse
+	slicesRoute    = "GET /slices"         // dra.PublishedSlices
+	labelsRoute    = "GET /labels"         // node.Labels
+)
 
 // Server answers the operator's requests on the agent's socket.
 type Server struct {
@@ -58,70 +57,48 @@ func (s *Server) Run(ctx context.Context) error {
 		if path == "" {
 			<-same.Done()
 		} else {
-			_ = os.MkdirAll(filepath.Dir(path), 0o750)          // if it fails, Serve logs that it cannot listen, and retries
-			_ = unixsock.Serve(same, path, s.Log, s.handleLine) // returns nil when same ends
+			_ = os.MkdirAll(filepath.Dir(path), 0o750)        // if it fails, Serve logs that it cannot listen, and retries
+			_ = unixsock.Serve(same, path, s.Log, s.routes()) // returns nil when same ends
 		}
 		cancel()
 	}
 	return nil
 }
 
-func (s *Server) handleLine(ctx context.Context, line string) (any, error) {
-	req, err := parseRequest(line)
-	switch {
-	case err != nil:
-		return nil, err
-	case req.Detach != nil:
-		return s.detach(ctx, *req.Detach)
-	case req.Attach != nil:
-		return s.attach(ctx)
-	case req.MPS != nil:
-		return s.mps(ctx, *req.MPS)
-	case req.Slices != nil:
-		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-		defer cancel()
-		return s.Slices(ctx)
-	case req.Labels != nil:
-		ctx, cancel := context.WithTimeout(ctx, requestTimeout/2) // then without what NVML has
-		defer cancel()
-		return s.Labels(ctx)
+func (s *Server) routes() unixsock.Routes {
+	return unixsock.Routes{
+		clearRoute:     unixsock.JSON(func(_ context.Context, req ClearRequest) (ClearResponse, error) { return s.clear(req) }),
+		detachRoute:    unixsock.JSON(s.detach),
+		attachRoute:    unixsock.JSON(func(ctx context.Context, _ struct{}) (AttachResponse, error) { return s.attach(ctx) }),
+		mpsRoute:       get(requestTimeout, s.mps),
+		terminateRoute: unixsock.JSON(s.terminate),
+		slicesRoute:    get(requestTimeout, s.Slices),
+		labelsRoute:    get(requestTimeout/2, s.Labels), // then without what NVML has
 	}
-	return s.clear(*req.Clear)
 }
 
-func parseRequest(line string) (request, error) {
-	var req request
-	dec := json.NewDecoder(strings.NewReader(line))
-	dec.DisallowUnknownFields()
-	err := dec.Decode(&req)
-	set := slices.DeleteFunc([]bool{
-		req.Clear != nil, req.Detach != nil, req.Attach != nil, req.MPS != nil, req.Slices != nil,
-		req.Labels != nil,
-	}, func(set bool) bool { return !set })
-	if err != nil || len(set) != 1 || strings.TrimSpace(line[dec.InputOffset():]) != "" {
-		return request{}, fmt.Errorf(
-			`expected {"clear":{"device":"GPU-…","cause":"xid-79"}}, {"detach":{"for":"30m"}}, {"attach":{}}, {"mps":{}}, `+
-				`{"mps":{"terminate":{"device":"GPU-…","client":4711}}}, {"slices":{}} or {"labels":{}}, got %s`, line)
+// get returns a route for what the agent knows. An error is that it does not know it now.
+func get[T any](timeout time.Duration, answer func(context.Context) (T, error)) unixsock.Route {
+	return func(ctx context.Context, _ []byte) (any, error) {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		result, err := answer(ctx)
+		if err != nil {
+			return nil, unixsock.WithStatus(http.StatusServiceUnavailable, err)
+		}
+		return result, nil
 	}
-	return req, nil
 }
 
-// call sends a request to the agent that listens on a socket, and decodes the result of its response.
-func call[T any](ctx context.Context, socket string, req request) (T, error) {
-	var response struct {
-		Result T `json:"result"`
-	}
-	text, err := unixsock.Call(ctx, socket, req)
+// call sends a request to the agent that listens on a socket, and returns its response.
+func call[T any](ctx context.Context, socket, route string, body any) (res T, err error) {
+	err = unixsock.Call(ctx, socket, route, body, &res)
 	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "dial" {
 		if errors.Is(err, fs.ErrPermission) {
-			return response.Result, fmt.Errorf("only root may use the agent's socket: %w", err)
+			return res, fmt.Errorf("only root may use the agent's socket: %w", err)
 		}
-		return response.Result, fmt.Errorf(
+		return res, fmt.Errorf(
 			"no agent listens on the socket (is it running, and is this its health.socket?): %w; see gpu-node-agent doctor", err)
 	}
-	if err != nil {
-		return response.Result, err
-	}
-	err = json.Unmarshal([]byte(text), &response)
-	return response.Result, err
+	return res, err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -17,11 +18,14 @@ import (
 	"go.uber.org/zap/zaptest"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
+	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -152,11 +156,11 @@ func awaitSource(t *testing.T, s *Server, want health.SourceStatus) []health.Dev
 }
 
 // send sends a request as soon as the socket exists.
-func send[T any](t *testing.T, s *Server, req request) (res T, err error) {
+func send[T any](t *testing.T, s *Server, route string, body any) (res T, err error) {
 	t.Helper()
 	socket := s.Config.Load().Socket
 	agenttest.Eventually(t, "a response on "+socket, func() error {
-		if res, err = call[T](t.Context(), socket, req); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
+		if res, err = call[T](t.Context(), socket, route, body); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
 			return err
 		}
 		return nil
@@ -164,21 +168,44 @@ func send[T any](t *testing.T, s *Server, req request) (res T, err error) {
 	return res, err
 }
 
+// refusal is an error of the server: a status code and a part of the text.
+func refusal(code int, part string) error { return unixsock.WithStatus(code, errors.New(part)) }
+
+// wantRefusal compares an error with a refusal. An error without a code is reported with 500.
+func wantRefusal(t *testing.T, what string, err, want error) {
+	t.Helper()
+	wanted, _ := errors.AsType[*unixsock.StatusError](want)
+	code := http.StatusInternalServerError
+	if got, ok := errors.AsType[*unixsock.StatusError](err); ok {
+		code = got.Code
+	}
+	if err == nil || code != wanted.Code || !strings.Contains(err.Error(), want.Error()) {
+		t.Errorf("%s: code %d, %v; want %d, %v", what, code, err, wanted.Code, want)
+	}
+}
+
+// What the agent does not know now may be known later.
+func TestUnknownSlicesAndLabels(t *testing.T) {
+	s := newServer(health.DefaultConfig(), zaptest.NewLogger(t))
+	s.Slices = func(context.Context) (dra.PublishedSlices, error) { return dra.PublishedSlices{}, errNone }
+	s.Labels = func(context.Context) (node.Labels, error) { return node.Labels{}, errNone }
+	for _, route := range []string{slicesRoute, labelsRoute} {
+		_, err := s.routes()[route](t.Context(), nil)
+		wantRefusal(t, route, err, refusal(http.StatusServiceUnavailable, errNone.Error()))
+	}
+}
+
 func TestDetachAndAttach(t *testing.T) {
 	t.Parallel()
 	s := startServer(t)
-	if _, err := send[DetachResponse](t, s, request{Detach: &DetachRequest{}}); err == nil ||
-		!strings.Contains(err.Error(), errHoldersUnknown.Error()) {
-		t.Errorf("without a kubelet: %v", err)
-	}
-	if _, err := send[DetachResponse](t, s, request{Detach: &DetachRequest{For: "1y", Force: true}}); err == nil ||
-		!strings.Contains(err.Error(), `"1y"`) {
-		t.Errorf("for a year: %v", err)
-	}
+	_, err := send[DetachResponse](t, s, detachRoute, nil)
+	wantRefusal(t, "without a kubelet", err, refusal(http.StatusConflict, errHoldersUnknown.Error()))
+	_, err = send[DetachResponse](t, s, detachRoute, DetachRequest{For: "1y", Force: true})
+	wantRefusal(t, "for a year", err, refusal(http.StatusBadRequest, `"1y"`))
 	if s.Snapshots.Load().Source.Status != health.SourceUp {
 		t.Fatal("detached by a refused request")
 	}
-	first, err := send[DetachResponse](t, s, request{Detach: &DetachRequest{For: "1h", Force: true}})
+	first, err := send[DetachResponse](t, s, detachRoute, DetachRequest{For: "1h", Force: true})
 	if err != nil || first.Already || first.UnaskedEngine != "" || len(first.OpenFiles) != 0 || first.err() != nil ||
 		first.Until.Before(first.Since) {
 		t.Fatalf("%+v, %v", first, err)
@@ -189,11 +216,11 @@ func TestDetachAndAttach(t *testing.T) {
 		}
 	}
 
-	second, err := send[DetachResponse](t, s, request{Detach: &DetachRequest{}}) // succeeds without holders: the devices are withheld already
+	second, err := send[DetachResponse](t, s, detachRoute, DetachRequest{}) // succeeds without holders: the devices are withheld already
 	if err != nil || !second.Already || !second.Since.Equal(first.Since) || !second.Until.Before(first.Until) {
 		t.Errorf("%+v, %v", second, err)
 	}
-	back, err := send[AttachResponse](t, s, request{Attach: &struct{}{}})
+	back, err := send[AttachResponse](t, s, attachRoute, nil)
 	if err != nil || back.Already || back.Source != "up" || len(back.NeedsReset) != 0 || back.err() != nil {
 		t.Errorf("%+v, %v", back, err)
 	}
@@ -202,7 +229,7 @@ func TestDetachAndAttach(t *testing.T) {
 			t.Errorf("%s is %+v", d.Device.ID, d.Verdict)
 		}
 	}
-	if back, err = send[AttachResponse](t, s, request{Attach: &struct{}{}}); err != nil || !back.Already {
+	if back, err = send[AttachResponse](t, s, attachRoute, nil); err != nil || !back.Already {
 		t.Errorf("a second attach: %+v, %v", back, err)
 	}
 }

@@ -84,7 +84,7 @@ func (n machine) runPod(namespace, name string, labels map[string]string) (gpu s
 // clearFindings clears a GPU's findings as an operator does.
 func (n machine) clearFindings(gpu string) {
 	n.T.Helper()
-	n.Request("agent.sock", `{"clear":{"device":%q}}`, gpu)
+	n.Post("agent.sock", "/clear", `{"device":%q}`, gpu)
 }
 
 // index returns the index of a GPU, from the agent's metrics.

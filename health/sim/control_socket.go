@@ -5,12 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
+
+// eventsRoute is the request on the control socket. Its body is an event as in a scenario.
+const eventsRoute = "POST /events"
 
 // Run serves the control socket until ctx ends, then removes it and returns nil. If the configuration has no socket,
 // it only plays the scenario, as it does beside the socket.
@@ -23,27 +27,32 @@ func (s *Source) Run(ctx context.Context) error {
 		return nil
 	}
 	_ = os.MkdirAll(filepath.Dir(s.cfg.Control), 0o750) // if it fails, Serve logs that it cannot listen
-	return unixsock.Serve(ctx, s.cfg.Control, s.log, func(_ context.Context, line string) (any, error) {
-		e, err := ParseEvent(line)
-		if err != nil {
-			return nil, err
-		}
-		return nil, s.inject(e)
-	})
+	return unixsock.Serve(ctx, s.cfg.Control, s.log, unixsock.Routes{eventsRoute: s.injectText})
 }
 
-// Send sends an event to the agent that listens on the socket, and returns the line of its response. The error is unixsock.Call's, or says
-// that the event is invalid.
-func Send(ctx context.Context, socket string, e Event) (string, error) {
+// injectText applies the event that a request has as YAML.
+func (s *Source) injectText(_ context.Context, body []byte) (any, error) {
+	e, err := ParseEvent(string(body))
+	if err == nil {
+		err = s.inject(e)
+	}
+	if err != nil {
+		return nil, unixsock.WithStatus(http.StatusBadRequest, err)
+	}
+	return nil, nil
+}
+
+// Send sends an event to the agent that listens on the socket. The error is unixsock.Call's, or says that the event is invalid.
+func Send(ctx context.Context, socket string, e Event) error {
 	if e.At != 0 {
-		return "", errAt
+		return errAt
 	}
 	if err := errors.Join(e.validate()...); err != nil {
-		return "", err
+		return err
 	}
-	text, err := unixsock.Call(ctx, socket, e)
+	err := unixsock.Call(ctx, socket, eventsRoute, e, nil)
 	if op := new(net.OpError); errors.As(err, &op) && op.Op == "dial" {
 		err = fmt.Errorf("no simulated source listens (is source.sim.control set?): %w", err)
 	}
-	return text, err
+	return err
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -54,9 +55,8 @@ func TestSend(t *testing.T) {
 	r := run(t)
 	ses := open(t, r.Source)
 	before := time.Now()
-	if response, err := Send(t.Context(), r.cfg.Control, event(t, 0, `{gpu: 3, xid: 79, lost: true}`)); response != `{"ok":true}` ||
-		err != nil {
-		t.Errorf("Send returned %s, %v", response, err)
+	if err := Send(t.Context(), r.cfg.Control, event(t, 0, `{gpu: 3, xid: 79, lost: true}`)); err != nil {
+		t.Error(err)
 	}
 	<-ses.Wake()
 	s := gpuSample(t, poll(t, ses), 3)
@@ -66,55 +66,60 @@ func TestSend(t *testing.T) {
 		t.Errorf("the XID's time is %v; want now", at)
 	}
 
-	// The response and the error have the same text.
 	e := event(t, 0, `{gpu: 9, xid: 79}`)
 	want := r.inject(e)
-	response, err := Send(t.Context(), r.cfg.Control, e)
-	if response != `{"ok":false,"error":"`+want.Error()+`"}` || err == nil || err.Error() != want.Error() {
-		t.Errorf("Send returned %s, %v; want %s", response, err, want)
+	if err := Send(t.Context(), r.cfg.Control, e); err == nil || err.Error() != want.Error() {
+		t.Errorf("Send returned %v; want %v", err, want)
 	}
 }
 
 func TestSendFails(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
-	if _, err := Send(t.Context(), missing, event(t, 0, `{gpu: 3, xid: 79}`)); !errors.Is(err, fs.ErrNotExist) ||
+	if err := Send(t.Context(), missing, event(t, 0, `{gpu: 3, xid: 79}`)); !errors.Is(err, fs.ErrNotExist) ||
 		!strings.Contains(err.Error(), "source.sim.control") {
 		t.Errorf("without an agent: %v", err)
 	}
-	if _, err := Send(t.Context(), missing, event(t, time.Second, `{gpu: 3, xid: 79}`)); !errors.Is(err, errAt) {
+	if err := Send(t.Context(), missing, event(t, time.Second, `{gpu: 3, xid: 79}`)); !errors.Is(err, errAt) {
 		t.Errorf("with a time: %v", err)
 	}
-	if _, err := Send(t.Context(), missing, Event{XID: new(79)}); !slices.Equal(errorKeys(err), []string{"gpu"}) {
+	if err := Send(t.Context(), missing, Event{XID: new(79)}); !slices.Equal(errorKeys(err), []string{"gpu"}) {
 		t.Errorf("without a GPU: %v", err)
 	}
 }
 
-// TestControlSocket sends lines as `nc -U` does, the last without a newline.
+// TestControlSocket sends events as people write them with curl.
 func TestControlSocket(t *testing.T) {
 	r := run(t)
-	conn, err := net.Dial("unix", r.cfg.Control)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = conn.Close() }()
-	_, _ = io.WriteString(conn, `{"gpu":3,"xid":79}
-{gpu: 3, lost: true}
-{gpu: 3, xdi: 79}
-{gpu: 8, xid: 1000}
-{at: 5s, gpu: 3, xid: 79}
-hello
-{source: down}`)
-	if c, ok := conn.(*net.UnixConn); !ok || c.CloseWrite() != nil {
-		t.Fatal("cannot close the connection for writing")
-	}
-	text, err := io.ReadAll(conn)
-	got := strings.Split(string(text), "\n")
-	if err != nil || len(got) != 8 || got[7] != "" {
-		t.Fatalf("responses %q, %v; want seven", got, err)
-	}
-	for i, ok := range []bool{true, true, false, false, false, false, true} {
-		if !strings.HasPrefix(got[i], fmt.Sprintf(`{"ok":%t`, ok)) || ok && got[i] != `{"ok":true}` {
-			t.Errorf("response %d is %s; want ok %t", i, got[i], ok)
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", r.cfg.Control)
+		},
+	}}
+	for text, want := range map[string]string{
+		`{"gpu":3,"xid":79}`:         "",
+		"{gpu: 3, lost: true}":       "",
+		"gpu: 3\ntemperature: 97\n":  "",
+		"{gpu: 3, xdi: 79}":          `"xdi": is not known`,
+		"{gpu: 8, xid: 79}":          "gpu: 8 is not a GPU",
+		"{at: 5s, gpu: 3, xid: 79}":  "at: ",
+		"{gpu: 3, xid: -1, mig: no}": "; mig: ", // both errors in a line
+		"hello":                      "is not an event",
+		"":                           "missing event",
+		"{source: down}":             "",
+	} {
+		resp, err := client.Post("http://localhost/events", "", strings.NewReader(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		_ = resp.Body.Close()
+		code, lines := http.StatusNoContent, 0
+		if want != "" {
+			code, lines = http.StatusBadRequest, 1
+		}
+		if err != nil || resp.StatusCode != code || !strings.Contains(string(body), want) || strings.Count(string(body), "\n") != lines {
+			t.Errorf("%s: %s %q, %v; want %d %q", text, resp.Status, body, err, code, want)
 		}
 	}
 	expectOpenFails(t, r.Source, errDown)
@@ -132,7 +137,7 @@ func TestControlSocketConcurrentEvents(t *testing.T) {
 	for i := range 8 { // fewer than unixsock.MaxConnections
 		wg.Go(func() {
 			for n := range 20 {
-				if _, err := Send(t.Context(), r.cfg.Control, event(t, 0, fmt.Sprintf(`{gpu: %d, xid: %d}`, i, n+1))); err != nil {
+				if err := Send(t.Context(), r.cfg.Control, event(t, 0, fmt.Sprintf(`{gpu: %d, xid: %d}`, i, n+1))); err != nil {
 					t.Errorf("GPU %d, XID %d: %v", i, n+1, err)
 				}
 			}

@@ -1,8 +1,4 @@
-// Package unixsock provides unix sockets that only their owner can connect to, and a line protocol for them.
-//
-// A request is one line, a response one line of JSON: {"ok":true,"result":…} or {"ok":false,"error":"…"}. The protocol
-// is not HTTP so that a shell is client enough (echo '{gpu: 3, xid: 79}' | nc -U control.sock), and net/http would
-// change it for existing clients.
+// Package unixsock provides unix sockets that only their owner can connect to, and HTTP on them: a server of routes, and a client.
 package unixsock
 
 import (

@@ -252,16 +252,19 @@ func TestSupervisorRefusesRequests(t *testing.T) {
 	n.supervise()
 	n.await("socket", func(Status) bool { return true })
 	for name, c := range map[string]struct {
-		request any
-		err     string
+		route string
+		body  any
+		code  int
+		err   string
 	}{
-		"none":    {struct{}{}, "found 0 requests"},
-		"two":     {Request{Status: &struct{}{}, Reload: &struct{}{}}, "found 2 requests"},
-		"unknown": {map[string]any{"stop": struct{}{}}, "unknown field"},
-		"restart": {Request{Restart: &Restart{Device: gpuA}}, `device "` + string(gpuA) + `": mps-daemon runs no daemon for it`},
+		"unknown":       {"POST /stop", nil, 404, `expected GET /status, POST /reload, POST /restart, got "POST /stop"`},
+		"unknown field": {restartRoute, map[string]any{"gpu": 0}, 400, `unknown field "gpu"`},
+		"no device":     {restartRoute, nil, 404, `device "": mps-daemon runs no daemon for it`},
+		"restart":       {restartRoute, Restart{gpuA}, 404, `device "` + string(gpuA) + `": mps-daemon runs no daemon for it`},
 	} {
-		if _, err := unixsock.Call(t.Context(), n.root.Socket(), c.request); err == nil || !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: %v, want %q", name, err, c.err)
+		err := n.call(c.route, c.body)
+		if refusal, ok := errors.AsType[*unixsock.StatusError](err); !ok || refusal.Code != c.code || !strings.Contains(err.Error(), c.err) {
+			t.Errorf("%s: %#v, want %d %q", name, err, c.code, c.err)
 		}
 	}
 	s, err := QueryStatus(t.Context(), n.root)
@@ -288,16 +291,18 @@ func TestSupervisorWithoutRoot(t *testing.T) {
 	}
 }
 
-// An answer that is no status is an error of the protocol.
+// An answer that is no status is an error.
 func TestQueryStatusOfAnotherServer(t *testing.T) {
 	root := Root(t.TempDir())
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() {
-		served <- unixsock.Serve(ctx, root.Socket(), zap.NewNop(), func(context.Context, string) (any, error) { return "hello", nil })
+		served <- unixsock.Serve(ctx, root.Socket(), zap.NewNop(), unixsock.Routes{
+			statusRoute: func(context.Context, []byte) (any, error) { return "hello", nil },
+		})
 	}()
 	eventually(t, "socket", func() bool { _, err := os.Stat(root.Socket()); return err == nil }, func() string { return "" })
-	if _, err := QueryStatus(ctx, root); !errors.Is(err, unixsock.ErrProtocol) {
+	if _, err := QueryStatus(ctx, root); !errors.Is(err, unixsock.ErrNoResponse) {
 		t.Error(err)
 	}
 	cancel()
@@ -355,9 +360,8 @@ func TestSupervisorReloadIsLimited(t *testing.T) {
 					go func() { <-s.reloads }()
 				}
 				start := time.Now()
-				result, err := s.handle(t.Context(), `{"reload":{}}`)
-				if result != nil || err == nil || !strings.Contains(err.Error(), s.Root.DesiredFile()+": the disk does not answer") {
-					t.Errorf("%v, %v", result, err)
+				if err := s.reload(t.Context()); err == nil || err.Error() != s.Root.DesiredFile()+": the disk does not answer" {
+					t.Error(err)
 				}
 				if took := time.Since(start); took < statusTimeout || took > time.Minute { // longer than the agent waits
 					t.Errorf("after %v", took)
@@ -408,15 +412,14 @@ func TestSupervisorOfNoProgram(t *testing.T) {
 func TestSupervisorRestartIsRequestedOnce(t *testing.T) {
 	d := &daemon{restart: make(chan struct{}, 1), status: DaemonStatus{Device: gpuA}}
 	s := &Supervisor{daemons: map[health.DeviceID]*daemon{gpuA: d}}
-	request := fmt.Sprintf(`{"restart":{"device":%q}}`, gpuA)
 	for range 2 {
-		if result, err := s.handle(t.Context(), request); result != nil || err != nil || len(d.restart) != 1 {
-			t.Errorf("%v, %v, %d requested", result, err, len(d.restart))
+		if err := s.restart(gpuA); err != nil || len(d.restart) != 1 {
+			t.Errorf("%v, %d requested", err, len(d.restart))
 		}
 	}
 	<-d.restart
 	d.status.Stopping = true
-	if _, err := s.handle(t.Context(), request); err == nil || len(d.restart) != 0 {
+	if err := s.restart(gpuA); err == nil || len(d.restart) != 0 {
 		t.Errorf("%v, %d requested", err, len(d.restart))
 	}
 }
@@ -430,18 +433,16 @@ func TestSupervisorStatus(t *testing.T) {
 			gpuA: {status: DaemonStatus{Device: gpuA, Stopping: true}}, mig: {status: DaemonStatus{Device: mig}},
 		},
 	}
-	result, err := s.handle(t.Context(), `{"status":{}}`)
-	status, ok := result.(Status)
-	if err != nil || !ok || status.Version != "1.2" || status.Error != "torn" || status.Shm != "not mounted" || len(status.Daemons) != 3 {
-		t.Fatalf("%+v, %v", result, err)
+	status := s.status()
+	if status.Version != "1.2" || status.Error != "torn" || status.Shm != "not mounted" || len(status.Daemons) != 3 {
+		t.Fatalf("%+v", status)
 	}
 	if d := status.Daemons; d[0].Device != gpuA || !d[0].Stopping || d[1].Device != gpuB || d[1].PID != 3 || d[2].Device != mig {
 		t.Errorf("%+v", d)
 	}
 	s = &Supervisor{}
-	if result, err := s.handle(t.Context(), `{"status":{}}`); err != nil ||
-		fmt.Sprintf("%+v", result) != "{Version: Shm: Error: Daemons:[]}" || result.(Status).Daemons == nil {
-		t.Errorf("%+v, %v", result, err)
+	if status := s.status(); fmt.Sprintf("%+v", status) != "{Version: Shm: Error: Daemons:[]}" || status.Daemons == nil {
+		t.Errorf("%+v", status)
 	}
 }
 

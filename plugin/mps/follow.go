@@ -308,7 +308,7 @@ func (r *run) restartStuck(ctx context.Context, d *device, f *offer.Facts) {
 		zap.String("reason", d.before.Reason))
 	root, id := r.root, d.spec.Device
 	r.workers.Go(func() {
-		if _, err := r.callWithin(ctx, root, Request{Restart: &Restart{Device: id}}); err != nil && ctx.Err() == nil {
+		if _, err := r.callWithin(ctx, root, restartRoute, Restart{Device: id}); err != nil && ctx.Err() == nil {
 			r.Log.Warn("mps-daemon does not restart the MPS daemon", zap.String("device", string(id)), zap.Error(err))
 		}
 	})
@@ -375,9 +375,9 @@ func (r *run) requestStatus(ctx context.Context) {
 		var s statusResult
 		if reload {
 			// An error of the file is also in the status.
-			_, _ = r.callWithin(ctx, root, Request{Reload: &struct{}{}})
+			_, _ = r.callWithin(ctx, root, reloadRoute, nil)
 		}
-		s.status, s.err = r.callWithin(ctx, root, Request{Status: &struct{}{}})
+		s.status, s.err = r.callWithin(ctx, root, statusRoute, nil)
 		select {
 		case r.statuses <- s:
 		case <-ctx.Done():

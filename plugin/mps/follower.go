@@ -2,7 +2,6 @@ package mps
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -49,7 +48,7 @@ type Follower struct {
 	state health.Latest[health.MPSState]
 
 	control command
-	call    func(ctx context.Context, r Root, q Request) (Status, error)
+	call    func(ctx context.Context, r Root, route string, body any) (Status, error)
 	slots   chan struct{} // limits the runs of the control program
 
 	poked chan struct{} // holds one: the devices are to be examined soon
@@ -82,7 +81,7 @@ func (f *Follower) Err() string {
 
 // QueryStatus asks the Supervisor for its status.
 func QueryStatus(ctx context.Context, r Root) (Status, error) {
-	return callSupervisor(ctx, r, Request{Status: &struct{}{}})
+	return callSupervisor(ctx, r, statusRoute, nil)
 }
 
 // CheckFormer returns an error if the process before this one had another root and MPS daemons run below it: containers with shares mount
@@ -100,18 +99,10 @@ func CheckFormer(root, former Root) error {
 	return nil
 }
 
-func callSupervisor(ctx context.Context, r Root, q Request) (Status, error) {
-	line, err := unixsock.Call(ctx, r.Socket(), q)
-	if err != nil || q.Status == nil {
-		return Status{}, err
-	}
-	var response struct {
-		Result Status `json:"result"`
-	}
-	if err := json.Unmarshal([]byte(line), &response); err != nil {
-		return Status{}, fmt.Errorf("%s: %w: %w", r.Socket(), unixsock.ErrProtocol, err)
-	}
-	return response.Result, nil
+// callSupervisor sends a request, and returns the status if the route does.
+func callSupervisor(ctx context.Context, r Root, route string, body any) (status Status, err error) {
+	err = unixsock.Call(ctx, r.Socket(), route, body, &status)
+	return status, err
 }
 
 // asker returns an examiner that can only send commands to the daemon of a device.
@@ -196,7 +187,7 @@ func (f *Follower) Stop(ctx context.Context) {
 	d, err := readDesired(root)
 	switch {
 	case err == nil && len(d.Daemons) == 0, errors.Is(err, fs.ErrNotExist): // no daemon is desired; the last ones may be ending
-		if status, err := f.callWithin(ctx, root, Request{Status: &struct{}{}}); err != nil || len(status.Daemons) == 0 {
+		if status, err := f.callWithin(ctx, root, statusRoute, nil); err != nil || len(status.Daemons) == 0 {
 			return
 		}
 	case err != nil:
@@ -213,11 +204,11 @@ func (f *Follower) Stop(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, stopLimit)
 	defer cancel()
 	reached := time.Now()
-	if _, err := f.callWithin(ctx, root, Request{Reload: &struct{}{}}); err != nil {
+	if _, err := f.callWithin(ctx, root, reloadRoute, nil); err != nil {
 		f.Log.Warn("mps-daemon did not confirm that it stops the MPS daemons", zap.Error(err))
 	}
 	for {
-		status, err := f.callWithin(ctx, root, Request{Status: &struct{}{}})
+		status, err := f.callWithin(ctx, root, statusRoute, nil)
 		running := slices.DeleteFunc(status.Daemons, func(d DaemonStatus) bool { return d.PID == 0 && !d.Stopping })
 		switch {
 		case err == nil && len(running) == 0:
@@ -254,8 +245,8 @@ func (f *Follower) publishStopped() {
 }
 
 // callWithin calls the Supervisor with a time limit.
-func (f *Follower) callWithin(ctx context.Context, r Root, q Request) (Status, error) {
+func (f *Follower) callWithin(ctx context.Context, r Root, route string, body any) (Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	return f.call(ctx, r, q)
+	return f.call(ctx, r, route, body)
 }

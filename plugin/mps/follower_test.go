@@ -109,16 +109,17 @@ func (n *fakeNode) kill(id health.DeviceID) {
 	n.daemons[id].pid = 0
 }
 
-func (n *fakeNode) call(ctx context.Context, r Root, q Request) (Status, error) {
+func (n *fakeNode) call(ctx context.Context, r Root, route string, body any) (Status, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.down {
 		return Status{}, errors.New("connection refused")
 	}
-	if q.Restart != nil {
-		n.restarts = append(n.restarts, q.Restart.Device)
-		n.daemons[q.Restart.Device].restarts++
-		n.start(q.Restart.Device, n.daemons[q.Restart.Device])
+	if route == restartRoute {
+		id := body.(Restart).Device
+		n.restarts = append(n.restarts, id)
+		n.daemons[id].restarts++
+		n.start(id, n.daemons[id])
 		return Status{}, nil
 	}
 	s := Status{Version: "test", Shm: n.shm, Error: n.refusal}
@@ -131,10 +132,10 @@ func (n *fakeNode) call(ctx context.Context, r Root, q Request) (Status, error) 
 			s.Daemons = append(s.Daemons, st)
 		}
 	}
-	if q.Reload != nil {
+	if route == reloadRoute {
 		n.reloads++
 	}
-	if q.Reload != nil || time.Since(n.read) >= readInterval {
+	if route == reloadRoute || time.Since(n.read) >= readInterval {
 		n.read = time.Now()
 		n.follow(r)
 	}

@@ -130,7 +130,7 @@ func TestSupervisorReportsForeignDaemon(t *testing.T) {
 	if at, err := time.Parse(time.RFC3339, started); err != nil || at.Sub(before[gpuA].Started).Abs() > 5*time.Second {
 		t.Errorf("started at %s, want %s; %v", started, before[gpuA].Started, err)
 	}
-	if _, err := n.call(Request{Restart: &Restart{Device: gpuA}}); err != nil {
+	if err := n.call(restartRoute, Restart{Device: gpuA}); err != nil {
 		t.Fatal(err)
 	}
 	n.want()

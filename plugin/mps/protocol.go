@@ -6,12 +6,12 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Request is a request to the Supervisor, over Root.Socket. Exactly one field is set.
-type Request struct {
-	Status  *struct{} `json:"status,omitempty"`
-	Reload  *struct{} `json:"reload,omitempty"`  // read Root.DesiredFile now; does not wait for the daemons
-	Restart *Restart  `json:"restart,omitempty"` // does not wait for the daemon
-}
+// Requests to the Supervisor, over Root.Socket.
+const (
+	statusRoute  = "GET /status"   // returns a Status
+	reloadRoute  = "POST /reload"  // read Root.DesiredFile now; does not wait for the daemons
+	restartRoute = "POST /restart" // has a Restart; does not wait for the daemon
+)
 
 // Restart kills the daemon of a device, with its servers, and starts it again.
 type Restart struct {

@@ -3,14 +3,13 @@ package mps
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/http"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -71,7 +70,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 
 	serveCtx, stopServing := context.WithCancel(context.WithoutCancel(ctx))
 	served := make(chan error, 1)
-	go func() { served <- unixsock.Serve(serveCtx, s.Root.Socket(), s.Log, s.handle) }()
+	go func() { served <- unixsock.Serve(serveCtx, s.Root.Socket(), s.Log, s.routes()) }()
 	go s.Root.boundLogs(serveCtx, s.Log) // a disk that does not answer stops only this
 	s.follow(ctx)
 	err = s.stopAll()
@@ -279,54 +278,31 @@ func (s *Supervisor) stopAll() error {
 	return nil
 }
 
-// handle handles a request.
-func (s *Supervisor) handle(ctx context.Context, line string) (any, error) {
-	r, err := parseRequest(line)
-	switch {
-	case err != nil:
-		return nil, err
-	case r.Status != nil:
-		return s.status(), nil
-	case r.Restart != nil:
-		return nil, s.restart(r.Restart.Device)
+func (s *Supervisor) routes() unixsock.Routes {
+	return unixsock.Routes{
+		statusRoute:  func(context.Context, []byte) (any, error) { return s.status(), nil },
+		reloadRoute:  func(ctx context.Context, _ []byte) (any, error) { return nil, s.reload(ctx) },
+		restartRoute: unixsock.JSON(func(_ context.Context, r Restart) (any, error) { return nil, s.restart(r.Device) }),
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, reloadTimeout, fmt.Errorf("%s: the disk does not answer", s.Root.DesiredFile()))
+}
+
+// reload reads Root.DesiredFile and returns why it is not followed.
+func (s *Supervisor) reload(ctx context.Context) error {
+	late := unixsock.WithStatus(http.StatusGatewayTimeout, fmt.Errorf("%s: the disk does not answer", s.Root.DesiredFile()))
+	ctx, cancel := context.WithTimeoutCause(ctx, reloadTimeout, late)
 	defer cancel()
 	answer := make(chan error, 1)
 	select {
 	case s.reloads <- answer:
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return context.Cause(ctx)
 	}
 	select {
 	case err := <-answer:
-		return nil, err
+		return err
 	case <-ctx.Done():
-		return nil, context.Cause(ctx)
+		return context.Cause(ctx)
 	}
-}
-
-// parseRequest parses a request, which is exactly one of those in Request.
-func parseRequest(line string) (r Request, err error) {
-	const expected = `expected {"status":{}}, {"reload":{}} or {"restart":{"device":"GPU-…"}}`
-	dec := json.NewDecoder(strings.NewReader(line))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&r); err != nil {
-		return Request{}, fmt.Errorf("%s: %w", expected, err)
-	}
-	if dec.InputOffset() != int64(len(strings.TrimRight(line, " \t\r\n"))) {
-		return Request{}, fmt.Errorf("%s, found more than one request", expected)
-	}
-	n := 0
-	for _, set := range []bool{r.Status != nil, r.Reload != nil, r.Restart != nil} {
-		if set {
-			n++
-		}
-	}
-	if n != 1 {
-		return Request{}, fmt.Errorf("%s, found %d requests", expected, n)
-	}
-	return r, nil
 }
 
 func (s *Supervisor) status() Status {
@@ -352,7 +328,7 @@ func (s *Supervisor) restart(id health.DeviceID) error {
 	defer s.mu.Unlock()
 	d := s.daemons[id]
 	if d == nil || d.current().Stopping {
-		return fmt.Errorf("device %q: mps-daemon runs no daemon for it", id)
+		return unixsock.WithStatus(http.StatusNotFound, fmt.Errorf("device %q: mps-daemon runs no daemon for it", id))
 	}
 	select {
 	case d.restart <- struct{}{}:

@@ -2,7 +2,6 @@ package mps
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -21,7 +20,6 @@ import (
 	"go.uber.org/zap/zaptest"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/mpstest"
 )
 
@@ -86,22 +84,18 @@ func (n *node) supervise() (stop func()) {
 	return stop
 }
 
-// call sends a request, and returns the status if that was the request.
-func (n *node) call(r Request) (Status, error) {
-	text, err := unixsock.Call(n.t.Context(), n.root.Socket(), r)
-	var response struct{ Result Status }
-	if err == nil {
-		err = json.Unmarshal([]byte(text), &response)
-	}
-	return response.Result, err
+// call sends a request.
+func (n *node) call(route string, body any) error {
+	_, err := callSupervisor(n.t.Context(), n.root, route, body)
+	return err
 }
 
-func (n *node) status() (Status, error) { return n.call(Request{Status: &struct{}{}}) }
+func (n *node) status() (Status, error) { return QueryStatus(n.t.Context(), n.root) }
 
 // reload has the Supervisor read the file.
 func (n *node) reload() {
 	n.t.Helper()
-	if _, err := n.call(Request{Reload: &struct{}{}}); err != nil {
+	if err := n.call(reloadRoute, nil); err != nil {
 		n.t.Fatalf("reload: %v", err)
 	}
 }
@@ -275,10 +269,10 @@ func TestSupervisorRestartsOnRequest(t *testing.T) {
 	if err := syscall.Kill(before.PID, syscall.SIGSTOP); err != nil { // it hangs
 		t.Fatal(err)
 	}
-	if _, err := n.call(Request{Restart: &Restart{Device: gpuB}}); err == nil {
+	if err := n.call(restartRoute, Restart{Device: gpuB}); err == nil {
 		t.Error("restart of a device without a daemon succeeded")
 	}
-	if _, err := n.call(Request{Restart: &Restart{Device: gpuA}}); err != nil {
+	if err := n.call(restartRoute, Restart{Device: gpuA}); err != nil {
 		t.Fatal(err)
 	}
 	after := n.await("restart", func(s Status) bool { return s.Daemons[0].Restarts == 1 && s.Daemons[0].PID != 0 }).Daemons[0]
@@ -627,7 +621,7 @@ func TestSupervisorKeepsDaemonsWithoutAGoodFile(t *testing.T) {
 		if err := os.WriteFile(n.root.DesiredFile(), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := n.call(Request{Reload: &struct{}{}}); err == nil {
+		if err := n.call(reloadRoute, nil); err == nil {
 			t.Errorf("%s: reload succeeded", name)
 		}
 		if s, err := n.status(); err != nil || !strings.Contains(s.Error, n.root.DesiredFile()+": ") || len(s.Daemons) != 1 ||

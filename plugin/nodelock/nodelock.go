@@ -4,7 +4,6 @@ package nodelock
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -27,6 +26,9 @@ const Directory = "device-plugins"
 
 // Socket is the name of the socket in Directory by which the holder tells who it is.
 const Socket = "gpu-node-agent.sock"
+
+// holderRoute is the request on Socket. It returns a Holder.
+const holderRoute = "GET /holder"
 
 // Holder is an agent that holds the lock.
 type Holder struct {
@@ -145,7 +147,8 @@ func (l *Lock) Run(ctx context.Context) error {
 			if path != "" {
 				socketCtx, cancel := context.WithCancel(ctx)
 				stopServing = cancel
-				serving.Go(func() { _ = unixsock.Serve(socketCtx, filepath.Join(path, Socket), l.log, l.answer) })
+				routes := unixsock.Routes{holderRoute: func(context.Context, []byte) (any, error) { return l.self, nil }}
+				serving.Go(func() { _ = unixsock.Serve(socketCtx, filepath.Join(path, Socket), l.log, routes) })
 			}
 		}
 		select {
@@ -156,9 +159,6 @@ func (l *Lock) Run(ctx context.Context) error {
 		}
 	}
 }
-
-// answer tells another agent who holds the lock, whatever it asks.
-func (l *Lock) answer(context.Context, string) (any, error) { return l.self, nil }
 
 // Close releases the lock. The end of the process does that too.
 func (l *Lock) Close() { l.held.Release() }
@@ -231,17 +231,11 @@ func (h Holder) String() string {
 func Ask(ctx context.Context, path string) *Holder {
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	text, err := unixsock.Call(ctx, filepath.Join(path, Socket), "holder")
-	if err != nil {
+	var h Holder
+	if err := unixsock.Call(ctx, filepath.Join(path, Socket), holderRoute, nil, &h); err != nil || h.Pod == "" {
 		return nil
 	}
-	var answer struct {
-		Result Holder `json:"result"`
-	}
-	if json.Unmarshal([]byte(text), &answer) != nil || answer.Result.Pod == "" {
-		return nil
-	}
-	return &answer.Result
+	return &h
 }
 
 // set stores a state, and logs it when it changes.

@@ -2,14 +2,11 @@ package chaos
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
@@ -38,29 +35,18 @@ type remainingFinding struct {
 }
 
 // request sends a request to the agent as an operator does.
-func request[T any](ctx context.Context, n *node.Node, stepTimeout time.Duration, request map[string]any) (T, error) {
+func request[T any](ctx context.Context, n *node.Node, stepTimeout time.Duration, route string, body any) (answer T, err error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
-	var answer struct {
-		Result T `json:"result"`
-	}
-	text, err := unixsock.Call(ctx, filepath.Join(n.Dir, "agent.sock"), request)
-	if err == nil {
-		err = json.Unmarshal([]byte(text), &answer)
-	}
-	return answer.Result, err
+	err = unixsock.Call(ctx, filepath.Join(n.Dir, "agent.sock"), route, body, &answer)
+	return answer, err
 }
 
 // refused reports whether the agent answered a request with an error.
-func refused(err error) bool {
-	return err != nil && !errors.Is(err, unixsock.ErrNoResponse) && !errors.Is(err, unixsock.ErrProtocol) &&
-		!errors.Is(err, syscall.ECONNREFUSED) &&
-		!errors.Is(err, fs.ErrNotExist)
-}
+func refused(err error) bool { return errors.As(err, new(*unixsock.StatusError)) }
 
 func (w *world) requestDetach(ctx context.Context, duration time.Duration, force bool) (detachResponse, error) {
-	return request[detachResponse](ctx, w.Node, scaled(stepTimeout),
-		map[string]any{"detach": map[string]any{"for": duration.String(), "force": force}})
+	return request[detachResponse](ctx, w.Node, scaled(stepTimeout), "POST /detach", map[string]any{"for": duration.String(), "force": force})
 }
 
 // applyDriver plays the steps of an operator who resets a GPU.
@@ -127,8 +113,7 @@ func (w *world) detachPolitely(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	answer, err := request[detachResponse](ctx, w.Node, scaled(stepTimeout)+holdersDelay,
-		map[string]any{"detach": map[string]any{"for": "1h"}})
+	answer, err := request[detachResponse](ctx, w.Node, scaled(stepTimeout)+holdersDelay, "POST /detach", map[string]any{"for": "1h"})
 	if err == nil {
 		if !before {
 			if after, err := w.holdersKnown(ctx); err != nil || !after {
@@ -280,7 +265,7 @@ func (w *world) detachUntilExpiry(ctx context.Context) error {
 // attach attaches the driver.
 func (w *world) attach(ctx context.Context) error {
 	was := w.detached
-	answer, err := request[attachResponse](ctx, w.Node, scaled(stepTimeout)+time.Second, map[string]any{"attach": map[string]any{}})
+	answer, err := request[attachResponse](ctx, w.Node, scaled(stepTimeout)+time.Second, "POST /attach", nil)
 	want := map[string]string{"up": "up", "dead": "down", "hung": "stalled"}[w.source]
 	switch {
 	case err != nil:

@@ -273,7 +273,7 @@ func (w *mpsWorld) apply(ctx context.Context, s step) error {
 		return w.detach(ctx)
 	case "attach":
 		w.detached = false
-		_, err := request[attachResponse](ctx, w.Node, mpsTimeout, map[string]any{"attach": map[string]any{}})
+		_, err := request[attachResponse](ctx, w.Node, mpsTimeout, "POST /attach", nil)
 		return err
 	case calm:
 		return w.revert(ctx)
@@ -287,8 +287,7 @@ func (w *mpsWorld) apply(ctx context.Context, s step) error {
 func (w *mpsWorld) detach(ctx context.Context) error {
 	w.mayEnd(6, 7)
 	// The agent's own limit is a minute.
-	_, err := request[detachResponse](ctx, w.Node, scaled(70*time.Second),
-		map[string]any{"detach": map[string]any{"for": "1h", "force": true}})
+	_, err := request[detachResponse](ctx, w.Node, scaled(70*time.Second), "POST /detach", map[string]any{"for": "1h", "force": true})
 	if err != nil {
 		return violated("detach", "%v", err)
 	}

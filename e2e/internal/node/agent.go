@@ -1,7 +1,6 @@
 package node
 
 import (
-	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -106,31 +105,37 @@ func (n *Node) AwaitStatus(what, path string, status int) {
 // Inject sends an event to the simulated GPUs.
 func (n *Node) Inject(format string, args ...any) {
 	n.T.Helper()
-	n.Request("sim.sock", format, args...)
+	n.Post("sim.sock", "/events", format, args...)
 }
 
-// Request sends a line to a socket of the agent. It waits for the socket, because the kubelet may list the devices
-// earlier.
-func (n *Node) Request(socket, format string, args ...any) {
+// Post sends a request to a socket of the agent, as curl does. It waits for the socket, because the kubelet may list the devices earlier.
+func (n *Node) Post(socket, path, format string, args ...any) {
 	n.T.Helper()
-	var conn net.Conn
-	_, err := process.Await(n.T.Context(), Timeout, func(ctx context.Context) (err error) {
-		conn, err = new(net.Dialer).DialContext(ctx, "unix", n.File(socket))
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", n.File(socket))
+	}
+	_, err := process.Await(n.T.Context(), Timeout, func(ctx context.Context) error {
+		conn, err := dial(ctx, "", "")
+		if err == nil {
+			_ = conn.Close()
+		}
 		return err
 	}, n.Agent)
 	if err != nil {
 		n.T.Fatalf("waiting for %s: %v", socket, err)
 	}
-	defer func() { _ = conn.Close() }()
-	if err := conn.SetDeadline(time.Now().Add(Timeout)); err != nil {
+	body := fmt.Sprintf(format, args...)
+	request, err := http.NewRequestWithContext(n.T.Context(), http.MethodPost, "http://localhost"+path, strings.NewReader(body))
+	if err != nil {
 		n.T.Fatal(err)
 	}
-	line := fmt.Sprintf(format, args...)
-	if _, err := fmt.Fprintln(conn, line); err != nil {
-		n.T.Fatalf("%s: %v", line, err)
+	client := http.Client{Timeout: Timeout, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dial}}
+	r, err := client.Do(request)
+	if err != nil {
+		n.T.Fatalf("%s %s: %v", path, body, err)
 	}
-	answer, err := bufio.NewReader(conn).ReadString('\n')
-	if err != nil || !strings.Contains(answer, `"ok":true`) {
-		n.T.Fatalf("%s: answer %q, %v", line, answer, err)
+	defer func() { _ = r.Body.Close() }()
+	if text, err := io.ReadAll(r.Body); err != nil || r.StatusCode >= http.StatusBadRequest {
+		n.T.Fatalf("%s %s: %s: %s, %v", path, body, r.Status, text, err)
 	}
 }

@@ -204,15 +204,12 @@ func (n *Node) Event(ctx context.Context, text string) error {
 	if err != nil {
 		return err
 	}
-	_, err = sim.Send(ctx, filepath.Join(n.Dir, "sim.sock"), e)
-	return err
+	return sim.Send(ctx, filepath.Join(n.Dir, "sim.sock"), e)
 }
 
 // Clear clears a finding as an operator does. The configuration must have health.socket: DIR/agent.sock.
 func (n *Node) Clear(ctx context.Context, device, cause string) error {
-	_, err := unixsock.Call(ctx, filepath.Join(n.Dir, "agent.sock"),
-		map[string]any{"clear": map[string]string{"device": device, "cause": cause}})
-	return err
+	return unixsock.Call(ctx, filepath.Join(n.Dir, "agent.sock"), "POST /clear", map[string]string{"device": device, "cause": cause}, nil)
 }
 
 // CloseIdleConnections closes unused connections to the agent, so that they do not count as its open files.

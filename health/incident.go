@@ -17,6 +17,7 @@ type IncidentInfo struct {
 	Name   string // "DCGM_FR_NVLINK_DOWN"
 	Effect Effect // of a FAIL; a WARN has at most EffectWarn
 	Action Action
+	System string // DCGM's health system that reports it; empty: only dcgmi diag does
 }
 
 // incidentRow is a row of incidents.csv without what only people read.
@@ -34,6 +35,8 @@ type incidentRow struct {
 //   - only: nvlink if the incident applies only to a GPU with NVLink to another GPU; fabric if the driver must also know the state of the
 //     fabric. It is ignored on any other GPU.
 //   - repeats: xid if it only repeats an XID, which the agent judges itself.
+//   - system: DCGM's health system that reports the code, as in source.healthSystems; xid: with all systems (dcgm_structs.h:
+//     dcgmHealthSystems_t).
 //   - severity: the worst with which DCGM 4.6's health checks report the code. advice: DCGM's own, MONITOR or ISOLATE, in dcgm_errors.c.
 //   - differs: the programs with another effect or action; reason: why the row differs from them.
 //
@@ -45,6 +48,7 @@ var incidentRows = sync.OnceValue(func() (rows []incidentRow) {
 	for code, cells := range tableRows(incidentTable) {
 		info := IncidentInfo{
 			Code: code, Name: incidentNamePrefix + cells["name"], Effect: effectNamed(cells["effect"]), Action: Action(cells["action"]),
+			System: cells["system"],
 		}
 		rows = append(rows, incidentRow{info, cells["only"], cells["repeats"] == "xid"})
 	}

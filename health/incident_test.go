@@ -15,6 +15,7 @@ import (
 func TestIncidentTable(t *testing.T) {
 	checkTable(t, incidentTable, map[string][]string{
 		"effect": effectNames[:], "action": actionNames(), "only": {"", "nvlink", "fabric"}, "repeats": {"", "xid"},
+		"system":   {"", "pcie", "nvlink", "memory", "inforom", "thermal", "power", "driver", "imex", "xid"},
 		"severity": {"", "FAIL", "WARN"}, "advice": {"", "MONITOR", "ISOLATE"},
 	})
 	actions := make(map[string]Action)
@@ -23,6 +24,9 @@ func TestIncidentTable(t *testing.T) {
 		actions[cells["name"]] = info.Action
 		if info.Code != code || info.Name != "DCGM_FR_"+cells["name"] {
 			t.Errorf("code %d is %+v", code, info)
+		}
+		if (info.System == "") != (cells["severity"] == "") {
+			t.Errorf("%s is found by system %q with severity %q", info.Name, info.System, cells["severity"])
 		}
 		if cells["severity"] != "FAIL" && info.Effect == EffectUnhealthy {
 			t.Errorf("%s is unhealthy, but DCGM never reports it as FAIL", info.Name)

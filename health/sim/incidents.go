@@ -3,7 +3,6 @@ package sim
 import (
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -43,8 +42,8 @@ func (s incidentSet) over(below incidentSet) incidentSet {
 func (s incidentSet) active() []health.Incident {
 	var out []health.Incident
 	for _, code := range slices.Sorted(maps.Keys(s)) {
-		name := health.LookupIncident(code).Name
-		i := health.Incident{System: systemOf(name), Code: code, Message: "simulated: " + name}
+		info := health.LookupIncident(code)
+		i := health.Incident{System: info.System, Code: code, Message: "simulated: " + info.Name}
 		switch s[code] {
 		case severityNone:
 			continue
@@ -54,29 +53,6 @@ func (s incidentSet) active() []health.Incident {
 		out = append(out, i)
 	}
 	return out
-}
-
-// systemOf returns the health system of DCGM that finds an incident (dcgm_structs.h: dcgmHealthSystems_t), or "" if only
-// dcgmi diag finds it.
-func systemOf(name string) string {
-	for _, s := range []struct{ system, names string }{
-		{"pcie", "PCI_REPLAY_RATE"},
-		{imexSystem, "IMEX"},
-		{"nvlink", "NVLINK FABRIC"},
-		{"memory", "DBE PAGE ROW_REMAP FAULTY_MEMORY"},
-		{"inforom", "INFOROM"},
-		{"thermal", "CLOCKS_EVENT_THERMAL"},
-		{"power", "CLOCKS_EVENT_POWER POWER_UNREADABLE"},
-		{"driver", "GPU_RECOVERY"},
-		{"xid", "XID CONTAINED_ERROR FALLEN_OFF_BUS"},
-	} {
-		for part := range strings.FieldsSeq(s.names) {
-			if strings.Contains(name, part) {
-				return s.system
-			}
-		}
-	}
-	return ""
 }
 
 // imexSystem is the system whose incidents name no GPU.

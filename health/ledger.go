@@ -1,0 +1,318 @@
+package health
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+// XIDRow is a row of the source's stream of XIDs.
+type XIDRow struct {
+	Code int
+	At   int64 // when the driver reported it, in microseconds since 1970 by the clock of the source's host
+}
+
+// XID returns the XID of the row.
+func (r XIDRow) XID() XID { return XID{Code: r.Code, At: time.UnixMicro(r.At)} }
+
+// same reports whether two rows of a device are one event: see XID.SameEvent.
+func (r XIDRow) same(s XIDRow) bool {
+	return r == s || r.Code == s.Code && InKernelLog(r.Code) && r.XID().SameEvent(s.XID())
+}
+
+// Ledger holds the XIDs of a device: the rows that the source listed, which XIDs count, and which ones a witness still has to report. It is
+// a value: its methods return the next ledger and modify nothing that the earlier one shares.
+//
+// A source lists its rows again in every read, after a reconnect and after a restart. A row counts when the ledger first learns of it. Its
+// time does not tell whether it is new, because the clock of the source's host may step either way.
+//
+// Several witnesses report one XID. Their reports are paired by order and number: the n-th XID of one witness is the n-th of another. Times
+// cannot pair them, because each witness has its own clock and delay. The first report counts. Every other witness then owes the XID, and
+// its report does not count. A reset in between does not matter.
+//
+// A witness may lose an XID, so a debt expires: see owedBySource and owedByEvents. Until then, the witness' next XID with the same number
+// is taken for the lost one, and does not count if no other witness reports it. Nothing else is lost. An XID counts twice only if a witness
+// reports it after its debt has expired, or under another number: NVML and DCGM call the numbers that they lack 999, the kernel log does
+// not.
+type Ledger struct {
+	Read  bool // this process has read the whole stream of the device
+	Later bool // a MIG device that is newer than its GPU: rows are its predecessor's until the stream is read whole
+
+	Rows  []LedgerRow   // in order of arrival
+	Codes map[int]Tally // by number
+	Last  int           // the number of the newest XID that counts; 0 if there is none
+	Owed  []OwedXIDs    // oldest first
+
+	measured time.Duration // for how long the source has measured since it owes XIDs
+}
+
+// LedgerRow is a row that the ledger knows.
+type LedgerRow struct {
+	XIDRow
+	Skipped     bool // from before the agent's start, and whether it counted then was unknown
+	Predecessor bool // of the instance that had the MIG device's number before
+}
+
+// Tally is the XIDs with one number that count since the agent's start.
+type Tally struct {
+	Total  uint64
+	Newest XID // with the witness that reported it first, and the detail that any witness reported
+}
+
+// OwedXIDs are XIDs with one number that count already and that a witness has not reported yet.
+type OwedXIDs struct {
+	Code    int
+	Witness Witness
+	Count   int
+
+	// Since and Newest are when the first and the last of them counted. For WitnessSource, zero means before the agent's start or before
+	// a detach.
+	Since, Newest time.Time
+
+	// For WitnessSource, by Ledger.measured: when the debt began, and since when the source has reported no XID.
+	Born, Seen time.Duration
+}
+
+const (
+	// The source owes an XID for owedBySource. This time begins anew whenever the source reports any XID: DCGM reads one event per second
+	// from all GPUs together (dcgm/OBSERVED.md#xid-rate), so while it reports XIDs it may have unread ones. DCGM reads in order: while it
+	// reports XIDs that it owed for longer, this goes on for up to maxBehind. Otherwise it goes on for up to maxExtension, because the
+	// source may report older XIDs that an event source missed. Only time in which the source measures counts, and at most maxStep per
+	// reading, so a source that stalls or restarts loses nothing.
+	owedBySource = 15 * time.Second
+
+	// owedByEvents is how long an event source owes an XID. These report XIDs within milliseconds, and lose them while they are down.
+	owedByEvents = 10 * time.Second
+
+	maxOwed = 256 // entries; above it the oldest are dropped
+
+	// maxLedgerRows limits the rows that the source no longer lists. A restarted engine lists some of them again.
+	maxLedgerRows = 1024
+)
+
+// RowsRead are the rows of a device that one read of the source lists.
+type RowsRead struct {
+	Rows  []XIDRow // oldest first
+	Whole bool     // the whole stream was read, not only the latest value or its end
+
+	// Old reports whether a row is from the old kernel log: the engine reads it after its start, and reports what is from long before. Nil
+	// if no row can be.
+	Old func(XIDRow) bool
+}
+
+// list takes the rows of a read and returns the XIDs that are new. restored means that the ledger began with all XIDs that counted before
+// the agent's start; otherwise a row from before the start is skipped.
+func (l Ledger) list(read RowsRead, restored bool) (next Ledger, fresh []XID) {
+	l.Rows = slices.Clip(l.Rows)
+	for _, r := range read.Rows {
+		if l.knows(r) {
+			continue
+		}
+		before := !l.Read || read.Old != nil && read.Old(r)
+		row := LedgerRow{XIDRow: r, Skipped: before && !restored && !l.Later, Predecessor: l.Later}
+		l.Rows = append(l.Rows, row)
+		if !row.Skipped && !row.Predecessor {
+			fresh = append(fresh, r.XID())
+		}
+	}
+	if read.Whole {
+		l.Read, l.Later = true, false
+		l.Rows = withoutForgotten(l.Rows, read.Rows)
+	}
+	return l, fresh
+}
+
+// knows reports whether the ledger has a row. The newest are looked at first: most reads list only these.
+func (l *Ledger) knows(row XIDRow) bool {
+	for _, r := range slices.Backward(l.Rows) {
+		if r.same(row) {
+			return true
+		}
+	}
+	return false
+}
+
+// withoutForgotten drops the oldest rows above maxLedgerRows that the source no longer lists. The others would be new in the next read.
+func withoutForgotten(rows []LedgerRow, listed []XIDRow) []LedgerRow {
+	excess := len(rows) - maxLedgerRows
+	if excess <= 0 {
+		return rows
+	}
+	return slices.DeleteFunc(slices.Clone(rows), func(r LedgerRow) bool {
+		if excess == 0 || slices.ContainsFunc(listed, r.same) {
+			return false
+		}
+		excess--
+		return true
+	})
+}
+
+// restoreLate adds what an earlier process saved. It returns the XIDs that the ledger skipped and that the saved one lacks; restored is as
+// for list, of the saved one.
+func (l Ledger) restoreLate(saved Ledger, restored bool) (next Ledger, fresh []XID) {
+	rows := slices.Clone(saved.Rows)
+	for _, r := range l.Rows {
+		if saved.knows(r.XIDRow) {
+			continue
+		}
+		if r.Skipped && restored {
+			r.Skipped, fresh = false, append(fresh, r.XID())
+		}
+		rows = append(rows, r)
+	}
+	l.Rows = rows
+	// The clock of the saved debts goes on with this ledger's.
+	owed := slices.Clone(saved.Owed)
+	for i := range owed {
+		owed[i].Born += l.measured - saved.measured
+		owed[i].Seen += l.measured - saved.measured
+	}
+	l.Owed = append(owed, l.Owed...)
+	return l, fresh
+}
+
+// report takes an XID that a witness reports a number of times, and returns how many of them count. The source, and the event sources that
+// are on, now owe these unless they are the witness. taken are the debts that the others settle.
+func (l Ledger) report(x XID, times int, on []Witness, now time.Time) (next Ledger, counted int, taken []OwedXIDs) {
+	l.Owed = slices.Clone(l.Owed)
+	taken = l.settle(x, times)
+	counted = times
+	for _, o := range taken {
+		counted -= o.Count
+	}
+	if counted > 0 {
+		l = l.count(x, counted)
+		for _, w := range append([]Witness{WitnessSource}, on...) {
+			if w != x.Witness {
+				l.owe(OwedXIDs{Code: x.Code, Witness: w, Count: counted, Since: now, Newest: now, Born: l.measured, Seen: l.measured})
+			}
+		}
+	}
+	if x.Detail != (XIDDetail{}) && len(taken) > 0 {
+		l = l.detail(x)
+	}
+	return l, counted, taken
+}
+
+// settle removes the oldest debts that reports of an XID settle, and returns them. l.Owed is l's own.
+func (l *Ledger) settle(x XID, times int) (taken []OwedXIDs) {
+	for i := range l.Owed {
+		o := &l.Owed[i]
+		if n := min(o.Count, times); n > 0 && o.Code == x.Code && o.Witness == x.Witness {
+			part := *o
+			part.Count = n
+			taken, times, o.Count = append(taken, part), times-n, o.Count-n
+		}
+	}
+	l.Owed = slices.DeleteFunc(l.Owed, func(o OwedXIDs) bool { return o.Count == 0 })
+	return taken
+}
+
+// count adds XIDs that count to the tally.
+func (l Ledger) count(x XID, times int) Ledger {
+	l.Codes = maps.Clone(l.Codes)
+	if l.Codes == nil {
+		l.Codes = make(map[int]Tally)
+	}
+	l.Codes[x.Code] = Tally{Total: l.Codes[x.Code].Total + uint64(times), Newest: x}
+	l.Last = x.Code
+	return l
+}
+
+// detail adds the detail of a later report to the newest XID.
+func (l Ledger) detail(x XID) Ledger {
+	if t, ok := l.Codes[x.Code]; ok {
+		l.Codes = maps.Clone(l.Codes)
+		t.Newest.Detail = x.Detail
+		l.Codes[x.Code] = t
+	}
+	return l
+}
+
+// owe adds a debt. Debts that expire within the same second share an entry, so a storm needs little space. l.Owed is l's own.
+func (l *Ledger) owe(x OwedXIDs) {
+	for i := range l.Owed {
+		o := &l.Owed[i]
+		if o.Code == x.Code && o.Witness == x.Witness && o.expiresWith(x) {
+			o.Count, o.Newest = o.Count+x.Count, x.Newest
+			return
+		}
+	}
+	l.Owed = append(l.Owed, x)
+	l.Owed = l.Owed[max(0, len(l.Owed)-maxOwed):]
+}
+
+func (o OwedXIDs) expiresWith(x OwedXIDs) bool {
+	if o.Witness == WitnessSource {
+		return x.Seen-o.Seen < time.Second && x.Since.Sub(o.Since) < time.Minute
+	}
+	return x.Since.Sub(o.Since) < time.Second
+}
+
+// expireEvents drops the debts of event sources that have expired.
+func (l Ledger) expireEvents(now time.Time) Ledger {
+	l.Owed = slices.DeleteFunc(slices.Clone(l.Owed), func(o OwedXIDs) bool {
+		return o.Witness != WitnessSource && now.Sub(o.Since) >= owedByEvents
+	})
+	return l
+}
+
+// sourceProgress is what a reading shows of all XIDs that the source owes.
+type sourceProgress struct {
+	reports  bool      // the source reports XIDs
+	behind   bool      // among them are XIDs that it owed
+	position time.Time // OwedXIDs.Since of the oldest of these
+}
+
+// add adds what the source reported of one device.
+func (p *sourceProgress) add(counted int, taken []OwedXIDs) {
+	p.reports = p.reports || counted+len(taken) > 0
+	for _, o := range taken {
+		if !p.behind || o.Since.Before(p.position) {
+			p.behind, p.position = true, o.Since
+		}
+	}
+}
+
+// mayTake returns how long after its beginning the source may still pay a debt.
+func (p *sourceProgress) mayTake(o OwedXIDs) time.Duration {
+	if p.behind && !p.position.After(o.Newest) {
+		return maxBehind
+	}
+	return maxExtension
+}
+
+// pass lets the source's time pass: step is for how long it measured since the reading before. It drops the debts that have expired.
+func (l Ledger) pass(step time.Duration, p *sourceProgress) Ledger {
+	if step == 0 || len(l.Owed) == 0 {
+		return l
+	}
+	l.measured += step
+	l.Owed = slices.Clone(l.Owed)
+	for i := range l.Owed {
+		if o := &l.Owed[i]; p.reports && o.Seen-o.Born < p.mayTake(*o) {
+			o.Seen = l.measured
+		}
+	}
+	l.Owed = slices.DeleteFunc(l.Owed, func(o OwedXIDs) bool {
+		return o.Witness == WitnessSource && l.measured-o.Seen >= owedBySource
+	})
+	if len(l.Owed) == 0 {
+		l.measured = 0
+	}
+	return l
+}
+
+// restarted returns what the ledger is to the next process.
+func (l Ledger) restarted() Ledger {
+	next := Ledger{Rows: l.Rows}
+	for _, o := range l.Owed {
+		if o.Witness == WitnessSource {
+			o.Since, o.Newest = time.Time{}, time.Time{}
+			o.Seen -= l.measured
+			o.Born = o.Seen
+			next.Owed = append(next.Owed, o)
+		}
+	}
+	return next
+}

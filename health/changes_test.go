@@ -10,7 +10,7 @@ func TestChanges(t *testing.T) {
 	healthy := judge(nil, 0, nil, gpu0, gpu1)
 	faulty := judge(healthy, 1, samples{"GPU-0": present(xids(31, 48, 31))}, gpu0, gpu1)
 	hot := judge(faulty, 2, samples{"GPU-0": present(value(FieldGPUTemp, 99))}, gpu0, gpu1)
-	cleared, _, err := Clear(DefaultConfig(), hot, false, "GPU-0", "xid-48", at(3))
+	cleared, _, err := clearAndView(DefaultConfig(), hot, false, "GPU-0", "xid-48", 3)
 	if err != nil {
 		t.Fatal(err)
 	}

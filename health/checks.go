@@ -28,17 +28,17 @@ type Checks struct {
 	Since  time.Time // of Status; only the Monitor sets it
 }
 
-// keepIncidents returns the verdict with its incidents observed until now: while the checks do not work, an incident may
+// keepIncidents returns the memory with its incidents observed until now: while the checks do not work, an incident may
 // last, and its end has to be observed for Config.RecoverAfter once they work again.
-func (v Verdict) keepIncidents(now time.Time) Verdict {
-	if !slices.ContainsFunc(v.Findings, Finding.ofIncident) {
-		return v
+func (m Memory) keepIncidents(now time.Time) Memory {
+	if !slices.ContainsFunc(m.Findings, Finding.ofIncident) {
+		return m
 	}
-	v.Findings = slices.Clone(v.Findings)
-	for i := range v.Findings {
-		if v.Findings[i].ofIncident() {
-			v.Findings[i].restartCondition(now)
+	m.Findings = slices.Clone(m.Findings)
+	for i := range m.Findings {
+		if m.Findings[i].ofIncident() {
+			m.Findings[i].restartCondition(now)
 		}
 	}
-	return v
+	return m
 }

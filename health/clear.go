@@ -7,7 +7,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 )
 
 // The errors of Clear.
@@ -22,13 +21,12 @@ var (
 
 // Clear removes a device's finding with the given cause, or all of its findings if cause is empty, on an operator's request. It also drops
 // what may still become a finding of the cause: a FAIL that is not confirmed yet, and an XID whose severity the recovery action decides.
-// Clear returns the devices afterwards and the cleared causes. If the source is up, findings that the newest sample still shows stay:
-// removing them until the next poll would let the kubelet allocate the device. Decisions stay too, because they end only with their reason.
+// Clear returns the devices afterwards, for View, and the cleared causes. If the source is up, findings that the newest sample still shows
+// stay: removing them until the next poll would let the kubelet allocate the device. Decisions stay too, because they end only with their
+// reason.
 //
 // With a cause, Clear fails if the device has no such finding or if the finding stays; the error names the causes that can be cleared.
-func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, now time.Time) (after []DeviceState, cleared []string,
-	err error,
-) {
+func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string) (after []DeviceState, cleared []string, err error) {
 	i := slices.IndexFunc(devices, func(d DeviceState) bool { return d.Device.ID == id })
 	if i < 0 {
 		var known []string
@@ -66,23 +64,16 @@ func Clear(c Config, devices []DeviceState, up bool, id DeviceID, cause string, 
 			cmp.Or(strings.Join(others, ", "), "none"))
 	}
 
-	v := d.Verdict.Without(now, func(f Finding) bool { return f.From == "" && slices.Contains(cleared, f.Cause) })
+	m := d.Memory.without(func(f Finding) bool { return slices.Contains(cleared, f.Cause) })
 	forgets := func(c string) bool { return cause == "" || c == cause }
-	v.unconfirmed = maps.Clone(v.unconfirmed)
-	maps.DeleteFunc(v.unconfirmed, func(c string, _ confirmation) bool { return forgets(c) })
-	v.PendingXIDs = slices.DeleteFunc(slices.Clone(v.PendingXIDs), func(x XID) bool { return forgets(xidCause(x.Code)) })
+	m.unconfirmed = maps.Clone(m.unconfirmed)
+	maps.DeleteFunc(m.unconfirmed, func(c string, _ confirmation) bool { return forgets(c) })
+	m.PendingXIDs = slices.DeleteFunc(slices.Clone(m.PendingXIDs), func(x XID) bool { return forgets(xidCause(x.Code)) })
 	if cause == "" || cause == CauseFlapping {
-		v.Trips = nil
+		m.Trips = nil
 	}
 	after = slices.Clone(devices)
-	after[i].Verdict = v
-	for j, child := range devices {
-		if child.Device.Parent == id {
-			after[j].Verdict = child.Verdict.Without(now, func(f Finding) bool {
-				return f.From == id && slices.Contains(cleared, f.Cause)
-			})
-		}
-	}
+	after[i].Memory = m
 	return after, cleared, nil
 }
 

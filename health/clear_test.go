@@ -6,11 +6,17 @@ import (
 	"testing"
 )
 
+// clearAndView clears findings and derives the verdicts.
+func clearAndView(c Config, devices []DeviceState, up bool, id DeviceID, cause string, seconds int) ([]DeviceState, []string, error) {
+	devices, cleared, err := Clear(c, devices, up, id, cause)
+	return View(c, devices, ViewContext{}, at(seconds)), cleared, err
+}
+
 func TestClear(t *testing.T) {
 	c := DefaultConfig()
 	devices := judge(nil, 0, samples{"GPU-0": present(xids(48, 95), value(FieldRemapPending, 1))}, gpu0, mig0, gpu1)
 	clear := func(devices []DeviceState, id DeviceID, cause string) ([]DeviceState, []string, error) {
-		return Clear(c, devices, false, id, cause, at(1))
+		return clearAndView(c, devices, false, id, cause, 1)
 	}
 	for _, bad := range []struct {
 		devices []DeviceState
@@ -62,17 +68,17 @@ func TestClearKeepsMeasuredFindings(t *testing.T) {
 	} {
 		xids(48)(&sample)
 		devices := judgeAll(c, nil, 0, nil, samples{"GPU-0": sample}, gpu0)
-		if _, _, err := Clear(c, devices, true, "GPU-0", cause, at(1)); !errors.Is(err, ErrStillPresent) {
+		if _, _, err := Clear(c, devices, true, "GPU-0", cause); !errors.Is(err, ErrStillPresent) {
 			t.Errorf("%s: got %v", cause, err)
 		}
-		after, cleared, err := Clear(c, devices, true, "GPU-0", "", at(1))
+		after, cleared, err := clearAndView(c, devices, true, "GPU-0", "", 1)
 		if err != nil || !slices.Equal(cleared, []string{"xid-48"}) || !slices.Equal(after[0].Verdict.Causes(), []string{cause}) {
 			t.Errorf("%s: cleared %v, %v; causes %v", cause, cleared, err, after[0].Verdict.Causes())
 		}
 		if f := after[0].Verdict.Findings[0]; !f.Since.Equal(at(0)) {
 			t.Errorf("%s: since %v", cause, f.Since)
 		}
-		if _, cleared, err := Clear(c, devices, false, "GPU-0", cause, at(1)); err != nil || !slices.Equal(cleared, []string{cause}) {
+		if _, cleared, err := Clear(c, devices, false, "GPU-0", cause); err != nil || !slices.Equal(cleared, []string{cause}) {
 			t.Errorf("%s: source down: cleared %v, %v", cause, cleared, err)
 		}
 	}
@@ -80,7 +86,7 @@ func TestClearKeepsMeasuredFindings(t *testing.T) {
 	// The newest sample shows that the condition is over, but recoverAfter has not passed.
 	devices := judge(nil, 0, samples{"GPU-0": present(value(FieldRemapFailed, 1))}, gpu0)
 	devices = judge(devices, 2, nil, gpu0)
-	if _, cleared, err := Clear(c, devices, true, "GPU-0", CauseRemapFailed, at(3)); err != nil || len(cleared) != 1 {
+	if _, cleared, err := Clear(c, devices, true, "GPU-0", CauseRemapFailed); err != nil || len(cleared) != 1 {
 		t.Errorf("condition over: cleared %v, %v", cleared, err)
 	}
 }
@@ -95,15 +101,15 @@ func TestClearKeepsIncidentOfEveryGPU(t *testing.T) {
 	for i, sample := range []Sample{checked(), present()} {
 		r, now := reading(i, samples{"GPU-0": sample}, gpu0)
 		r.Checks, r.Incidents = Checks{Status: ChecksUp}, imex
-		devices = Judge(c, devices, r, ReadingContext{}, now)
-		if _, _, err := Clear(c, devices, true, "GPU-0", cause, now); !errors.Is(err, ErrStillPresent) {
+		devices = judgeReading(c, devices, r, ReadingContext{}, now)
+		if _, _, err := Clear(c, devices, true, "GPU-0", cause); !errors.Is(err, ErrStillPresent) {
 			t.Errorf("checked %v: %v", sample.Checked, err)
 		}
 	}
 	r, now := reading(2, nil, gpu0)
 	r.Checks, r.Incidents = Checks{Status: ChecksDown}, imex // of the last check
-	devices = Judge(c, devices, r, ReadingContext{}, now)
-	if _, cleared, err := Clear(c, devices, true, "GPU-0", cause, now); err != nil || !slices.Equal(cleared, []string{cause}) {
+	devices = judgeReading(c, devices, r, ReadingContext{}, now)
+	if _, cleared, err := Clear(c, devices, true, "GPU-0", cause); err != nil || !slices.Equal(cleared, []string{cause}) {
 		t.Errorf("checks down: cleared %v, %v", cleared, err)
 	}
 }
@@ -117,7 +123,7 @@ func TestClearDropsUnconfirmedFault(t *testing.T) {
 			devices = judge(devices, 1, samples{"GPU-0": checked(Incident{Code: 70, Severity: SeverityWarn})}, gpu0)
 		}
 		devices = judge(devices, 2, faulty, gpu0)
-		devices, _, err := Clear(DefaultConfig(), devices, false, "GPU-0", cause, at(2))
+		devices, _, err := Clear(DefaultConfig(), devices, false, "GPU-0", cause)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -136,7 +142,7 @@ func TestClearPendingXID(t *testing.T) {
 		"": {CauseRecoveryAction}, "xid-144": {"xid-109", CauseRecoveryAction}, CauseRemapPending: {"xid-109", "xid-144", CauseRecoveryAction},
 	} {
 		devices := judge(nil, 0, samples{"GPU-0": present(xids(109, 144), value(FieldRemapPending, 1))}, gpu0)
-		devices, _, err := Clear(DefaultConfig(), devices, false, "GPU-0", cause, at(1))
+		devices, _, err := Clear(DefaultConfig(), devices, false, "GPU-0", cause)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -159,7 +165,7 @@ func TestClearForgetsTrips(t *testing.T) {
 			devices = judge(devices, 2*i, samples{"GPU-0": blank(Lost)}, gpu0)
 			devices = judge(devices, 2*i+1, samples{"GPU-0": present(value(FieldGPUTemp, 99))}, gpu0)
 		}
-		devices, got, err := Clear(DefaultConfig(), devices, false, "GPU-0", cause, at(6))
+		devices, got, err := Clear(DefaultConfig(), devices, false, "GPU-0", cause)
 		if all := []string{CauseFlapping, CauseTemperature}; err != nil || !slices.Equal(got, all) && !slices.Equal(got, []string{cause}) {
 			t.Fatalf("clear %q: got %v, %v", cause, got, err)
 		}

@@ -8,68 +8,80 @@ import (
 	"time"
 )
 
-// DecisionContext is what decides about devices beside their verdicts.
-type DecisionContext struct {
+// Decisions returns the decisions about the device that continue in the next process. A detach is saved apart: see Detachment.
+func (v Verdict) Decisions() []Finding {
+	return slices.DeleteFunc(slices.Clone(v.Findings), func(f Finding) bool {
+		return f.From != "" || !f.decision() || f.Cause == CauseReleased
+	})
+}
+
+// ViewContext is what a device's verdict depends on beside its memory.
+type ViewContext struct {
 	Held   Held       // if nil, every device counts as held
 	Detach Detachment // zero while the driver is attached
 	MPS    MPSState
 }
 
-// Decide adds the decisions, and the state and findings of MPS daemons, to judged devices. It sets since when each state lasts.
-func Decide(c Config, before, judged []DeviceState, dc DecisionContext, now time.Time) []DeviceState {
-	old := make(map[DeviceID]Verdict, len(before))
-	for _, d := range before {
-		old[d.Device.ID] = d.Verdict
-	}
+// View returns the devices with their verdicts: the findings of each, of its GPU and of its MPS daemon, and what is decided about it. A
+// decision, and since when a state lasts, continue from the verdict of the view before.
+func View(c Config, devices []DeviceState, vc ViewContext, now time.Time) []DeviceState {
 	ofGPU := make(map[DeviceID][]Finding)
-	decided := slices.Clone(judged)
-	for i := range decided { // GPUs come before their MIG devices
-		d := &decided[i]
-		d.MPS = dc.MPS.Daemons[d.Device.ID]
-		old := old[d.Device.ID]
-		findings := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), Finding.addedByDecide)
-		dated := func(f Finding) Finding {
-			f.Since, f.Last = now, now
+	view := slices.Clone(devices)
+	for i := range view { // GPUs come before their MIG devices
+		d := &view[i]
+		d.MPS = vc.MPS.Daemons[d.Device.ID]
+		own, inherited, old := d.Memory.Findings, ofGPU[d.Device.Parent], d.Verdict
+		add := func(f Finding) Finding {
+			f.State, f.Clears, f.Since, f.Last = Unhealthy, ClearsItself, now, now
 			if g := old.ownFinding(hasCause(f.Cause)); g != nil {
 				f.Since = g.Since
 			}
 			return f
 		}
-		if f, bad := d.MPS.finding(); bad {
-			findings = append(findings, dated(f))
+		var decisions []Finding
+		if ref, ok := c.cordonOf(&d.Device); ok && !slices.ContainsFunc(inherited, hasCause(CauseCordoned)) {
+			decisions = append(decisions, add(Finding{
+				Cause: CauseCordoned, Reason: fmt.Sprintf("cordoned by %q in health.cordon", ref), Action: ActionUncordon,
+			}))
 		}
-		var decisions []Finding // MIG devices inherit them
-		add := func(f Finding) {
-			f.State, f.Clears = Unhealthy, ClearsItself
-			decisions = append(decisions, dated(f))
-		}
-		if ref, ok := c.cordonOf(&d.Device); ok && !slices.ContainsFunc(ofGPU[d.Device.Parent], hasCause(CauseCordoned)) {
-			add(Finding{Cause: CauseCordoned, Reason: fmt.Sprintf("cordoned by %q in health.cordon", ref), Action: ActionUncordon})
-		}
-		if pending := pendingReset(findings); c.IsolatePending && d.Device.Kind == KindGPU && pending != nil {
-			free := !gpuHeld(dc.Held, judged, d.Device.ID)
+		if pending := d.Memory.pendingReset(); c.IsolatePending && d.Device.Kind == KindGPU && pending != nil {
+			free := !gpuHeld(vc.Held, devices, d.Device.ID)
 			if free || old.Has(CauseIsolated) {
-				add(isolation(*pending, free))
+				decisions = append(decisions, add(isolation(*pending, free)))
 			}
 		}
-		if dc.Detach.withholds(*d, old) {
-			add(dc.Detach.finding())
+		if vc.Detach.withholds(*d, old) {
+			decisions = append(decisions, add(vc.Detach.finding()))
 		}
-		ofGPU[d.Device.ID] = decisions
-		v := d.Verdict
-		v.setFindings(inherit(append(findings, decisions...), d.Device.Parent, ofGPU[d.Device.Parent]))
-		v.Since = old.Since
-		if v.State != old.State || old.Since.IsZero() {
-			v.Since = now
+		ofGPU[d.Device.ID] = slices.Concat(own, decisions)
+		findings := slices.Concat(own, decisions)
+		if f, bad := d.MPS.finding(); bad { // MIG devices do not inherit it
+			findings = append(findings, add(f))
 		}
-		d.Verdict = v
+		d.Verdict = newVerdict(inherit(findings, d.Device.Parent, inherited), d.Memory.measured, old, now)
 	}
-	return decided
+	return view
+}
+
+// newVerdict returns the verdict of findings.
+func newVerdict(findings []Finding, measured bool, old Verdict, now time.Time) Verdict {
+	sortFindings(findings)
+	v := Verdict{Findings: findings, Since: old.Since}
+	switch {
+	case len(findings) > 0:
+		v.State = findings[0].State
+	case measured:
+		v.State = Healthy
+	}
+	if v.State != old.State || old.Since.IsZero() {
+		v.Since = now
+	}
+	return v
 }
 
 // pendingReset returns the finding of a GPU that works and waits for a reset, nil if there is none.
-func pendingReset(findings []Finding) *Finding {
-	return Verdict{Findings: findings}.ownFinding(func(f Finding) bool {
+func (m *Memory) pendingReset() *Finding {
+	return m.find(func(f Finding) bool {
 		// A reset after Last was the awaited one.
 		return f.State == Degraded && causeOf(f.Cause).waitsForReset && !f.Last.Before(f.Reset)
 	})

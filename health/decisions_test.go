@@ -70,8 +70,8 @@ func TestCordonEnds(t *testing.T) {
 			}
 			devices = judgeAll(off, devices, 10*i+5, nil, nil, gpu0, mig0)
 			wantStates(t, devices, map[DeviceID]State{"GPU-0": Healthy, "MIG-0": Healthy})
-			if v := devices[0].Verdict; len(v.Trips) != 0 || !v.Since.Equal(at(10*i+5)) {
-				t.Fatalf("%s: trips %v, healthy since %v", mode, v.Trips, v.Since)
+			if d := devices[0]; len(d.Memory.Trips) != 0 || !d.Verdict.Since.Equal(at(10*i+5)) {
+				t.Fatalf("%s: trips %v, healthy since %v", mode, d.Memory.Trips, d.Verdict.Since)
 			}
 		}
 	}
@@ -83,8 +83,8 @@ func TestCordonKeepsFindings(t *testing.T) {
 	devices := judgeAll(on, nil, 0, nil, nil, gpu0)
 	broken := present(xids(48))
 	devices = judgeAll(on, devices, 1, nil, samples{"GPU-0": broken}, gpu0)
-	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-48", CauseCordoned}) || len(devices[0].Verdict.Trips) != 1 {
-		t.Errorf("%v, trips %v", got, devices[0].Verdict.Trips)
+	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-48", CauseCordoned}) || len(devices[0].Memory.Trips) != 1 {
+		t.Errorf("%v, trips %v", got, devices[0].Memory.Trips)
 	}
 	devices = judgeAll(DefaultConfig(), devices, 2, nil, nil, gpu0)
 	if v := devices[0].Verdict; v.State != Unhealthy || !slices.Equal(v.Causes(), []string{"xid-48"}) || !v.Since.Equal(at(0)) {
@@ -101,10 +101,10 @@ func TestCordonKeepsFindings(t *testing.T) {
 func TestClearKeepsCordon(t *testing.T) {
 	devices := judgeAll(cordoning("0"), nil, 0, nil, samples{"GPU-0": present(xids(48))}, gpu0)
 	c := cordoning("0")
-	if _, _, err := Clear(c, devices, false, "GPU-0", CauseCordoned, at(1)); !errors.Is(err, ErrDecision) {
+	if _, _, err := Clear(c, devices, false, "GPU-0", CauseCordoned); !errors.Is(err, ErrDecision) {
 		t.Errorf("got %v", err)
 	}
-	after, got, err := Clear(c, devices, false, "GPU-0", "", at(1))
+	after, got, err := clearAndView(c, devices, false, "GPU-0", "", 1)
 	if err != nil || !slices.Equal(got, []string{"xid-48"}) {
 		t.Errorf("got %v, %v", got, err)
 	}
@@ -221,13 +221,13 @@ func TestOrderOfFaultsAndDecisions(t *testing.T) {
 	devices := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(xids(110))}, gpu0)
 	for _, action := range []Action{ActionReplaceGPU, ActionWatch} { // stronger and weaker than the others' actions
 		state := MPSState{Daemons: map[DeviceID]*MPSDaemon{gpu0.ID: {Cause: CauseMPSDown, Reason: "it exited", Action: action}}}
-		after := Decide(c, devices, devices, DecisionContext{Detach: Detachment{Since: at(0), Until: at(60)}, MPS: state}, at(1))
+		after := View(c, devices, ViewContext{Detach: Detachment{Since: at(0), Until: at(60)}, MPS: state}, at(1))
 		want := []string{"xid-110", CauseMPSDown, CauseReleased, CauseCordoned}
 		if got := after[0].Verdict.Causes(); !slices.Equal(got, want) || after[0].Verdict.Decided() {
 			t.Errorf("%s: %v, want %v", action, got, want)
 		}
 	}
-	decided := Decide(cordoning("1"), nil, judge(nil, 0, nil, gpu1), DecisionContext{}, at(1))
+	decided := View(cordoning("1"), judge(nil, 0, nil, gpu1), ViewContext{}, at(1))
 	if !decided[0].Verdict.Decided() {
 		t.Errorf("%+v", decided[0].Verdict)
 	}
@@ -239,8 +239,8 @@ func TestDetachmentEndsWithMeasurement(t *testing.T) {
 	unread := func() []DeviceState {
 		return judge(nil, 0, samples{gpu0.ID: blank(PresenceUnknown), gpu1.ID: blank(PresenceUnknown)}, gpu0, gpu1)
 	}
-	before := Decide(c, unread(), unread(), DecisionContext{Detach: Detachment{Since: at(0), Until: at(60)}}, at(1))
-	over := Decide(c, before, before, DecisionContext{Detach: Detachment{Over: true}}, at(2))
+	before := View(c, unread(), ViewContext{Detach: Detachment{Since: at(0), Until: at(60)}}, at(1))
+	over := View(c, before, ViewContext{Detach: Detachment{Over: true}}, at(2))
 	for action, devices := range map[Action][]DeviceState{ActionAttach: before, ActionCheckSource: over} {
 		for _, d := range devices {
 			if f := d.Verdict.Findings; len(f) != 1 || f[0].Cause != CauseReleased || !f[0].Since.Equal(at(1)) || f[0].Action != action {
@@ -249,21 +249,21 @@ func TestDetachmentEndsWithMeasurement(t *testing.T) {
 		}
 	}
 	r, now := reading(3, samples{gpu1.ID: blank(PresenceUnknown)}, gpu0, gpu1)
-	over = Decide(c, over, Judge(c, over, r, ReadingContext{}, now), DecisionContext{Detach: Detachment{Over: true}}, now)
+	over = View(c, Judge(c, over, r, ReadingContext{}, now), ViewContext{Detach: Detachment{Over: true}}, now)
 	wantStates(t, over, map[DeviceID]State{gpu0.ID: Healthy, gpu1.ID: Unhealthy})
-	free := Decide(c, unread(), unread(), DecisionContext{Detach: Detachment{Over: true}}, at(4))
+	free := View(c, unread(), ViewContext{Detach: Detachment{Over: true}}, at(4))
 	wantStates(t, free, map[DeviceID]State{gpu0.ID: Unknown, gpu1.ID: Unknown})
 }
 
 // MIG devices inherit the detachment from their GPU.
 func TestDecideDetachment(t *testing.T) {
 	devices := judgeAll(DefaultConfig(), nil, 0, nil, samples{gpu0.ID: present(), mig0.ID: present()}, gpu0, mig0)
-	devices = Decide(DefaultConfig(), devices, devices, DecisionContext{Detach: Detachment{Until: at(60)}}, at(1))
+	devices = View(DefaultConfig(), devices, ViewContext{Detach: Detachment{Until: at(60)}}, at(1))
 	if f := devices[1].Verdict.Findings; len(f) != 1 || f[0].From != gpu0.ID || f[0].Cause != CauseReleased ||
 		devices[1].Verdict.State != Unhealthy {
 		t.Errorf("%+v", f)
 	}
-	devices = Decide(DefaultConfig(), devices, devices, DecisionContext{Detach: Detachment{Over: true}}, at(2))
+	devices = View(DefaultConfig(), devices, ViewContext{Detach: Detachment{Over: true}}, at(2))
 	wantStates(t, devices, map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy})
 }
 

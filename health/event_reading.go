@@ -47,7 +47,7 @@ func (rc ReadingContext) takeReports(
 		d := &before[i]
 		all[d.Device.ID] = reports{
 			awaited: d.Awaited, history: d.XIDHistory, unreported: unreported[d.Device.ID],
-			action: d.Verdict.eventAction,
+			action: d.Memory.eventAction,
 		}
 	}
 	raise := func(to []XID, xids []XID) []XID {

@@ -72,45 +72,20 @@ type Finding struct {
 	othersBackSince time.Time // InOutage: when another GPU came back without this one; zero before
 }
 
-// Verdict is the state of a device with the findings behind it, and everything that Judge keeps about the device.
+// Verdict is the state of a device with the findings behind it: its own, those of its GPU, and what is decided about it.
 type Verdict struct {
 	State    State     // the worst of the findings' states
-	Findings []Finding // worst first; of equal severity, the strongest action first
+	Findings []Finding // in the order of sortFindings
 	Since    time.Time // since when State lasts
-
-	Trips       []time.Time             // when the device became unhealthy by a finding of its own, within Config.Flap.Within
-	unconfirmed map[string]confirmation // FAILs that too few checks have shown, by cause; not modified once stored
-	PendingXIDs []XID                   // recent XIDs whose severity the recovery action decides; not modified once stored
-	measured    bool                    // at least one sample had a known presence, so no finding means healthy
-
-	awaitsAction     bool // this process has no value of the recovery action yet, and there was none before
-	awaitsCheck      bool // this process has no result of DCGM's checks yet, and the device has no saved state
-	unexplainedReset bool // the first recovery action asked for a reset that no XID explains, and still does
-	eventAction      eventAction
 }
 
-// confirmation counts the checks that have shown a fault which is not confirmed yet.
-type confirmation struct {
-	checks int
-	last   time.Time
-}
-
-// setFindings sorts the findings, worst first, and derives the state from them.
-func (v *Verdict) setFindings(findings []Finding) {
+// sortFindings sorts findings: worst first; of equal severity, the strongest action first. A fault comes before a decision of the same
+// severity, because the fault needs the attention.
+func sortFindings(findings []Finding) {
 	slices.SortStableFunc(findings, func(a, b Finding) int {
-		// A fault comes before a decision of the same severity, because the fault needs the attention.
 		return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(a.rank(), b.rank()), a.Action.Compare(b.Action), a.Since.Compare(b.Since),
 			cmp.Compare(a.Cause, b.Cause))
 	})
-	v.Findings = findings
-	switch {
-	case len(findings) > 0:
-		v.State = findings[0].State
-	case v.measured:
-		v.State = Healthy
-	default:
-		v.State = Unknown
-	}
 }
 
 // ownFinding returns the first of the device's own findings that matches, nil if there is none.
@@ -128,12 +103,6 @@ func hasCause(cause string) func(Finding) bool {
 
 // Has reports whether one of the device's own findings has the cause.
 func (v Verdict) Has(cause string) bool { return v.ownFinding(hasCause(cause)) != nil }
-
-// unhealthyBy reports whether one of the device's own findings has the cause and makes it Unhealthy.
-func (v Verdict) unhealthyBy(cause string) bool {
-	f := v.ownFinding(hasCause(cause))
-	return f != nil && f.State == Unhealthy
-}
 
 // Decided reports whether the worst finding is a decision, not a fault.
 func (v Verdict) Decided() bool { return len(v.Findings) > 0 && v.Findings[0].decision() }
@@ -153,22 +122,6 @@ func (v Verdict) Causes() []string {
 		all = append(all, f.Cause)
 	}
 	return all
-}
-
-// Without returns the verdict without the findings for which drop returns true.
-func (v Verdict) Without(now time.Time, drop func(Finding) bool) Verdict {
-	old := v.State
-	v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), drop)
-	if old > Healthy {
-		v.State = Healthy
-	}
-	for _, f := range v.Findings {
-		v.State = max(v.State, f.State)
-	}
-	if v.State != old {
-		v.Since = now
-	}
-	return v
 }
 
 // inherit adds a GPU's findings to its MIG device's. Of two findings with one cause the worse remains.

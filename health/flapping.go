@@ -8,17 +8,17 @@ import (
 
 // trips returns the times within Config.Flap.Within at which the device became unhealthy by a fault of its own, this sample
 // included.
-func trips(c Config, old Verdict, findings []Finding, now time.Time) []time.Time {
+func trips(c Config, old Memory, findings []Finding, now time.Time) []time.Time {
 	all := slices.DeleteFunc(slices.Clone(old.Trips), func(t time.Time) bool { return now.Sub(t) >= c.Flap.Within })
-	if !old.faulty() && (Verdict{Findings: findings}).faulty() {
+	if !faulty(old.Findings) && faulty(findings) {
 		all = append(all, now)
 	}
 	return all
 }
 
-// faulty reports whether a fault of the device itself makes it Unhealthy. Decisions, outages and faults of an MPS daemon are not.
-func (v Verdict) faulty() bool {
-	return v.ownFinding(func(f Finding) bool { return f.State == Unhealthy && !f.addedByDecide() && !f.InOutage }) != nil
+// faulty reports whether a fault of the device itself makes it Unhealthy. An outage is not.
+func faulty(own []Finding) bool {
+	return slices.ContainsFunc(own, func(f Finding) bool { return f.State == Unhealthy && !f.InOutage })
 }
 
 // flappingFinding returns the finding of a device that became unhealthy too often.

@@ -192,7 +192,7 @@ func incidentFinding(c Config, d Device, i Incident, now time.Time) (Finding, bo
 // confirm returns findings for the sample's incidents that count, and the state of incidents that are not confirmed yet. A WARN counts at
 // once. A FAIL counts after Config.Confirm consecutive checks. Polls less than half an interval apart, which an event triggered, are one
 // check. A sample without a check does not end the sequence.
-func confirm(c Config, d Device, old Verdict, s Sample) ([]Finding, map[string]confirmation) {
+func confirm(c Config, d Device, old Memory, s Sample) ([]Finding, map[string]confirmation) {
 	if !s.Checked {
 		return nil, old.unconfirmed
 	}

@@ -331,7 +331,7 @@ func TestIncidentWithoutGPU(t *testing.T) {
 				if seconds == 2 { // without a check
 					r, now = reading(seconds, nil, gpu0, gpu1)
 				}
-				devices = Judge(config, devices, r, ReadingContext{XIDHistory: true}, now)
+				devices = judgeReading(config, devices, r, ReadingContext{XIDHistory: true}, now)
 				for _, d := range devices {
 					if d.Verdict.State != c.want || c.want > Healthy && d.Verdict.Cause() != "dcgm-imex-unhealthy" {
 						t.Errorf("poll %d: %s: %v by %v, want %v", seconds, d.Device.ID, d.Verdict.State, d.Verdict.Causes(), c.want)

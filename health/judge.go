@@ -20,7 +20,7 @@ type ReadingContext struct {
 	Witnesses []Witness
 }
 
-// Judge derives the devices' verdicts from a reading and the devices before it. It adds no decisions: see Decide. It is
+// Judge derives the devices' verdicts from a reading and the devices before it. It adds no decisions: see View. It is
 // pure: the same arguments give the same result, and the only clock is the reading's.
 //
 // An XID that another witness has reported before does not count again: see AwaitedXIDs. DeviceState.Sample has the XIDs that count.
@@ -34,7 +34,7 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 	previous := make(map[DeviceID]DeviceState, len(before))
 	for _, d := range before {
 		if r.Checks.Status == ChecksDown {
-			d.Verdict = d.Verdict.keepIncidents(now)
+			d.Memory = d.Memory.keepIncidents(now)
 		}
 		previous[d.Device.ID] = d
 	}
@@ -44,7 +44,8 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 		if d.Kind == KindGPU && r.Checks.Status != ChecksDown {
 			s.Incidents = slices.Concat(s.Incidents, c.Incidents.ofEveryGPU(r.Incidents))
 		}
-		samples[d.ID] = rc.withPast(previous[d.ID], previous[d.Parent].Verdict, d, s)
+		gpu := previous[d.Parent].Memory
+		samples[d.ID] = rc.withPast(previous[d.ID], &gpu, d, s)
 	}
 	reports := rc.takeReports(previous, before, r, samples, now)
 	keepFindingsOfDestroyed(previous, before, r, samples)
@@ -59,7 +60,7 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 	add := func(d Device, s Sample) {
 		next, reset := judge.device(previous[d.ID], d, s, gpus[d.Parent], reports[d.ID])
 		if d.Kind == KindGPU {
-			gpus[d.ID] = parent{next.Verdict, reset, s.Presence}
+			gpus[d.ID] = parent{next.Memory, reset, s.Presence}
 		}
 		after = append(after, next)
 		delete(previous, d.ID)
@@ -73,7 +74,7 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 		if d.Device.Kind == KindMIG {
 			// The MIG devices of an unreachable GPU stay, because its partitioning is unknown.
 			gpu, listed := gpus[d.Device.Parent]
-			if !listed || gpu.presence == Present && !gpu.verdict.Has(CauseMissing) {
+			if !listed || gpu.presence == Present && !gpu.memory.has(CauseMissing) {
 				continue
 			}
 		}
@@ -117,7 +118,7 @@ func withdrawTakenIndexes(devices []DeviceState) {
 
 // parent is the result of judging a GPU, which its MIG devices depend on.
 type parent struct {
-	verdict  Verdict
+	memory   Memory
 	reset    reset // of the GPU
 	presence Presence
 }
@@ -134,39 +135,39 @@ type readingJudge struct {
 //nolint:gocognit // one ledger of XIDs per device, and a verb for measurements beside one for events, replace most of it
 func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, w reports) (next DeviceState, r reset) {
 	c, rc := judge.c, judge.rc
-	v := old.Verdict
+	m := old.Memory
 	firstSeen := old.Device.ID == "" && !rc.XIDHistory
-	v.awaitsCheck = v.awaitsCheck || firstSeen
-	v.awaitsAction = v.awaitsAction || firstSeen || rc.FirstReading && !old.Verdict.Has(CauseRecoveryAction)
+	m.awaitsCheck = m.awaitsCheck || firstSeen
+	m.awaitsAction = m.awaitsAction || firstSeen || rc.FirstReading && !m.has(CauseRecoveryAction)
 	sample := s
 	switch {
 	case rc.Events:
 		sample = old.Sample
 		sample.XIDs = s.XIDs
-	case v.eventAction.left > 0:
+	case m.eventAction.left > 0:
 		s.Values = maps.Clone(s.Values)
 		delete(s.Values, FieldRecoveryAction)
 	}
-	v.eventAction = w.action
-	v.explainRecoveryAction(c, old.XIDCounts, s, rc.Events)
+	m.eventAction = w.action
+	m.explainRecoveryAction(c, old.XIDCounts, s, rc.Events)
 	r = latestReset(p.reset, rc.reloaded(s))
 	if !rc.Events {
-		r = latestReset(r, wasReset(c, old.Verdict, d.Kind, s))
+		r = latestReset(r, wasReset(c, old.Memory, d.Kind, s))
 	}
 	r.unreported = w.unreported
-	findings := lasting(c, old.Verdict, s, r, rc.Events)
+	findings := lasting(c, &old.Memory, s, r, rc.Events)
 	for _, f := range conditionFindings(c, s) {
 		switch {
-		case p.verdict.Has(f.Cause): // a MIG device that is lost with its GPU inherits the GPU's finding
+		case p.memory.has(f.Cause): // a MIG device that is lost with its GPU inherits the GPU's finding
 			continue
 		case f.ofPresence():
 			f.InOutage, f.othersBackSince = judge.outage.includes(old, f.Cause)
-		case f.Cause == CauseRecoveryAction && v.unexplainedReset:
+		case f.Cause == CauseRecoveryAction && m.unexplainedReset:
 			f.State, f.Reason = Unhealthy, f.Reason+", for an XID from before the agent's start"
 		}
 		findings = merge(findings, f)
 	}
-	confirmed, unconfirmed := confirm(c, d, old.Verdict, s)
+	confirmed, unconfirmed := confirm(c, d, old.Memory, s)
 	for _, f := range confirmed {
 		findings = merge(findings, f)
 	}
@@ -211,8 +212,8 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 			last.Detail = x.Detail
 		}
 	}
-	if v.awaitsCheck && s.Checked {
-		v.awaitsCheck = false
+	if m.awaitsCheck && s.Checked {
+		m.awaitsCheck = false
 		if !slices.ContainsFunc(findings, Finding.ofXID) {
 			for _, f := range incidentsOfPastXIDs(c, s) {
 				findings = merge(findings, f)
@@ -220,40 +221,42 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 		}
 	}
 
-	v.PendingXIDs = addDetails(pendingXIDs(c, old.Verdict, xids, s.At, r), w.details)
-	for _, f := range escalate(v.PendingXIDs, findings, p.verdict) {
+	m.PendingXIDs = addDetails(pendingXIDs(c, old.Memory, xids, s.At, r), w.details)
+	for _, f := range escalate(m.PendingXIDs, findings, &p.memory) {
 		findings = merge(findings, f)
 	}
 
-	v.Trips = trips(c, old.Verdict, findings, s.At)
+	m.Trips = trips(c, old.Memory, findings, s.At)
 	flapping := slices.ContainsFunc(findings, hasCause(CauseFlapping)) // not renewed at every poll
-	if c.Flap.Trips > 0 && len(v.Trips) >= c.Flap.Trips && !flapping {
-		findings = merge(findings, flappingFinding(c, findings, len(v.Trips), s.At))
+	if c.Flap.Trips > 0 && len(m.Trips) >= c.Flap.Trips && !flapping {
+		findings = merge(findings, flappingFinding(c, findings, len(m.Trips), s.At))
 	}
-	v.measured = v.measured || s.Presence != PresenceUnknown
-	v.setFindings(inherit(findings, d.Parent, p.verdict.Findings))
-	v.unconfirmed = unconfirmed
+	m.measured = m.measured || s.Presence != PresenceUnknown
+	m.Findings, m.unconfirmed = findings, unconfirmed
+	m = m.without(func(f Finding) bool { // the GPU's finding says more
+		of := p.memory.find(hasCause(f.Cause))
+		return of != nil && of.State > f.State
+	})
+	sortFindings(m.Findings)
 	if old.Device.ID != "" && s.Presence != Present {
 		d = old.Device // the source cannot read the properties now
 	}
 	measurable := sample.Presence == Present && (d.Kind == KindGPU || p.presence == Present)
-	if !measurable && slices.ContainsFunc(v.Findings, Finding.ofPresence) {
+	if !measurable && (m.find(Finding.ofPresence) != nil || p.memory.find(Finding.ofPresence) != nil) {
 		sample.Values = nil // from before: a source reads most fields less often than the presence
 	}
 	return DeviceState{
-		Device: d, Sample: sample, Verdict: v, XIDCounts: counts, XIDDetails: details, XIDWitnesses: witnesses, LastXID: last,
+		Device: d, Sample: sample, Memory: m, Verdict: old.Verdict, MPS: old.MPS,
+		XIDCounts: counts, XIDDetails: details, XIDWitnesses: witnesses, LastXID: last,
 		XIDHistory: w.history, Awaited: w.awaited, ResetAt: r.latest(old.ResetAt),
 	}, r
 }
 
-// lasting returns the device's own findings that the sample does not end. Findings that Decide adds are left out. With events, time ends no
-// finding, because the device is not measured.
-func lasting(c Config, old Verdict, s Sample, r reset, events bool) []Finding {
+// lasting returns the device's findings that the sample does not end. With events, time ends no finding, because the device is not
+// measured.
+func lasting(c Config, old *Memory, s Sample, r reset, events bool) []Finding {
 	var left []Finding
 	for _, f := range old.Findings {
-		if f.From != "" || f.addedByDecide() {
-			continue
-		}
 		if r.follows(f) || clearedByReturn(old, f, s) && f.Last.After(f.Reset) {
 			f.Reset = s.At
 		}
@@ -312,14 +315,14 @@ func keepFindingsOfDestroyed(previous map[DeviceID]DeviceState, before []DeviceS
 		if d.Device.Kind != KindMIG || listed[d.Device.ID] || samples[d.Device.Parent].Presence != Present {
 			continue
 		}
-		findings := slices.Clone(gpu.Verdict.Findings)
-		for _, f := range d.Verdict.Findings {
+		findings := slices.Clone(gpu.Memory.Findings)
+		for _, f := range d.Memory.Findings {
 			stays := f.Clears == ClearsGPUReset || f.Clears == ClearsReboot && f.Cause != CauseFlapping // flapping concerns the partition only
-			if f.From == "" && f.State == Unhealthy && stays {
+			if f.State == Unhealthy && stays {
 				findings = merge(findings, f)
 			}
 		}
-		gpu.Verdict.Findings = findings
+		gpu.Memory.Findings = findings
 		previous[d.Device.Parent] = gpu
 	}
 }

@@ -109,7 +109,7 @@ func TestJudgeRandomSequences(t *testing.T) {
 			held := r.held()
 
 			before, kept := devices, deepCopy(devices)
-			devices = judgeAndDecide(c, before, &reading, held, at(seconds))
+			devices = judgeAndView(c, before, &reading, held, at(seconds))
 			if !reflect.DeepEqual(before, kept) {
 				t.Fatalf("%s: an older snapshot was modified", where)
 			}
@@ -117,7 +117,7 @@ func TestJudgeRandomSequences(t *testing.T) {
 			r.Shuffle(len(shuffled.Samples), func(i, j int) {
 				shuffled.Samples[i], shuffled.Samples[j] = shuffled.Samples[j], shuffled.Samples[i]
 			})
-			if again := judgeAndDecide(c, before, &shuffled, held, at(seconds)); !reflect.DeepEqual(again, devices) {
+			if again := judgeAndView(c, before, &shuffled, held, at(seconds)); !reflect.DeepEqual(again, devices) {
 				t.Fatalf("%s: another order gives\n%+v\nnot\n%+v", where, again, devices)
 			}
 			checkNoneDisappears(t, where, &reading, gpus, before, devices)
@@ -233,7 +233,7 @@ func checkChange(t *testing.T, where string, c Config, d DeviceState, old Verdic
 	}
 	for _, f := range old.Findings {
 		stays := f.From == "" && f.State == Unhealthy && !f.decision() && (c.Recovery == RecoverNever || f.Clears == ClearsReboot)
-		if stays && !v.unhealthyBy(f.Cause) {
+		if stays && !d.Memory.unhealthyBy(f.Cause) {
 			t.Fatalf("%s: %s cleared without evidence: %+v", where, f.Cause, v.Findings)
 		}
 	}
@@ -250,8 +250,10 @@ func checkChange(t *testing.T, where string, c Config, d DeviceState, old Verdic
 func deepCopy(devices []DeviceState) []DeviceState {
 	devices = slices.Clone(devices)
 	for i := range devices {
-		v := &devices[i].Verdict
-		v.Findings, v.Trips, v.PendingXIDs = slices.Clone(v.Findings), slices.Clone(v.Trips), slices.Clone(v.PendingXIDs)
+		d := &devices[i]
+		m := &d.Memory
+		m.Findings, m.Trips, m.PendingXIDs = slices.Clone(m.Findings), slices.Clone(m.Trips), slices.Clone(m.PendingXIDs)
+		d.Verdict.Findings = slices.Clone(d.Verdict.Findings)
 	}
 	return devices
 }
@@ -272,7 +274,7 @@ func TestEventsRandomSequences(t *testing.T) {
 			c, seconds := r.config(), 2*i
 			rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML, WitnessKernelLog}[:r.IntN(2)+1]}
 			reading := r.fullReading(seconds, unreported)
-			devices = Judge(c, devices, &reading, rc, at(seconds))
+			devices = judgeReading(c, devices, &reading, rc, at(seconds))
 
 			events, samples := r.events(reading.Devices, seconds+1)
 			unreported = nil
@@ -282,7 +284,7 @@ func TestEventsRandomSequences(t *testing.T) {
 			counted += uint64(len(unreported))
 			before, kept := devices, deepCopy(devices)
 			rc.Events = true
-			devices = Judge(c, before, &events, rc, at(seconds+1))
+			devices = judgeReading(c, before, &events, rc, at(seconds+1))
 			if !reflect.DeepEqual(before, kept) {
 				t.Fatalf("%s: an older snapshot was modified", where)
 			}

@@ -80,14 +80,19 @@ func reading(seconds int, samples samples, devices ...Device) (*Reading, time.Ti
 	return r, at(seconds)
 }
 
-// judgeAndDecide judges a reading with the XIDs of this boot known, and adds the decisions.
-func judgeAndDecide(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
-	return Decide(c, before, Judge(c, before, r, ReadingContext{XIDHistory: true}, now), DecisionContext{Held: held}, now)
+// judgeReading judges a reading and derives the verdicts.
+func judgeReading(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
+	return View(c, Judge(c, before, r, rc, now), ViewContext{}, now)
+}
+
+// judgeAndView judges a reading with the XIDs of this boot known, and derives the verdicts.
+func judgeAndView(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
+	return View(c, Judge(c, before, r, ReadingContext{XIDHistory: true}, now), ViewContext{Held: held}, now)
 }
 
 func judgeAll(c Config, before []DeviceState, seconds int, held Held, samples samples, devices ...Device) []DeviceState {
 	r, now := reading(seconds, samples, devices...)
-	return judgeAndDecide(c, before, r, held, now)
+	return judgeAndView(c, before, r, held, now)
 }
 
 // judge judges a reading with the default configuration.
@@ -98,7 +103,7 @@ func judge(before []DeviceState, seconds int, samples samples, devices ...Device
 // judgeGPU judges one sample of GPU-0 without decisions.
 func judgeGPU(before []DeviceState, seconds int, s Sample, rc ReadingContext) DeviceState {
 	r, now := reading(seconds, samples{gpu0.ID: s}, gpu0)
-	return Judge(DefaultConfig(), before, r, rc, now)[0]
+	return judgeReading(DefaultConfig(), before, r, rc, now)[0]
 }
 
 type step struct {

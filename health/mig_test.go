@@ -5,10 +5,12 @@ import (
 	"testing"
 )
 
-func verdictOf(devices []DeviceState, id DeviceID) Verdict {
+func stateOf(devices []DeviceState, id DeviceID) DeviceState {
 	i := slices.IndexFunc(devices, func(d DeviceState) bool { return d.Device.ID == id })
-	return devices[i].Verdict
+	return devices[i]
 }
+
+func verdictOf(devices []DeviceState, id DeviceID) Verdict { return stateOf(devices, id).Verdict }
 
 func TestMIGNodes(t *testing.T) {
 	const u, d, h = Unhealthy, Degraded, Healthy
@@ -92,9 +94,9 @@ func TestDestroyedMIGFindingKeepsBeginning(t *testing.T) {
 	for _, code := range []int{48, 95, 151} {
 		devices := judge(nil, 0, samples{"MIG-0": migXIDs(code)}, gpu0, mig0, mig1)
 		devices = judge(devices, 1, nil, gpu0, mig1)
-		v := devices[0].Verdict
-		if f := v.Findings[0]; f.Cause != xidCause(code) || !f.Since.Equal(at(0)) || len(v.Trips) > 1 {
-			t.Errorf("XID %d: %+v, trips %v", code, f, v.Trips)
+		m := devices[0].Memory
+		if f := m.Findings[0]; f.Cause != xidCause(code) || !f.Since.Equal(at(0)) || len(m.Trips) > 1 {
+			t.Errorf("XID %d: %+v, trips %v", code, f, m.Trips)
 		}
 	}
 }
@@ -130,7 +132,7 @@ func TestMIGXIDFollowsRecoveryActionOfGPU(t *testing.T) {
 	}
 	devices = judge(devices, 2, samples{"GPU-0": present(value(FieldRecoveryAction, 1))}, all...)
 	for _, d := range devices {
-		if got, want := d.Verdict.unhealthyBy(xidCause(code)), d.Device.ID == mig0.ID; got != want {
+		if got, want := d.Memory.unhealthyBy(xidCause(code)), d.Device.ID == mig0.ID; got != want {
 			t.Errorf("%s has %v", d.Device.ID, d.Verdict.Causes())
 		}
 	}
@@ -146,13 +148,14 @@ func TestTripsOfMIGDevices(t *testing.T) {
 			devices = judge(devices, 2*i, nil, all...)
 			devices = judge(devices, 2*i+1, fault, all...)
 		}
-		if v := verdictOf(devices, gpu0.ID); len(v.Trips) != DefaultConfig().Flap.Trips || !v.unhealthyBy(CauseFlapping) {
-			t.Errorf("%s: GPU-0: trips %v, causes %v", name, v.Trips, v.Causes())
+		if d := stateOf(devices, gpu0.ID); len(d.Memory.Trips) != DefaultConfig().Flap.Trips || !d.Memory.unhealthyBy(CauseFlapping) {
+			t.Errorf("%s: GPU-0: trips %v, causes %v", name, d.Memory.Trips, d.Verdict.Causes())
 		}
 		for _, id := range []DeviceID{mig0.ID, mig1.ID} {
-			if v := verdictOf(devices, id); len(v.Trips) != 0 || v.Cause() != CauseFlapping || v.Findings[0].From != gpu0.ID ||
+			d := stateOf(devices, id)
+			if v := d.Verdict; len(d.Memory.Trips) != 0 || v.Cause() != CauseFlapping || v.Findings[0].From != gpu0.ID ||
 				v.State != Unhealthy {
-				t.Errorf("%s: %s: %v, trips %v, causes %v", name, id, v.State, v.Trips, v.Causes())
+				t.Errorf("%s: %s: %v, trips %v, causes %v", name, id, v.State, d.Memory.Trips, v.Causes())
 			}
 		}
 	}
@@ -161,7 +164,7 @@ func TestTripsOfMIGDevices(t *testing.T) {
 	devices := judge(nil, 8, samples{gpu0.ID: reboot}, all...)
 	devices = judge(devices, 9, samples{gpu0.ID: reboot}, all...)
 	devices = judge(devices, 10, samples{gpu0.ID: reboot, mig0.ID: migXIDs(48)}, all...)
-	if a, b := len(verdictOf(devices, mig0.ID).Trips), len(verdictOf(devices, mig1.ID).Trips); a != 1 || b != 0 {
+	if a, b := len(stateOf(devices, mig0.ID).Memory.Trips), len(stateOf(devices, mig1.ID).Memory.Trips); a != 1 || b != 0 {
 		t.Errorf("%d trips of the faulty MIG device, %d of its sibling; want 1 and 0", a, b)
 	}
 }
@@ -171,8 +174,8 @@ func TestFlappingEndsWithMIGDevice(t *testing.T) {
 	c := DefaultConfig()
 	c.Flap.Trips = 1
 	devices := judgeAll(c, nil, 0, nil, samples{"MIG-0": migXIDs(48)}, gpu0, mig0, mig1)
-	if v := verdictOf(devices, mig0.ID); !v.unhealthyBy(CauseFlapping) {
-		t.Fatalf("the MIG device has %v", v.Causes())
+	if v := stateOf(devices, mig0.ID); !v.Memory.unhealthyBy(CauseFlapping) {
+		t.Fatalf("the MIG device has %v", v.Verdict.Causes())
 	}
 	devices = judgeAll(c, devices, 1, nil, nil, gpu0, mig1)
 	if v := verdictOf(devices, gpu0.ID); v.Has(CauseFlapping) || !v.Has(xidCause(48)) {

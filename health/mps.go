@@ -50,7 +50,7 @@ func (d *MPSDaemon) finding() (Finding, bool) {
 	if d == nil || d.Cause == "" {
 		return Finding{}, false
 	}
-	return Finding{Cause: d.Cause, State: Unhealthy, Reason: d.Reason, Action: d.Action, Clears: ClearsItself}, true
+	return Finding{Cause: d.Cause, Reason: d.Reason, Action: d.Action}, true
 }
 
 // MPSState is the state of all MPS daemons, by device. A device without an entry is not served by MPS.

@@ -30,7 +30,7 @@ func TestDecideMPS(t *testing.T) {
 			c.Recovery = recovery
 			judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(), mig0.ID: present(), gpu1.ID: present()}, gpu0, mig0, gpu1)
 			state := daemons(test.device, test.cause)
-			devices := Decide(c, judged, judged, DecisionContext{MPS: state}, at(1))
+			devices := View(c, judged, ViewContext{MPS: state}, at(1))
 			wantStates(t, devices, test.want)
 			for _, d := range devices {
 				if d.MPS != state.Daemons[d.Device.ID] {
@@ -45,20 +45,20 @@ func TestDecideMPS(t *testing.T) {
 				}
 			}
 			// Without a new reading, and with one, the finding stays since then and is not a trip.
-			devices = Decide(c, devices, devices, DecisionContext{MPS: state}, at(2))
+			devices = View(c, devices, ViewContext{MPS: state}, at(2))
 			r, now := reading(3, samples{gpu0.ID: present(), mig0.ID: present(), gpu1.ID: present()}, gpu0, mig0, gpu1)
-			devices = Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), DecisionContext{MPS: state}, now)
+			devices = View(c, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), ViewContext{MPS: state}, now)
 			wantStates(t, devices, test.want)
 			for _, d := range devices {
 				if f := d.Verdict.ownFinding(Finding.OfMPS); f != nil &&
-					(!f.Since.Equal(at(1)) || !f.Last.Equal(at(3)) || len(d.Verdict.Trips) > 0 || len(d.Verdict.Findings) != 1) {
+					(!f.Since.Equal(at(1)) || !f.Last.Equal(at(3)) || len(d.Memory.Trips) > 0 || len(d.Verdict.Findings) != 1) {
 					t.Errorf("%s: %+v", name, d.Verdict)
 				}
 			}
 			healthy := map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy, gpu1.ID: Healthy}
-			wantStates(t, Decide(c, devices, devices, DecisionContext{MPS: daemons(test.device, "")}, at(4)), healthy)
+			wantStates(t, View(c, devices, ViewContext{MPS: daemons(test.device, "")}, at(4)), healthy)
 			r, now = reading(5, samples{gpu0.ID: present(), mig0.ID: present(), gpu1.ID: present()}, gpu0, mig0, gpu1)
-			wantStates(t, Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), DecisionContext{}, now),
+			wantStates(t, View(c, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), ViewContext{}, now),
 				healthy)
 		}
 	}
@@ -69,13 +69,13 @@ func TestDecideMPS(t *testing.T) {
 func TestMPSFindingHidesNoTrip(t *testing.T) {
 	c, state := DefaultConfig(), daemons(gpu0.ID, CauseMPSDown)
 	judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present()}, gpu0)
-	devices := Decide(c, judged, judged, DecisionContext{MPS: state}, at(1))
+	devices := View(c, judged, ViewContext{MPS: state}, at(1))
 	r, now := reading(2, samples{gpu0.ID: present(xids(79))}, gpu0)
-	devices = Decide(c, devices, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), DecisionContext{MPS: state}, now)
-	if v := devices[0].Verdict; len(v.Trips) != 1 || !v.Has(CauseMPSDown) || v.Cause() != "xid-79" {
+	devices = View(c, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), ViewContext{MPS: state}, now)
+	if v := devices[0].Verdict; len(devices[0].Memory.Trips) != 1 || !v.Has(CauseMPSDown) || v.Cause() != "xid-79" {
 		t.Errorf("%+v", v)
 	}
-	devices = Decide(c, devices, devices, DecisionContext{}, at(3))
+	devices = View(c, devices, ViewContext{}, at(3))
 	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-79"}) {
 		t.Errorf("%v", got)
 	}
@@ -85,13 +85,17 @@ func TestClearKeepsMPS(t *testing.T) {
 	c := DefaultConfig()
 	judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present(xids(48))}, gpu0)
 	for _, cause := range []string{CauseMPSForeign, CauseMPSDown, CauseMPSHung, CauseMPSFault, CauseMPSLimits, CauseMPSNotReady} {
-		devices := Decide(c, judged, judged, DecisionContext{MPS: daemons(gpu0.ID, cause)}, at(1))
-		if _, _, err := Clear(c, devices, false, gpu0.ID, cause, at(2)); !errors.Is(err, ErrMPSDaemon) {
+		vc := ViewContext{MPS: daemons(gpu0.ID, cause)}
+		devices := View(c, judged, vc, at(1))
+		if _, _, err := Clear(c, devices, false, gpu0.ID, cause); !errors.Is(err, ErrMPSDaemon) {
 			t.Errorf("%s: got %v, want %v", cause, err, ErrMPSDaemon)
 		}
-		after, cleared, err := Clear(c, devices, false, gpu0.ID, "", at(2))
-		if err != nil || !slices.Equal(cleared, []string{"xid-48"}) || !after[0].Verdict.Has(cause) {
-			t.Errorf("%s: got %v, %v, %+v", cause, cleared, err, after[0].Verdict)
+		after, cleared, err := Clear(c, devices, false, gpu0.ID, "")
+		if err != nil || !slices.Equal(cleared, []string{"xid-48"}) {
+			t.Errorf("%s: got %v, %v", cause, cleared, err)
+		}
+		if got := View(c, after, vc, at(2))[0].Verdict.Causes(); !slices.Equal(got, []string{cause}) {
+			t.Errorf("%s: got %v", cause, got)
 		}
 	}
 }

@@ -35,14 +35,14 @@ func (o *OutageFilter) Filter(before []DeviceState, r *Reading, now time.Time) (
 	unreachable, unlisted := make(map[DeviceID]bool), make(map[DeviceID]bool) // delayed GPUs
 	for _, b := range before {
 		id := b.Device.ID
-		if b.Device.Kind != KindGPU || b.Sample.Presence == Missing || b.Verdict.inOutage() || fallen[id] { // counts already, or at once
+		if b.Device.Kind != KindGPU || b.Sample.Presence == Missing || b.Memory.inOutage() || fallen[id] { // counts already, or at once
 			continue
 		}
 		s, listed := samples[id]
 		wasReachable := b.Sample.Presence <= Present
 		switch {
 		case listed && s.Presence <= Present:
-		case outage.anyPresent && !listed && !b.Verdict.measured:
+		case outage.anyPresent && !listed && !b.Memory.measured:
 			unlisted[id] = true
 		case outage.anyPresent:
 			if outage.others && b.delayed() {
@@ -115,7 +115,7 @@ func fallenOffBus(before []DeviceState, r *Reading, since time.Time) map[DeviceI
 		}
 	}
 	for _, b := range before {
-		if f := b.Verdict.ownFinding(hasCause(xidCause(79))); f != nil && !f.Last.Before(since) {
+		if f := b.Memory.find(hasCause(xidCause(79))); f != nil && !f.Last.Before(since) {
 			all[b.Device.ID] = true
 		}
 	}
@@ -146,7 +146,7 @@ func newNodeOutage(before []DeviceState, r *Reading, samples map[DeviceID]Sample
 		}
 		if d.Sample.Presence <= Present {
 			newlyUnreachable++
-		} else if f := d.Verdict.ownFinding(Finding.ofPresence); f != nil && since.Sub(f.Since) < OutageDelay {
+		} else if f := d.Memory.find(Finding.ofPresence); f != nil && since.Sub(f.Since) < OutageDelay {
 			recentlyUnreachable++
 		}
 	}
@@ -161,7 +161,7 @@ func newNodeOutage(before []DeviceState, r *Reading, samples map[DeviceID]Sample
 // that the driver reports as lost is lost alone if no other GPU was lost with it, or if it stays lost for OutageDelay after the
 // others came back.
 func (o nodeOutage) includes(old DeviceState, cause string) (inOutage bool, othersBackSince time.Time) {
-	f := old.Verdict.ownFinding(Finding.ofPresence)
+	f := old.Memory.find(Finding.ofPresence)
 	switch {
 	case o.others && old.delayed():
 		return true, o.now
@@ -182,11 +182,11 @@ func (o nodeOutage) includes(old DeviceState, cause string) (inOutage bool, othe
 
 // delayed reports whether the newest reading may have delayed that the device is unreachable.
 func (d DeviceState) delayed() bool {
-	return d.Sample.Presence == PresenceUnknown && d.Verdict.ownFinding(Finding.ofPresence) == nil
+	return d.Sample.Presence == PresenceUnknown && d.Memory.find(Finding.ofPresence) == nil
 }
 
 // inOutage reports whether the device became unreachable together with all GPUs of the node.
-func (v Verdict) inOutage() bool {
-	f := v.ownFinding(Finding.ofPresence)
+func (m *Memory) inOutage() bool {
+	f := m.find(Finding.ofPresence)
 	return f != nil && f.InOutage
 }

@@ -144,7 +144,7 @@ func TestOutageFilter(t *testing.T) {
 			for _, s := range steps {
 				r, now := reading(s.at, s.samples, s.devices...)
 				judged, warning := filter.Filter(devices, r, now)
-				devices = Judge(DefaultConfig(), devices, judged, ReadingContext{XIDHistory: true}, now)
+				devices = judgeReading(DefaultConfig(), devices, judged, ReadingContext{XIDHistory: true}, now)
 				got := [2]string{strings.Join(devices[0].Verdict.Causes(), ","), strings.Join(devices[1].Verdict.Causes(), ",")}
 				if got != s.want || (warning != "") != s.delayed {
 					t.Fatalf("at %d s: %q, warning %q; want %q, delayed: %v", s.at, got, warning, s.want, s.delayed)
@@ -168,7 +168,7 @@ func TestOutageFilterOnlyGPU(t *testing.T) {
 		}
 		r, now := reading(1, samples{"GPU-0": blank(p)}, devices...)
 		judged, warning := filter.Filter(before, r, now)
-		v := Judge(DefaultConfig(), before, judged, ReadingContext{}, now)[0].Verdict
+		v := judgeReading(DefaultConfig(), before, judged, ReadingContext{}, now)[0].Verdict
 		if (warning != "") != delayed || (v.State == Healthy) != delayed {
 			t.Errorf("%v: %v, warning %q", p, v.Causes(), warning)
 		}
@@ -199,7 +199,7 @@ func TestReturnAfterDelayedOutage(t *testing.T) {
 			}
 			r, now := reading(seconds, s, both...)
 			r, _ = filter.Filter(devices, r, now)
-			devices = Judge(DefaultConfig(), devices, r, ReadingContext{XIDHistory: true}, now)
+			devices = judgeReading(DefaultConfig(), devices, r, ReadingContext{XIDHistory: true}, now)
 		}
 		if v0, v1 := devices[0].Verdict, devices[1].Verdict; !slices.Equal(v0.Causes(), []string{"xid-95"}) ||
 			!slices.Equal(v1.Causes(), []string{"xid-79"}) {
@@ -216,9 +216,9 @@ func TestOutageFilterKeepsIncidents(t *testing.T) {
 	r, now := reading(0, samples{"GPU-0": checked()}, gpu0)
 	r.Checks, r.Incidents = Checks{Status: ChecksUp}, []Incident{{System: "imex", Code: 122, Severity: SeverityFail}}
 	var l OutageFilter
-	for _, before := range [][]DeviceState{nil, Judge(c, []DeviceState{saved}, r, ReadingContext{}, now)[:1]} {
+	for _, before := range [][]DeviceState{nil, judgeReading(c, []DeviceState{saved}, r, ReadingContext{}, now)[:1]} {
 		judged, _ := l.Filter(append(before, saved), r, now)
-		devices := Judge(c, before, judged, ReadingContext{}, now)
+		devices := judgeReading(c, before, judged, ReadingContext{}, now)
 		if v := devices[0].Verdict; v.State != Unhealthy || len(judged.Devices) != 2 {
 			t.Errorf("%v, %v", v.State, v.Causes())
 		}

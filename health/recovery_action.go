@@ -89,7 +89,7 @@ func (f Finding) asksForReset() bool {
 // explainRecoveryAction sets unexplainedReset when the driver's first recovery action asks for a reset and no XID since the agent's start
 // explains it: an engine inside the agent loses the XIDs from before the start. What is broken is then unknown, so the GPU does not count
 // as working. The end of the recovery action clears it. The recovery action of an event is new, so it is not from before the start.
-func (v *Verdict) explainRecoveryAction(c Config, counts map[int]uint64, s Sample, event bool) {
+func (m *Memory) explainRecoveryAction(c Config, counts map[int]uint64, s Sample, event bool) {
 	value, ok := s.Values[FieldRecoveryAction]
 	if !ok {
 		return
@@ -101,6 +101,6 @@ func (v *Verdict) explainRecoveryAction(c Config, counts map[int]uint64, s Sampl
 	for code := range counts {
 		explained = explained || explains(code)
 	}
-	v.unexplainedReset = reset && (v.unexplainedReset || v.awaitsAction && !explained)
-	v.awaitsAction = false
+	m.unexplainedReset = reset && (m.unexplainedReset || m.awaitsAction && !explained)
+	m.awaitsAction = false
 }

@@ -53,7 +53,7 @@ func (rc ReadingContext) reloaded(s Sample) reset {
 }
 
 // wasReset returns the reset that the source's sample proves.
-func wasReset(c Config, old Verdict, kind Kind, s Sample) (latest reset) {
+func wasReset(c Config, old Memory, kind Kind, s Sample) (latest reset) {
 	for _, f := range old.Findings {
 		if !showsReset(c, f, kind, s) {
 			continue
@@ -70,7 +70,7 @@ func wasReset(c Config, old Verdict, kind Kind, s Sample) (latest reset) {
 // showsReset reports whether the sample shows the end of a finding that proves a reset.
 func showsReset(c Config, f Finding, kind Kind, s Sample) bool {
 	switch {
-	case f.From != "" || !f.Last.After(f.Reset):
+	case !f.Last.After(f.Reset):
 		return false // evidence counts once, although with recovery "never" the finding outlasts the reset
 	case f.ofPresence():
 		// A single reading may be wrong, an inaccessible GPU was not reset, and a MIG device is reset only with its GPU.
@@ -85,14 +85,14 @@ func showsReset(c Config, f Finding, kind Kind, s Sample) bool {
 
 // clearedByReturn reports whether the return of the device, in one reading, counts as the reset that clears a finding. It clears presence
 // findings. It also clears XID 79, fallen off the bus, of a GPU that was seen lost, alone, and read again after the XID.
-func clearedByReturn(old Verdict, f Finding, s Sample) bool {
+func clearedByReturn(old *Memory, f Finding, s Sample) bool {
 	if s.Presence != Present {
 		return false
 	}
 	if f.ofPresence() {
 		return true
 	}
-	presence := old.ownFinding(Finding.ofPresence)
+	presence := old.find(Finding.ofPresence)
 	lostAlone := presence != nil && presence.Cause == CauseLost && !presence.InOutage
 	readAfter := !s.At.Before(f.Last) // an event source may report the XID during the poll
 	return f.Cause == xidCause(79) && lostAlone && readAfter

@@ -7,39 +7,67 @@ import (
 
 // NeedsSaving reports whether the device has anything that must outlive a restart.
 func (d DeviceState) NeedsSaving() bool {
-	return len(d.Verdict.Findings) > 0 || len(d.Verdict.Trips) > 0 || len(d.Verdict.PendingXIDs) > 0 || len(d.XIDHistory) > 0 ||
+	return len(d.Memory.Findings) > 0 || len(d.Verdict.Decisions()) > 0 || len(d.Memory.Trips) > 0 || len(d.Memory.PendingXIDs) > 0 ||
+		len(d.XIDHistory) > 0 ||
 		slices.ContainsFunc(d.Awaited, func(a AwaitedXIDs) bool { return a.Witness == WitnessSource })
 }
 
-// Stable returns the verdict without everything that a poll changes while nothing happens, for comparison.
+// Stable returns the memory without everything that a poll changes while nothing happens, for comparison.
+func (m Memory) Stable() Memory {
+	m.unconfirmed, m.measured, m.eventAction, m.Findings = nil, false, eventAction{}, stable(m.Findings)
+	return m
+}
+
+// Stable is as Memory.Stable.
 func (v Verdict) Stable() Verdict {
-	v.unconfirmed, v.measured, v.eventAction = nil, false, eventAction{}
-	v.Findings = slices.Clone(v.Findings)
-	for i := range v.Findings {
-		if v.Findings[i].condition() {
-			v.Findings[i].Last, v.Findings[i].Reason = time.Time{}, ""
-		}
-	}
+	v.Findings = stable(v.Findings)
 	return v
 }
 
-// Restored returns a verdict that another process saved, with its times converted by Rebase.
-func (v Verdict) Restored(now time.Time) Verdict {
-	v.Findings, v.Trips, v.PendingXIDs = slices.Clone(v.Findings), slices.Clone(v.Trips), slices.Clone(v.PendingXIDs)
-	v.Since = Rebase(v.Since, now)
-	for i := range v.PendingXIDs {
-		v.PendingXIDs[i].At = Rebase(v.PendingXIDs[i].At, now)
+func stable(findings []Finding) []Finding {
+	findings = slices.Clone(findings)
+	for i := range findings {
+		if findings[i].condition() {
+			findings[i].Last, findings[i].Reason = time.Time{}, ""
+		}
 	}
-	for i := range v.Trips {
-		v.Trips[i] = Rebase(v.Trips[i], now)
+	return findings
+}
+
+// AfterReboot returns what is left of a saved device after a reboot of the node.
+func (d DeviceState) AfterReboot(now time.Time) DeviceState {
+	d.Memory.Trips, d.Memory.PendingXIDs, d.Awaited = nil, nil, nil
+	d.Memory = d.Memory.without(func(f Finding) bool { return !f.OutlivesBoot() })
+	d.Verdict = newVerdict(slices.Clone(d.Memory.Findings), d.Verdict.State > Unknown, d.Verdict, now)
+	return d
+}
+
+// Restored returns a device that another process saved, with its times converted by Rebase.
+func (d DeviceState) Restored(now time.Time) DeviceState {
+	d.Memory = d.Memory.restored(now)
+	decisions := d.Verdict.Decisions()
+	for i := range decisions {
+		decisions[i].Since, decisions[i].Last = Rebase(decisions[i].Since, now), Rebase(decisions[i].Last, now)
 	}
-	for i := range v.Findings {
-		f := &v.Findings[i]
+	d.Verdict.Since, d.Verdict.Findings = Rebase(d.Verdict.Since, now), slices.Concat(d.Memory.Findings, decisions)
+	return d
+}
+
+func (m Memory) restored(now time.Time) Memory {
+	m.Findings, m.Trips, m.PendingXIDs = slices.Clone(m.Findings), slices.Clone(m.Trips), slices.Clone(m.PendingXIDs)
+	for i := range m.PendingXIDs {
+		m.PendingXIDs[i].At = Rebase(m.PendingXIDs[i].At, now)
+	}
+	for i := range m.Trips {
+		m.Trips[i] = Rebase(m.Trips[i], now)
+	}
+	for i := range m.Findings {
+		f := &m.Findings[i]
 		f.Since, f.Last, f.Reset = Rebase(f.Since, now), Rebase(f.Last, now), Rebase(f.Reset, now)
 		f.restartCondition(now)
 	}
-	v.unexplainedReset = v.unhealthyBy(CauseRecoveryAction) // unless the driver asks for something else
-	return v
+	m.unexplainedReset = m.unhealthyBy(CauseRecoveryAction) // unless the driver asks for something else
+	return m
 }
 
 // LateState is the state that another process saved, read after this one has measured.
@@ -73,10 +101,10 @@ func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time)
 				unjudged = append(unjudged, Sample{Device: d.Device.ID, At: now, XIDs: xids})
 			}
 			// These incidents stood for the XIDs before the start, which are known now.
-			d.Verdict = d.Verdict.Without(now, func(f Finding) bool {
-				return f.From == "" && f.ofIncident() && f.Clears == ClearsGPUReset && f.State == Degraded
+			d.Memory = d.Memory.without(func(f Finding) bool {
+				return f.ofIncident() && f.Clears == ClearsGPUReset && f.State == Degraded
 			})
-			d.Verdict.awaitsCheck = false
+			d.Memory.awaitsCheck = false
 		}
 		if j >= 0 {
 			r := resets[d.Device.Parent]
@@ -99,49 +127,57 @@ func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time)
 // saved findings. Such a reset was before all that this process has seen, so it clears only saved findings. gpu is the reset of a MIG
 // device's GPU.
 func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloaded bool, now time.Time) (DeviceState, reset) {
-	v, from, s := d.Verdict, saved.Verdict, d.Sample
-	if v.measured && v.ownFinding(Finding.ofPresence) == nil {
+	m, from, s := d.Memory, saved.Memory, d.Sample
+	if m.measured && m.find(Finding.ofPresence) == nil {
 		s.Presence = Present // also while the newest reading does not say so
 	}
 	r := latestReset(gpu, wasReset(c, from, d.Device.Kind, s))
 	wasBeforeReset := func(f Finding) bool {
 		return reloaded || !d.ResetAt.IsZero() && !f.Last.After(d.ResetAt) || r.follows(f)
 	}
-	findings := slices.Clone(v.Findings)
+	m.Findings = slices.Clone(m.Findings)
 	for _, f := range from.Findings {
-		if f.From == "" && !f.addedByDecide() {
-			if wasBeforeReset(f) || clearedByReturn(from, f, s) && f.Last.After(f.Reset) {
-				f.Reset = now
-			}
-			if ended(c, f, s, false) {
-				continue
-			}
+		if wasBeforeReset(f) || clearedByReturn(&from, f, s) && f.Last.After(f.Reset) {
+			f.Reset = now
 		}
-		if i := slices.IndexFunc(findings, func(g Finding) bool { return g.From == "" && g.Cause == f.Cause }); i < 0 {
-			findings = append(findings, f)
-		} else if f.Since.Before(findings[i].Since) { // the newer one counts, and lasts since then
-			findings[i].Since = f.Since
+		if ended(c, f, s, false) {
+			continue
+		}
+		if g := m.find(hasCause(f.Cause)); g == nil {
+			m.Findings = append(m.Findings, f)
+		} else if f.Since.Before(g.Since) { // the newer one counts, and lasts since then
+			g.Since = f.Since
 		}
 	}
-	state, since := v.State, v.Since
-	v.setFindings(findings)
+	sortFindings(m.Findings)
+	v := d.Verdict
+	for _, f := range saved.Verdict.Decisions() {
+		if !v.Has(f.Cause) {
+			v.Findings = append(slices.Clip(v.Findings), f)
+		}
+	}
+	state := v.State
+	for _, f := range slices.Concat(m.Findings, v.Findings) {
+		state = max(state, f.State)
+	}
 	switch {
-	case v.State == from.State && (v.State != state || from.Since.Before(since)):
-		v.Since = from.Since
-	case v.State != state:
+	case state == saved.Verdict.State && (state != v.State || saved.Verdict.Since.Before(v.Since)):
+		v.Since = saved.Verdict.Since
+	case state != v.State:
 		v.Since = now
 	}
-	v.Trips = slices.Concat(from.Trips, v.Trips)
-	pending := slices.Clone(v.PendingXIDs)
+	v.State = state
+	m.Trips = slices.Concat(from.Trips, m.Trips)
+	pending := slices.Clone(m.PendingXIDs)
 	for _, x := range from.PendingXIDs {
 		if !wasBeforeReset(Finding{Cause: xidCause(x.Code), Last: x.At}) &&
 			!slices.ContainsFunc(pending, func(y XID) bool { return y.Code == x.Code }) {
 			pending = append(pending, x)
 		}
 	}
-	v.PendingXIDs = pending
-	v.unexplainedReset = v.unexplainedReset || from.unexplainedReset && v.Has(CauseRecoveryAction)
-	d.Verdict = v
+	m.PendingXIDs = pending
+	m.unexplainedReset = m.unexplainedReset || from.unexplainedReset && m.has(CauseRecoveryAction)
+	d.Memory, d.Verdict = m, v
 	d.XIDHistory = appendHistory(saved.XIDHistory, Sample{XIDs: d.XIDHistory})
 	d.Awaited = slices.Concat(saved.Awaited, d.Awaited)
 	return d, r
@@ -168,10 +204,10 @@ func DiscardMeasurements(devices []DeviceState, now time.Time) []DeviceState {
 				a.Since, a.Newest = time.Time{}, time.Time{}
 			}
 		}
-		v := &devices[i].Verdict
-		v.unconfirmed, v.eventAction, v.Findings = nil, eventAction{}, slices.Clone(v.Findings)
-		for j := range v.Findings {
-			v.Findings[j].restartCondition(now)
+		m := &devices[i].Memory
+		m.unconfirmed, m.eventAction, m.Findings = nil, eventAction{}, slices.Clone(m.Findings)
+		for j := range m.Findings {
+			m.Findings[j].restartCondition(now)
 		}
 	}
 	return devices

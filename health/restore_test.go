@@ -31,7 +31,7 @@ func TestRestoreLate(t *testing.T) {
 	restored := func(devices []DeviceState) []DeviceState {
 		devices = slices.Clone(devices)
 		for i := range devices {
-			devices[i].Verdict = devices[i].Verdict.Restored(at(200))
+			devices[i] = devices[i].Restored(at(200))
 		}
 		return devices
 	}
@@ -86,11 +86,15 @@ func TestRestoreLate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			before := slices.Clone(c.live)
-			after, unjudged := RestoreLate(DefaultConfig(), c.live, LateState{Devices: restored(c.saved), DriverReloaded: c.reloaded}, at(200))
+			config := DefaultConfig()
+			if name == "cordoned" {
+				config = cordoning("0")
+			}
+			after, unjudged := RestoreLate(config, c.live, LateState{Devices: restored(c.saved), DriverReloaded: c.reloaded}, at(200))
 			if len(after) != 1 || len(unjudged) != 0 {
 				t.Fatalf("%+v, %+v", after, unjudged)
 			}
-			if got := summaryOf(after[0].Verdict); got != c.want {
+			if got := summaryOf(View(config, after, ViewContext{}, at(200))[0].Verdict); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
 			if !reflect.DeepEqual(c.live, before) {
@@ -112,8 +116,8 @@ func TestRestoreLateMerges(t *testing.T) {
 	live[0].Awaited = []AwaitedXIDs{{Code: 43, Count: 1}}
 	after, _ := RestoreLate(DefaultConfig(), live, LateState{Devices: saved}, at(200))
 	d := after[0]
-	if want := []time.Time{at(0), at(100)}; !slices.EqualFunc(d.Verdict.Trips, want, time.Time.Equal) {
-		t.Errorf("trips %v", d.Verdict.Trips)
+	if want := []time.Time{at(0), at(100)}; !slices.EqualFunc(d.Memory.Trips, want, time.Time.Equal) {
+		t.Errorf("trips %v", d.Memory.Trips)
 	}
 	var history []string
 	for _, x := range d.XIDHistory {
@@ -125,23 +129,23 @@ func TestRestoreLateMerges(t *testing.T) {
 	if len(d.Awaited) != 2 || d.Awaited[0].Code != 31 || d.Awaited[1].Code != 43 {
 		t.Errorf("awaited %+v", d.Awaited)
 	}
-	if p := d.Verdict.PendingXIDs; len(p) != 1 || !p[0].At.Equal(at(110)) {
+	if p := d.Memory.PendingXIDs; len(p) != 1 || !p[0].At.Equal(at(110)) {
 		t.Errorf("pending %+v", p)
 	}
 	// The pending XID from before the start stays, unless the GPU was reset since.
 	for reloaded, want := range map[bool]int{false: 1, true: 0} {
 		after, _ := RestoreLate(DefaultConfig(), judge(nil, 100, nil, gpu0), LateState{Devices: saved, DriverReloaded: reloaded}, at(200))
-		if p := after[0].Verdict.PendingXIDs; len(p) != want {
+		if p := after[0].Memory.PendingXIDs; len(p) != want {
 			t.Errorf("reloaded %v: pending %+v", reloaded, p)
 		}
 	}
 	// A reset of the GPU is one of its MIG devices.
 	r, now := reading(0, samples{gpu0.ID: blank(Lost), mig0.ID: migXIDs(13, 48)}, gpu0, mig0)
-	partitioned := judgeAndDecide(DefaultConfig(), nil, r, nil, now)
+	partitioned := judgeAndView(DefaultConfig(), nil, r, nil, now)
 	partitioned = judge(partitioned, 10, samples{gpu0.ID: blank(Lost), mig0.ID: blank(Lost)}, gpu0, mig0)
 	after, _ = RestoreLate(DefaultConfig(), judge(nil, 100, nil, gpu0, mig0), LateState{Devices: partitioned}, at(200))
-	if v := after[1].Verdict; v.Has("xid-48") {
-		t.Errorf("MIG device: %s", summaryOf(v))
+	if m := after[1].Memory; m.has("xid-48") {
+		t.Errorf("MIG device: %+v", m)
 	}
 	// A saved device that is not listed comes last, with what was saved of it.
 	gone := judge(nil, 0, samples{gpu1.ID: present(xids(48))}, gpu1)
@@ -159,7 +163,7 @@ func TestRestoreLateHistory(t *testing.T) {
 	var live []DeviceState
 	for i := range 2 {
 		r, now := reading(100+i, samples{gpu0.ID: sticky, gpu1.ID: checked()}, gpu0, gpu1)
-		live = Judge(DefaultConfig(), live, r, ReadingContext{FirstReading: i == 0}, now)
+		live = judgeReading(DefaultConfig(), live, r, ReadingContext{FirstReading: i == 0}, now)
 	}
 	if !live[0].Verdict.Has("dcgm-uncontained-error") {
 		t.Fatalf("%s", summaryOf(live[0].Verdict))
@@ -168,6 +172,7 @@ func TestRestoreLateHistory(t *testing.T) {
 	past := map[DeviceID][]XID{gpu0.ID: {known, missed}, gpu1.ID: {known}}
 	for history, want := range map[bool]string{true: "GPU-0 95, GPU-1 48", false: ""} {
 		after, unjudged := RestoreLate(DefaultConfig(), live, LateState{Devices: saved, XIDHistory: history, Past: past}, at(200))
+		after = View(DefaultConfig(), after, ViewContext{}, at(200))
 		var got []string
 		for _, s := range unjudged {
 			for _, x := range s.XIDs {
@@ -184,11 +189,11 @@ func TestRestoreLateHistory(t *testing.T) {
 	}
 	// The check of after that raises the incident no more.
 	fresh, now := reading(100, nil, gpu0)
-	first := Judge(DefaultConfig(), nil, fresh, ReadingContext{FirstReading: true}, now)
+	first := judgeReading(DefaultConfig(), nil, fresh, ReadingContext{FirstReading: true}, now)
 	for history, want := range map[bool]bool{true: false, false: true} {
 		after, _ := RestoreLate(DefaultConfig(), first, LateState{XIDHistory: history}, at(200))
 		r, now := reading(210, samples{gpu0.ID: sticky}, gpu0)
-		if v := Judge(DefaultConfig(), after, r, ReadingContext{}, now)[0].Verdict; v.Has("dcgm-uncontained-error") != want {
+		if v := judgeReading(DefaultConfig(), after, r, ReadingContext{}, now)[0].Verdict; v.Has("dcgm-uncontained-error") != want {
 			t.Errorf("history %v: %s", history, summaryOf(v))
 		}
 	}
@@ -198,10 +203,11 @@ func TestRestoreLateHistory(t *testing.T) {
 func TestRestoredVerdict(t *testing.T) {
 	devices := judge(nil, 0, samples{gpu0.ID: present(xids(48, 109), value(FieldGPUTemp, 99), value(FieldRecoveryAction, 1))}, gpu0)
 	devices = judge(devices, 10, samples{gpu0.ID: present(value(FieldGPUTemp, 99), value(FieldRecoveryAction, 1))}, gpu0)
-	v := devices[0].Verdict
-	original := fmt.Sprintf("%+v", v)
+	d := devices[0]
+	original := fmt.Sprintf("%+v", d)
 	for _, now := range []time.Time{at(100), at(-100)} { // the clock may have been set back
-		r := v.Restored(now)
+		restored := d.Restored(now)
+		r := restored.Memory
 		wantTime := func(what string, got, saved time.Time) {
 			t.Helper()
 			if want := earlier(saved, now); !got.Equal(want) {
@@ -209,7 +215,7 @@ func TestRestoredVerdict(t *testing.T) {
 			}
 		}
 		for i, f := range r.Findings {
-			was := v.Findings[i]
+			was := d.Memory.Findings[i]
 			if f.condition() {
 				was.Last = now
 			}
@@ -219,15 +225,15 @@ func TestRestoredVerdict(t *testing.T) {
 				t.Errorf("restored at %v: %+v", now, f)
 			}
 		}
-		wantTime("since", r.Since, v.Since)
-		wantTime("trip", r.Trips[0], v.Trips[0])
-		wantTime("pending XID", r.PendingXIDs[0].At, v.PendingXIDs[0].At)
+		wantTime("since", restored.Verdict.Since, d.Verdict.Since)
+		wantTime("trip", r.Trips[0], d.Memory.Trips[0])
+		wantTime("pending XID", r.PendingXIDs[0].At, d.Memory.PendingXIDs[0].At)
 		if len(r.Trips) != 1 || len(r.PendingXIDs) != 1 || len(r.Findings) != 4 {
 			t.Errorf("restored at %v: %+v", now, r)
 		}
 	}
-	if now := fmt.Sprintf("%+v", v); now != original {
-		t.Errorf("Restored modified the verdict: %s, was %s", now, original)
+	if now := fmt.Sprintf("%+v", d); now != original {
+		t.Errorf("Restored modified the device: %s, was %s", now, original)
 	}
 	if got := Rebase(time.Time{}, at(5)); !got.IsZero() {
 		t.Errorf("the zero time became %v", got)
@@ -249,7 +255,7 @@ func TestRestoredResetCountsOnce(t *testing.T) {
 	lost = judgeAll(c, lost, 10, nil, samples{gpu0.ID: blank(Lost)}, gpu0)
 	lost = judgeAll(c, lost, 20, nil, nil, gpu0)
 	for name, again := range map[string][]DeviceState{
-		"restored":  {{Device: gpu0, Verdict: lost[0].Verdict.Restored(at(30))}},
+		"restored":  {lost[0].Restored(at(30))},
 		"discarded": DiscardMeasurements(lost, at(30)),
 	} {
 		again = judgeAll(c, again, 40, nil, samples{gpu0.ID: present(xids(48))}, gpu0)
@@ -265,16 +271,17 @@ func TestRestoredResetCountsOnce(t *testing.T) {
 // The GPU whose reset request no XID explains does not count as working after the restart either.
 func TestRestoredUnexplainedReset(t *testing.T) {
 	r, now := reading(0, samples{gpu0.ID: present(value(FieldRecoveryAction, 1))}, gpu0)
-	unexplained := Judge(DefaultConfig(), nil, r, ReadingContext{FirstReading: true}, now)
+	unexplained := judgeReading(DefaultConfig(), nil, r, ReadingContext{FirstReading: true}, now)
 	if got := unexplained[0].Verdict.State; got != Unhealthy {
 		t.Fatalf("unexplained: %v", got)
 	}
 	for name, devices := range map[string][]DeviceState{
-		"restored": {{Device: gpu0, Verdict: unexplained[0].Verdict.Restored(at(30))}},
+		"restored": {unexplained[0].Restored(at(30))},
 		"late": func() []DeviceState {
 			first := judge(nil, 20, nil, gpu0)
-			first[0].Verdict.awaitsAction = false
-			saved := DeviceState{Device: gpu0, Verdict: unexplained[0].Verdict.Restored(at(30)), Sample: blank(Present)}
+			first[0].Memory.awaitsAction = false
+			saved := unexplained[0].Restored(at(30))
+			saved.Sample = blank(Present)
 			after, _ := RestoreLate(DefaultConfig(), first, LateState{Devices: []DeviceState{saved}}, at(30))
 			return after
 		}(),
@@ -301,7 +308,7 @@ func TestStable(t *testing.T) {
 		"another XID":        {judge(again, 20, samples{gpu0.ID: present(value(FieldGPUTemp, 98), xids(48))}, gpu0), false},
 		"another finding":    {judge(again, 20, samples{gpu0.ID: present(value(FieldGPUTemp, 98), value(FieldRemapPending, 1))}, gpu0), false},
 	} {
-		if same := reflect.DeepEqual(first[0].Verdict.Stable(), c.devices[0].Verdict.Stable()); same != c.same {
+		if same := reflect.DeepEqual(first[0].Memory.Stable(), c.devices[0].Memory.Stable()); same != c.same {
 			t.Errorf("%s: the same: %v", name, same)
 		}
 	}
@@ -316,9 +323,11 @@ func TestNeedsSaving(t *testing.T) {
 		want bool
 	}{
 		"nothing":       {judge(nil, 0, nil, gpu0)[0], false},
-		"a finding":     {DeviceState{Verdict: Verdict{Findings: []Finding{{Cause: CauseLost}}}}, true},
-		"a trip":        {DeviceState{Verdict: Verdict{Trips: []time.Time{at(0)}}}, true},
-		"a pending XID": {DeviceState{Verdict: Verdict{PendingXIDs: []XID{{Code: 109}}}}, true},
+		"a finding":     {DeviceState{Memory: Memory{Findings: []Finding{{Cause: CauseLost}}}}, true},
+		"a trip":        {DeviceState{Memory: Memory{Trips: []time.Time{at(0)}}}, true},
+		"a decision":    {DeviceState{Verdict: Verdict{Findings: []Finding{{Cause: CauseCordoned}}}}, true},
+		"a detach":      {DeviceState{Verdict: Verdict{Findings: []Finding{{Cause: CauseReleased}}}}, false},
+		"a pending XID": {DeviceState{Memory: Memory{PendingXIDs: []XID{{Code: 109}}}}, true},
 		"an XID":        {DeviceState{XIDHistory: []XID{{Code: 31}}}, true},
 		"awaited from the source": {DeviceState{Awaited: []AwaitedXIDs{
 			{Code: 31, Witness: WitnessNVML},

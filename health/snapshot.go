@@ -9,7 +9,8 @@ type Held func(DeviceID) bool
 type DeviceState struct {
 	Device  Device
 	Sample  Sample
-	Verdict Verdict
+	Memory  Memory
+	Verdict Verdict // as of the latest View
 
 	XIDCounts    map[int]uint64    // XIDs since the agent started, by number; not modified once stored
 	XIDDetails   map[int]XIDDetail // of the newest XID of each number in XIDCounts, if it has one; not modified once stored

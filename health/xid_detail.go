@@ -57,7 +57,7 @@ func enrich(c Config, findings []Finding, twin XID) []Finding {
 	}
 	for i := range findings {
 		f := &findings[i]
-		if f.Cause != detailed.Cause || f.From != "" {
+		if f.Cause != detailed.Cause {
 			continue
 		}
 		if strings.HasSuffix(f.Reason, asksForResetSuffix) {

@@ -50,7 +50,7 @@ const pendingFor = time.Minute
 
 // pendingXIDs returns the recent XIDs whose severity the recovery action decides. A reset ends them. While the driver asks to
 // drain peer-to-peer work it has not decided, so they stay.
-func pendingXIDs(c Config, old Verdict, xids []XID, now time.Time, r reset) []XID {
+func pendingXIDs(c Config, old Memory, xids []XID, now time.Time, r reset) []XID {
 	undecided := slices.ContainsFunc(old.Findings,
 		func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == ActionDrainP2P })
 	all := slices.DeleteFunc(slices.Clone(old.PendingXIDs), func(x XID) bool {
@@ -68,7 +68,7 @@ func pendingXIDs(c Config, old Verdict, xids []XID, now time.Time, r reset) []XI
 
 // escalate returns Unhealthy findings of the pending XIDs if the driver asks for a reset of the device or of its GPU: such a
 // GPU does not work properly. Other recovery actions are Unhealthy without an XID.
-func escalate(pending []XID, findings []Finding, gpu Verdict) []Finding {
+func escalate(pending []XID, findings []Finding, gpu *Memory) []Finding {
 	asksForReset := func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == ActionResetGPU }
 	if len(pending) == 0 || !slices.ContainsFunc(findings, asksForReset) && !slices.ContainsFunc(gpu.Findings, asksForReset) {
 		return nil
@@ -84,7 +84,7 @@ func escalate(pending []XID, findings []Finding, gpu Verdict) []Finding {
 }
 
 // withPast returns the sample with the XIDs of Past that were never judged added to its XIDs.
-func (rc ReadingContext) withPast(old DeviceState, gpu Verdict, d Device, s Sample) Sample {
+func (rc ReadingContext) withPast(old DeviceState, gpu *Memory, d Device, s Sample) Sample {
 	if rc.XIDHistory {
 		s.XIDs = append(unjudgedPast(old, gpu, d, s), s.XIDs...)
 	}
@@ -93,7 +93,7 @@ func (rc ReadingContext) withPast(old DeviceState, gpu Verdict, d Device, s Samp
 
 // unjudgedPast returns the XIDs of Past that were never judged. Past is ignored for a MIG device that appears later than its GPU: it may
 // hold XIDs of an earlier MIG device with the same number.
-func unjudgedPast(old DeviceState, gpu Verdict, d Device, s Sample) []XID {
+func unjudgedPast(old DeviceState, gpu *Memory, d Device, s Sample) []XID {
 	if len(s.Past) == 0 || d.Kind == KindMIG && gpu.measured {
 		return nil
 	}
@@ -109,7 +109,8 @@ func (r *Reading) UnjudgedPast(before []DeviceState) map[DeviceID][]XID {
 	samples := r.samplesByDevice(time.Time{})
 	all := make(map[DeviceID][]XID)
 	for _, d := range r.Devices {
-		if xids := unjudgedPast(previous[d.ID], previous[d.Parent].Verdict, d, samples[d.ID]); len(xids) > 0 {
+		gpu := previous[d.Parent].Memory
+		if xids := unjudgedPast(previous[d.ID], &gpu, d, samples[d.ID]); len(xids) > 0 {
 			all[d.ID] = xids
 		}
 	}

@@ -61,7 +61,7 @@ func TestPastXIDsOfNewMIGDevice(t *testing.T) {
 		"created later than its GPU":    {judge(nil, 0, nil, gpu0), 0},
 		"created while others remained": {judge(nil, 0, nil, gpu0, mig1), 0},
 	} {
-		for _, d := range Judge(DefaultConfig(), c.before, r, ReadingContext{XIDHistory: true}, now) {
+		for _, d := range judgeReading(DefaultConfig(), c.before, r, ReadingContext{XIDHistory: true}, now) {
 			if got := d.XIDCounts[48]; d.Device.ID == mig0.ID && got != c.count {
 				t.Errorf("%s: counted %d, want %d", name, got, c.count)
 			}

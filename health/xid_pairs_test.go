@@ -43,7 +43,7 @@ func (s report) judge(c Config, before []DeviceState, rc ReadingContext) []Devic
 		sample.Past = append(sample.Past, XID{Code: code, At: at(-i - 1)})
 	}
 	r, now := reading(s.at, samples{gpu0.ID: sample}, gpu0)
-	return Judge(c, before, r, rc, now)
+	return judgeReading(c, before, r, rc, now)
 }
 
 func total(d DeviceState) (n int) {
@@ -210,9 +210,9 @@ func TestEventsKeepMeasurements(t *testing.T) {
 	full := present(value(FieldGPUTemp, 95), value(FieldDBEVolatile, 1))
 	full.Checked, full.Incidents = true, []Incident{{Code: 3, Severity: SeverityFail}, {Code: 4, Severity: SeverityWarn}}
 	r, now := reading(0, samples{gpu0.ID: full, gpu1.ID: blank(Lost), mig0.ID: migXIDs(13)}, gpu0, mig0, gpu1)
-	before := Judge(c, nil, r, ReadingContext{XIDHistory: true}, now)
+	before := judgeReading(c, nil, r, ReadingContext{XIDHistory: true}, now)
 	events := &Reading{Samples: []Sample{{Device: gpu0.ID, At: at(3600), XIDs: []XID{{Code: 79, At: at(3600), Witness: WitnessNVML}}}}}
-	after := Judge(c, before, events, ReadingContext{Events: true, XIDHistory: true, Witnesses: []Witness{WitnessNVML}}, at(3600))
+	after := judgeReading(c, before, events, ReadingContext{Events: true, XIDHistory: true, Witnesses: []Witness{WitnessNVML}}, at(3600))
 	if len(after) != len(before) {
 		t.Fatalf("%d devices, want %d", len(after), len(before))
 	}
@@ -231,10 +231,10 @@ func TestEventsKeepMeasurements(t *testing.T) {
 			t.Errorf("%s: %d XIDs, want %d", d.Device.ID, xids, want)
 		}
 	}
-	if !after[0].Verdict.Has("xid-79") || after[0].Verdict.unconfirmed["x"] != before[0].Verdict.unconfirmed["x"] {
+	if !after[0].Verdict.Has("xid-79") || after[0].Memory.unconfirmed["x"] != before[0].Memory.unconfirmed["x"] {
 		t.Errorf("%+v", after[0].Verdict)
 	}
-	if again := judgeAndDecide(c, before, r, nil, now); again[0].Verdict.State != Unhealthy {
+	if again := judgeAndView(c, before, r, nil, now); again[0].Verdict.State != Unhealthy {
 		t.Error("the devices before were modified")
 	}
 }
@@ -261,7 +261,7 @@ func TestXIDNewerThanMeasurement(t *testing.T) {
 			events := rc
 			events.Events = true
 			x := Sample{Device: gpu0.ID, At: at(10).Add(time.Second / 2), XIDs: []XID{{Code: 48, Witness: WitnessNVML}}}
-			d = Judge(DefaultConfig(), []DeviceState{d}, &Reading{Samples: []Sample{x}}, events, x.At)[0]
+			d = judgeReading(DefaultConfig(), []DeviceState{d}, &Reading{Samples: []Sample{x}}, events, x.At)[0]
 			for i, s := range c.after {
 				d = judgeGPU([]DeviceState{d}, 11+i, s, rc)
 			}
@@ -279,10 +279,10 @@ func TestLostGPUReportedDuringPoll(t *testing.T) {
 		d := judgeGPU(nil, 8, present(), rc)
 		d = judgeGPU([]DeviceState{d}, 9, blank(Lost), rc)
 		x := Sample{Device: gpu0.ID, At: at(9).Add(3 * time.Second / 2), XIDs: []XID{{Code: 79, Witness: WitnessNVML}}}
-		d = Judge(DefaultConfig(), []DeviceState{d}, &Reading{Samples: []Sample{x}}, ReadingContext{Events: true}, x.At)[0]
+		d = judgeReading(DefaultConfig(), []DeviceState{d}, &Reading{Samples: []Sample{x}}, ReadingContext{Events: true}, x.At)[0]
 		s := present()
 		s.Device, s.At = gpu0.ID, at(9).Add(began)
-		d = Judge(DefaultConfig(), []DeviceState{d}, &Reading{Devices: []Device{gpu0}, Samples: []Sample{s}}, rc, at(11))[0]
+		d = judgeReading(DefaultConfig(), []DeviceState{d}, &Reading{Devices: []Device{gpu0}, Samples: []Sample{s}}, rc, at(11))[0]
 		if got, want := d.Verdict.Has("xid-79"), began < 2*time.Second; got != want {
 			t.Errorf("%v: xid-79 %v, want %v", began, got, want)
 		}
@@ -294,11 +294,11 @@ func TestMIGXIDNewerThanMeasurement(t *testing.T) {
 	rc := ReadingContext{Witnesses: []Witness{WitnessNVML}}
 	dbe := func(seconds int, n float64, devices []DeviceState) []DeviceState {
 		r, now := reading(seconds, samples{gpu0.ID: present(value(FieldDBEVolatile, n))}, gpu0, mig0)
-		return Judge(DefaultConfig(), devices, r, rc, now)
+		return judgeReading(DefaultConfig(), devices, r, rc, now)
 	}
 	devices := dbe(10, 2, dbe(9, 2, nil))
 	x := Sample{Device: mig0.ID, At: at(11), XIDs: []XID{{Code: 95, Witness: WitnessNVML}}}
-	devices = Judge(DefaultConfig(), devices, &Reading{Samples: []Sample{x}}, ReadingContext{Events: true}, x.At)
+	devices = judgeReading(DefaultConfig(), devices, &Reading{Samples: []Sample{x}}, ReadingContext{Events: true}, x.At)
 	for i, n := range []float64{0, 0} {
 		if devices = dbe(12+i, n, devices); !devices[0].Verdict.Has("xid-95") {
 			t.Errorf("cured by the reading at %d s: %v", 12+i, devices[0].Verdict.Causes())
@@ -322,7 +322,7 @@ func TestEventsExplainRecoveryAction(t *testing.T) {
 	} {
 		c.event.Device, c.event.At = gpu0.ID, at(0)
 		cfg := DefaultConfig()
-		devices := Judge(cfg, first, &Reading{Samples: []Sample{c.event}}, ReadingContext{Events: true, XIDHistory: true}, at(0))
+		devices := judgeReading(cfg, first, &Reading{Samples: []Sample{c.event}}, ReadingContext{Events: true, XIDHistory: true}, at(0))
 		if d := judgeGPU(devices, 100, wants, rc); d.Verdict.State != c.state {
 			t.Errorf("%s: %v %+v, want %v", name, d.Verdict.State, d.Verdict.Findings, c.state)
 		}
@@ -340,7 +340,7 @@ func TestDetailOfLaterWitness(t *testing.T) {
 	mig := judge(nil, 0, nil, gpu0, mig0)
 	for _, w := range []XID{{Code: 95, At: at(1), Witness: WitnessNVML}, {Code: 95, At: at(2), Witness: WitnessKernelLog, Detail: x.Detail}} {
 		r := &Reading{Samples: []Sample{{Device: mig0.ID, At: w.At, XIDs: []XID{w}}}}
-		mig = Judge(DefaultConfig(), mig, r, rc, w.At)
+		mig = judgeReading(DefaultConfig(), mig, r, rc, w.At)
 	}
 	if mig[1].LastXID.Detail != x.Detail || total(mig[0]) != 0 || total(mig[1]) != 1 {
 		t.Errorf("%+v", mig)
@@ -384,7 +384,7 @@ func TestLostXIDExpiresAmongOthers(t *testing.T) {
 					w = WitnessNVML
 				}
 				r := &Reading{Devices: []Device{gpu0, gpu1}, Samples: []Sample{sample(gpu0, second, w, of0...), sample(gpu1, second, w, of1...)}}
-				devices = Judge(DefaultConfig(), devices, r, rc, at(second))
+				devices = judgeReading(DefaultConfig(), devices, r, rc, at(second))
 			}
 			judge(0, false, nil, nil)
 			judge(0, true, nil, times(c.backlog+c.lost, 31))

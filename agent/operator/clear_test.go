@@ -83,8 +83,8 @@ func TestClear(t *testing.T) {
 		device             health.DeviceID
 		cleared, remaining []string
 	}{
-		{"1:1", "xid-48", "MIG-2g", []string{"xid-48"}, nil},
-		{"1:0", "xid-48", "MIG-3g", []string{"xid-48"}, nil},
+		{"1:1", "xid-48", "MIG-2g", []string{"xid-48"}, []string{"xid-48"}}, // of the GPU
+		{"1:0", "xid-48", "MIG-3g", []string{"xid-48"}, []string{"xid-48"}},
 		{"1", "xid-48", "GPU-1", []string{"xid-48"}, nil},
 		{"1", "", "GPU-1", nil, nil},
 		{"GPU-0", "", "GPU-0", []string{"xid-48"}, []string{"cordoned"}},

@@ -87,7 +87,7 @@ func TestWithhold(t *testing.T) {
 				return
 			}
 			for i, d := range after.Devices {
-				if was := before[i].Verdict; d.Verdict.State != was.State || !d.Verdict.Since.Equal(was.Since) || len(d.Verdict.Trips) > 0 ||
+				if was := before[i].Verdict; d.Verdict.State != was.State || !d.Verdict.Since.Equal(was.Since) || len(d.Memory.Trips) > 0 ||
 					len(d.Verdict.Findings) > 0 {
 					t.Errorf("%s is %+v, was %+v", d.Device.ID, d.Verdict, was)
 				}

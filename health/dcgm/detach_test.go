@@ -96,7 +96,7 @@ func (c *monitorFixture) resetWhileDetached(hostEngine bool, calls map[string]in
 		t.Error("the engine has not attached the driver")
 	}
 	for gpu := range c.n {
-		if n := len(c.device(gpu).Verdict.Trips); n > 1 || gpu == 0 && n > 0 {
+		if n := len(c.device(gpu).Memory.Trips); n > 1 || gpu == 0 && n > 0 {
 			t.Errorf("GPU %d has tripped %d times", gpu, n)
 		}
 	}
@@ -125,8 +125,8 @@ func TestMonitorDriverReturnsLate(t *testing.T) {
 		c.pass(31, nil)
 		c.expectCauses("returned", "", "")
 		for gpu := range c.n {
-			if v := c.device(gpu).Verdict; v.State != health.Healthy || len(v.Trips) > 0 {
-				t.Errorf("GPU %d: %+v", gpu, v)
+			if d := c.device(gpu); d.Verdict.State != health.Healthy || len(d.Memory.Trips) > 0 {
+				t.Errorf("GPU %d: %+v", gpu, d.Verdict)
 			}
 		}
 	})

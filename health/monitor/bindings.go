@@ -65,7 +65,7 @@ func (m *Monitor) RestoreBindings(text []byte, src health.SourceID) error {
 	m.storeBindings()
 	if m.now.Polled() {
 		m.bind(m.now.Devices)
-		m.decide(m.now.Devices, time.Now())
+		m.view(time.Now())
 		m.store()
 	}
 	return err
@@ -188,7 +188,7 @@ func (m *Monitor) Rebind(entry string) (health.Bindings, error) {
 	}
 	m.now.Bindings = rebound
 	m.storeBindings()
-	m.decide(m.now.Devices, time.Now())
+	m.view(time.Now())
 	m.store()
 	rebound = slices.DeleteFunc(slices.Clone(rebound), func(b health.Binding) bool { return b.Entry != entry })
 	for _, b := range rebound {

@@ -13,12 +13,12 @@ func (m *Monitor) Clear(id health.DeviceID, cause string) ([]string, error) {
 	m.mu.Lock()
 	defer m.unlock()
 	c, now, before := m.currentConfig(), time.Now(), m.now.Devices
-	devices, causes, err := health.Clear(c, before, m.now.Source.Status == health.SourceUp, id, cause, now)
+	devices, causes, err := health.Clear(c, before, m.now.Source.Status == health.SourceUp, id, cause)
 	if err != nil {
 		return nil, err
 	}
 	// Decisions that depend on a cleared finding end now, because the next poll may be far away.
-	m.now.Devices = health.Decide(c, before, devices, m.decisionContext(), now)
+	m.now.Devices = health.View(c, devices, m.viewContext(), now)
 	m.logLater(func() {
 		m.log.Warn("cleared by an operator", zap.String("device", string(id)), zap.Strings("causes", causes))
 	})

@@ -38,18 +38,17 @@ func (m *Monitor) applyConfig() {
 		return // the first reading decides
 	}
 	m.bind(m.now.Devices)
-	m.decide(m.now.Devices, time.Now())
+	m.view(time.Now())
 	m.logUnmatchedCordons()
 	m.store()
 }
 
-// decide replaces the decisions on the devices without a new reading. before holds the verdicts that the decisions continue.
-// m.mu is held.
-func (m *Monitor) decide(before []health.DeviceState, now time.Time) {
+// view derives the verdicts anew without a new reading. m.mu is held.
+func (m *Monitor) view(now time.Time) {
 	if !m.now.Polled() {
 		return // no device was published
 	}
-	devices := health.Decide(m.currentConfig(), before, m.now.Devices, m.decisionContext(), now)
+	devices := health.View(m.currentConfig(), m.now.Devices, m.viewContext(), now)
 	m.logChangesLater(m.now.Devices, devices)
 	m.now.Devices = devices
 }

@@ -86,7 +86,7 @@ func (w *Withholding) End() {
 			})
 		}
 	}
-	m.decide(m.now.Devices, time.Now())
+	m.view(time.Now())
 	for i := range m.now.Devices {
 		v := &m.now.Devices[i].Verdict
 		if old := before[m.now.Devices[i].Device.ID]; old.State == v.State && !old.Since.IsZero() {
@@ -218,7 +218,7 @@ func (m *Monitor) setDetachment(d detachment, now time.Time) {
 	if d.state == attaching && before.detachRequested() && d.refusal == nil { // after a refusal the last reading counts
 		m.now.Devices = health.DiscardMeasurements(m.now.Devices, now)
 	}
-	m.decide(m.now.Devices, now)
+	m.view(now)
 	m.store()
 	if d.requests != before.requests {
 		if d.detachRequested() {

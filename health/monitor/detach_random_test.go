@@ -136,7 +136,8 @@ func (p *detachPlay) check(t *testing.T) {
 	if polls == p.pollsAtDetach && !v.Has(health.CauseReleased) {
 		t.Errorf("%s: offered before a reading: %+v", p.steps, v)
 	}
-	if len(s.Devices) != 1 || len(v.Findings) > 1 || len(v.Findings) == 1 && v.Cause() != health.CauseReleased || len(v.Trips) > 0 {
+	if len(s.Devices) != 1 || len(v.Findings) > 1 || len(v.Findings) == 1 && v.Cause() != health.CauseReleased ||
+		len(s.Devices[0].Memory.Trips) > 0 {
 		t.Errorf("%s: %+v", p.steps, s.Devices)
 	}
 	if n := p.f.get(&p.f.mostRunning); n > 1 {

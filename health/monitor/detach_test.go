@@ -61,7 +61,7 @@ func TestAttach(t *testing.T) {
 		if r := h.attach(t); r.Already || r.Status != health.SourceUp {
 			t.Errorf("%+v", r)
 		}
-		if v := h.verdict(); v.State != health.Healthy || len(v.Trips) > 0 || !h.status().Until.IsZero() {
+		if v := h.verdict(); v.State != health.Healthy || h.trips() > 0 || !h.status().Until.IsZero() {
 			t.Errorf("%+v, source %+v", v, h.status())
 		}
 		if r := h.attach(t); !r.Already || r.Status != health.SourceUp || h.count(&h.opens) != 2 {
@@ -434,7 +434,7 @@ func TestDetachKeepsFindings(t *testing.T) {
 				}
 				h.reportGPU0(c.before)
 				advance(5 * time.Second)
-				trips := len(h.verdict().Trips)
+				trips := h.trips()
 				h.detach(t, time.Hour)
 				want("detached", c.whileDetached)
 				advance(20 * time.Minute)
@@ -451,7 +451,7 @@ func TestDetachKeepsFindings(t *testing.T) {
 				if name == "fails" {
 					trips++
 				}
-				if got := len(h.verdict().Trips); got != trips {
+				if got := h.trips(); got != trips {
 					t.Errorf("%d trips, want %d", got, trips)
 				}
 			})
@@ -494,7 +494,8 @@ func TestWithhold(t *testing.T) {
 		after := h.out.Load()
 		for i, d := range after.Devices {
 			want := before.Devices[i].Verdict
-			if got := d.Verdict; got.State != want.State || !got.Since.Equal(want.Since) || len(got.Trips) != len(want.Trips) ||
+			if got := d.Verdict; got.State != want.State || !got.Since.Equal(want.Since) ||
+				len(d.Memory.Trips) != len(before.Devices[i].Memory.Trips) ||
 				!slices.Equal(got.Causes(), want.Causes()) {
 				t.Errorf("%+v, want %+v", got, want)
 			}

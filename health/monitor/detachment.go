@@ -146,7 +146,7 @@ func (d detachment) devicesRead(someWithheld bool) detachment {
 	return d
 }
 
-// withholds returns what health.Decide withholds devices for.
+// withholds returns what health.View withholds devices for.
 func (d detachment) withholds() health.Detachment {
 	switch d.state {
 	case withheld, detaching, detached:

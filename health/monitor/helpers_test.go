@@ -231,6 +231,9 @@ func (h *harness) status() health.Source { return h.out.Load().Source }
 
 func (h *harness) verdict() health.Verdict { return h.out.Load().Devices[0].Verdict }
 
+// trips returns the number of trips of the first device.
+func (h *harness) trips() int { return len(h.out.Load().Devices[0].Memory.Trips) }
+
 // causes returns the causes of the first device, separated by commas.
 func (h *harness) causes() string { return strings.Join(h.verdict().Causes(), ",") }
 

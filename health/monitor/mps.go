@@ -41,6 +41,6 @@ func (m *Monitor) applyMPS() {
 	if !m.now.Polled() {
 		return // the first reading decides
 	}
-	m.decide(m.now.Devices, time.Now())
+	m.view(time.Now())
 	m.store()
 }

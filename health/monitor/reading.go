@@ -80,7 +80,7 @@ func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) 
 	m.store()
 }
 
-// judge judges a reading and decides. m.mu is held.
+// judge judges a reading and derives the verdicts. m.mu is held.
 func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health.ReadingContext, now time.Time) []health.DeviceState {
 	c := m.currentConfig()
 	for _, e := range m.now.Source.Events {
@@ -90,12 +90,12 @@ func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health
 	}
 	judged := health.Judge(c, before, r, b, now)
 	m.bind(judged)
-	return health.Decide(m.currentConfig(), before, judged, m.decisionContext(), now)
+	return health.View(m.currentConfig(), judged, m.viewContext(), now)
 }
 
-// decisionContext returns what decides about devices beside their verdicts. m.mu is held.
-func (m *Monitor) decisionContext() health.DecisionContext {
-	return health.DecisionContext{Held: m.held, Detach: m.detach.withholds(), MPS: m.mpsState()}
+// viewContext requires m.mu.
+func (m *Monitor) viewContext() health.ViewContext {
+	return health.ViewContext{Held: m.held, Detach: m.detach.withholds(), MPS: m.mpsState()}
 }
 
 // driverReloaded reports whether the driver was loaded again, or another version of it, since the latest reading. Unknown

@@ -31,7 +31,7 @@ func TestRestoreLate(t *testing.T) {
 		for _, f := range findings {
 			v.State, v.Since = max(v.State, f.State), f.Since
 		}
-		return health.DeviceState{Device: d, Verdict: v, XIDHistory: history}
+		return health.DeviceState{Device: d, Memory: health.Memory{Findings: findings}, Verdict: v, XIDHistory: history}
 	}
 	action := func(a health.RecoveryAction) health.Sample {
 		return of(healthtest.GPU0, healthtest.Present(healthtest.Value(health.FieldRecoveryAction, float64(a))))

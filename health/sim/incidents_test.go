@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
 // TestIncidents checks that events start and end incidents, each by its name.
@@ -83,7 +84,7 @@ func TestEventsCauseFindings(t *testing.T) {
 				}
 				for range c.Confirm {
 					sleep(c.Interval)
-					devices = health.Judge(c, devices, poll(t, ses), health.ReadingContext{XIDHistory: true}, time.Now())
+					devices = healthtest.JudgeReading(c, devices, poll(t, ses), health.ReadingContext{XIDHistory: true}, time.Now())
 				}
 				return devices[0].Verdict
 			}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -36,9 +37,10 @@ type savedDevice struct {
 	Parent   health.DeviceID `json:"parent,omitempty"` // of a MIG device
 	Since    time.Time       `json:"since"`
 	Trips    []time.Time     `json:"trips,omitempty"`
-	Pending  []savedXID      `json:"pending,omitempty"` // Verdict.PendingXIDs
+	Pending  []savedXID      `json:"pending,omitempty"` // Memory.PendingXIDs
 	Findings []savedFinding  `json:"findings,omitempty"`
-	Detail   json.RawMessage `json:"detail,omitempty"` // savedDetail
+	Decided  []savedFinding  `json:"decided,omitempty"` // Verdict.Decisions
+	Detail   json.RawMessage `json:"detail,omitempty"`  // savedDetail
 }
 
 type savedDetail struct {
@@ -101,17 +103,12 @@ func (s Saved) MarshalJSON() ([]byte, error) {
 
 func newSavedDevice(d *health.DeviceState) (sd savedDevice, err error) {
 	sd = savedDevice{
-		ID: d.Device.ID, Parent: d.Device.Parent, Since: savable(d.Verdict.Since), Pending: savedXIDs(d.Verdict.PendingXIDs),
+		ID: d.Device.ID, Parent: d.Device.Parent, Since: savable(d.Verdict.Since), Pending: savedXIDs(d.Memory.PendingXIDs),
 	}
-	for _, t := range d.Verdict.Trips {
+	for _, t := range d.Memory.Trips {
 		sd.Trips = append(sd.Trips, savable(t))
 	}
-	for _, f := range d.Verdict.Findings {
-		sd.Findings = append(sd.Findings, savedFinding{
-			f.Cause, f.State.String(), f.Reason, string(f.Action), savable(f.Since), savable(f.Last), savable(f.Reset), f.Clears.String(),
-			f.InOutage,
-		})
-	}
+	sd.Findings, sd.Decided = savedFindings(d.Memory.Findings), savedFindings(d.Verdict.Decisions())
 	detail := savedDetail{Device: d.Device, Seen: savedXIDs(d.XIDHistory)}
 	for _, a := range d.Awaited {
 		detail.Awaited = append(detail.Awaited, savedAwaited{a.Code, a.Count, a.Left})
@@ -180,7 +177,8 @@ func (sd savedDevice) state() (health.DeviceState, error) {
 	if json.Unmarshal(sd.Detail, &more) != nil {
 		more = savedDetail{Device: health.Device{Index: -1, Minor: -1, GI: -1, CI: -1, MIGIndex: -1}}
 	}
-	d := health.DeviceState{Device: more.Device, Verdict: health.Verdict{Since: sd.Since, Trips: append([]time.Time(nil), sd.Trips...)}}
+	d := health.DeviceState{Device: more.Device, Verdict: health.Verdict{Since: sd.Since}}
+	d.Memory.Trips = append(d.Memory.Trips, sd.Trips...)
 	d.Device.ID, d.Device.Parent, d.Device.Kind = sd.ID, sd.Parent, health.KindGPU
 	if sd.Parent != "" {
 		d.Device.Kind = health.KindMIG
@@ -194,20 +192,46 @@ func (sd savedDevice) state() (health.DeviceState, error) {
 		}
 	}
 	for _, x := range sd.Pending {
-		d.Verdict.PendingXIDs = append(d.Verdict.PendingXIDs, health.XID{Code: x.Code, At: x.At})
+		d.Memory.PendingXIDs = append(d.Memory.PendingXIDs, health.XID{Code: x.Code, At: x.At})
 	}
-	for i, sf := range sd.Findings {
-		f, err := sf.finding()
-		if err != nil {
-			return health.DeviceState{}, fmt.Errorf("findings[%d]: %w", i, err)
-		}
-		if d.Verdict.Has(f.Cause) {
-			return health.DeviceState{}, fmt.Errorf("findings[%d]: cause %q is repeated", i, f.Cause)
-		}
-		d.Verdict.Findings = append(d.Verdict.Findings, f)
+	var err error
+	if d.Memory.Findings, err = findings("findings", sd.Findings); err != nil {
+		return health.DeviceState{}, err
+	}
+	decided, err := findings("decided", sd.Decided)
+	if err != nil {
+		return health.DeviceState{}, err
+	}
+	d.Verdict.Findings = slices.Concat(d.Memory.Findings, decided)
+	for _, f := range d.Verdict.Findings {
 		d.Verdict.State = max(d.Verdict.State, f.State)
 	}
 	return d, nil
+}
+
+func savedFindings(all []health.Finding) (saved []savedFinding) {
+	for _, f := range all {
+		saved = append(saved, savedFinding{
+			f.Cause, f.State.String(), f.Reason, string(f.Action), savable(f.Since), savable(f.Last), savable(f.Reset), f.Clears.String(),
+			f.InOutage,
+		})
+	}
+	return saved
+}
+
+// findings reads the findings of a key.
+func findings(key string, saved []savedFinding) (all []health.Finding, err error) {
+	for i, sf := range saved {
+		f, err := sf.finding()
+		if err == nil && slices.ContainsFunc(all, func(g health.Finding) bool { return g.Cause == f.Cause }) {
+			err = fmt.Errorf("cause %q is repeated", f.Cause)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s[%d]: %w", key, i, err)
+		}
+		all = append(all, f)
+	}
+	return all, nil
 }
 
 // finding reads a finding. Unknown values are from a newer release: an unknown state counts as unhealthy, and only an operator clears a

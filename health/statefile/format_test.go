@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,7 +40,13 @@ func TestSavedRoundTrip(t *testing.T) {
 		Devices: []health.DeviceState{{
 			Device: mig,
 			Verdict: health.Verdict{
-				State: health.Unhealthy, Since: at(3), Trips: []time.Time{at(4), at(5)}, PendingXIDs: []health.XID{{Code: 109, At: at(6)}},
+				State: health.Unhealthy, Since: at(3),
+				Findings: []health.Finding{{
+					Cause: "cordoned", State: health.Unhealthy, Reason: "c", Action: health.ActionUncordon, Since: at(3), Last: at(20),
+				}},
+			},
+			Memory: health.Memory{
+				Trips: []time.Time{at(4), at(5)}, PendingXIDs: []health.XID{{Code: 109, At: at(6)}},
 				Findings: []health.Finding{
 					{
 						Cause: "lost", State: health.Unhealthy, Reason: "r", Action: health.ActionRebootNode, Since: at(7), Last: at(8), Reset: at(9),
@@ -59,11 +66,13 @@ func TestSavedRoundTrip(t *testing.T) {
 		Devices: []health.DeviceState{{Device: health.Device{ID: "GPU-8", GI: -1, CI: -1, MIGIndex: -1}}},
 	}
 	for c := health.ClearsItself; c <= health.ClearsRestart; c++ {
-		v := &full.Devices[0].Verdict
-		v.Findings = append(v.Findings, health.Finding{
+		m := &full.Devices[0].Memory
+		m.Findings = append(m.Findings, health.Finding{
 			Cause: "by " + c.String(), State: health.Degraded, Action: health.ActionWatch, Since: at(10), Last: at(11), Clears: c,
 		})
 	}
+	d := &full.Devices[0]
+	d.Verdict.Findings = slices.Concat(d.Memory.Findings, d.Verdict.Findings)
 	for _, s := range []Saved{full, over} {
 		if got := roundTrip(t, s); !reflect.DeepEqual(got, s) {
 			t.Errorf("wrote %+v\nread %+v", s, got)
@@ -128,7 +137,7 @@ func TestOtherReleaseKeepsFindings(t *testing.T) {
 			if bare := d.Device.Model == "" && d.XIDHistory == nil; bare != c.bare || !bare && d.Device.Model != "H100" || d.Device.MIGIndex != -1 {
 				t.Errorf("%+v", d)
 			}
-			f := d.Verdict.Findings
+			f := d.Memory.Findings
 			if len(f) != 1 || f[0].Cause != "xid-95" || f[0].State != health.Unhealthy || f[0].Clears != cmp.Or(c.clears, health.ClearsGPUReset) ||
 				f[0].Action != cmp.Or(c.action, health.ActionResetGPU) {
 				t.Errorf("%+v", f)
@@ -161,8 +170,9 @@ func TestUnmarshalRefusesInvalidFile(t *testing.T) {
 func FuzzSaved(f *testing.F) {
 	epoch := healthtest.Epoch
 	text, err := json.Marshal(FromSnapshot(&health.Snapshot{Source: health.Source{Kind: "dcgm"}, Devices: []health.DeviceState{{
-		Device: healthtest.GPU0,
-		Verdict: health.Verdict{State: health.Unhealthy, Since: epoch, Trips: []time.Time{epoch}, Findings: []health.Finding{
+		Device:  healthtest.GPU0,
+		Verdict: health.Verdict{State: health.Unhealthy, Since: epoch},
+		Memory: health.Memory{Trips: []time.Time{epoch}, Findings: []health.Finding{
 			{
 				Cause: "xid-48", State: health.Unhealthy, Reason: "r", Action: health.ActionResetGPU, Since: epoch, Last: epoch, Reset: epoch,
 				Clears: health.ClearsGPUReset,

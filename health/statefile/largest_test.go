@@ -42,14 +42,14 @@ func largestState(t *testing.T) Saved {
 				d.Device.Kind, d.Device.Parent = health.KindMIG, health.DeviceID(fmt.Sprintf("MIG-%08d-0000-0000-0000-%012d", gpu, 0))
 			}
 			for _, cause := range causes {
-				d.Verdict.Findings = append(d.Verdict.Findings, health.Finding{
+				d.Memory.Findings = append(d.Memory.Findings, health.Finding{
 					Cause: cause, State: health.Unhealthy, Reason: strings.Repeat("reason ", 20), Action: health.ActionCheckFabricManager, Since: at,
 					Last: at, Reset: at,
 				})
 			}
 			for code := range 50 { // more than the XIDs in the table that the recovery action decides
-				d.Verdict.PendingXIDs = append(d.Verdict.PendingXIDs, health.XID{Code: code, At: at})
-				d.Verdict.Trips = append(d.Verdict.Trips, at)
+				d.Memory.PendingXIDs = append(d.Memory.PendingXIDs, health.XID{Code: code, At: at})
+				d.Memory.Trips = append(d.Memory.Trips, at)
 			}
 			for range 1024 { // maxXIDHistory
 				d.XIDHistory = append(d.XIDHistory, health.XID{Code: 199, At: at})
@@ -97,7 +97,8 @@ func TestReserveHoldsUsualState(t *testing.T) {
 	var devices []health.DeviceState
 	for _, d := range saved.Devices {
 		if d.Device.Kind == health.KindGPU && d.Device.Index < 8 {
-			d.Verdict.Findings, d.Verdict.PendingXIDs, d.Verdict.Trips = d.Verdict.Findings[:20], d.Verdict.PendingXIDs[:20], d.Verdict.Trips[:20]
+			m := &d.Memory
+			m.Findings, m.PendingXIDs, m.Trips = m.Findings[:20], m.PendingXIDs[:20], m.Trips[:20]
 			devices = append(devices, d)
 		}
 	}

@@ -50,7 +50,7 @@ func TestRestoredGPUIsListedLate(t *testing.T) {
 				reading, now = healthtest.Reading(seconds, nil, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
 			}
 			reading, reason := filter.Filter(devices, reading, now)
-			devices = health.Judge(health.DefaultConfig(), devices, reading, health.ReadingContext{XIDHistory: true}, now)
+			devices = healthtest.JudgeReading(health.DefaultConfig(), devices, reading, health.ReadingContext{XIDHistory: true}, now)
 			want := []string{"xid-95"}
 			if !listed && seconds >= 110 {
 				want = []string{health.CauseMissing, "xid-95"}
@@ -71,7 +71,7 @@ func TestRestartKeepsMissingEvidence(t *testing.T) {
 	unhealthy := map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "GPU-1": health.Unhealthy}
 	devices := judge(nil, 0, gpu0(healthtest.XIDs(95)), healthtest.GPU0, healthtest.GPU1)
 	r, now := healthtest.Reading(1, wantsReset, healthtest.GPU0, healthtest.GPU1)
-	devices = health.Judge(health.DefaultConfig(), devices, r, health.ReadingContext{FirstReading: true}, now)
+	devices = healthtest.JudgeReading(health.DefaultConfig(), devices, r, health.ReadingContext{FirstReading: true}, now)
 	healthtest.WantStates(t, devices, unhealthy)
 	for i := range 3 {
 		devices = judge(devices, 2+i, nil)
@@ -121,7 +121,7 @@ func judgeEvent(before []health.DeviceState, seconds, code int) []health.DeviceS
 		XIDs: []health.XID{{Code: code, At: at, Witness: health.WitnessNVML}},
 	}}}
 	rc := health.ReadingContext{Events: true, XIDHistory: true, Witnesses: []health.Witness{health.WitnessNVML}}
-	return health.Judge(health.DefaultConfig(), before, r, rc, at)
+	return healthtest.JudgeReading(health.DefaultConfig(), before, r, rc, at)
 }
 
 // An XID of an event source from before the restart counts no more when the source reports it after the restart, also after a
@@ -152,7 +152,8 @@ func TestRestartKeepsAwaitedXIDs(t *testing.T) {
 			s.Past, s.XIDs = []health.XID{{Code: 95, At: healthtest.At(1)}}, []health.XID{{Code: 31, At: healthtest.At(2)}}
 		})}
 		reading, now := healthtest.Reading(101, late, healthtest.GPU0)
-		devices = health.Judge(health.DefaultConfig(), r.Devices, reading, health.ReadingContext{XIDHistory: r.History, DriverReloaded: true},
+		devices = healthtest.JudgeReading(health.DefaultConfig(), r.Devices, reading,
+			health.ReadingContext{XIDHistory: r.History, DriverReloaded: true},
 			now)
 		if got := devices[0].Verdict.State; got != health.Healthy || len(devices[0].XIDCounts) != counts {
 			t.Errorf("%s: %v, XIDs %v", boot, got, devices[0].XIDCounts)

@@ -29,8 +29,7 @@ type Saved struct {
 	newer  int                        // the file's version if a newer release wrote it, else 0
 }
 
-// FromSnapshot returns the state of a snapshot to save. It leaves out findings that a MIG device inherits from its parent, and findings
-// about MPS daemons, which the next process examines.
+// FromSnapshot returns the state of a snapshot to save.
 func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 	saved := Saved{
 		BootID: bootID, Source: s.Source.Kind, Inventory: s.Source.Inventory, History: s.Polled(), Detachment: s.Source.Detachment, Polled: s.At,
@@ -38,11 +37,8 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 	}
 	var devices []health.DeviceState
 	for _, d := range s.Devices {
-		v := d.Verdict
-		v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), func(f health.Finding) bool {
-			return f.From != "" || f.OfMPS() || f.Cause == health.CauseReleased // saved as Detachment
-		})
-		device := health.DeviceState{Device: d.Device, Verdict: v, XIDHistory: d.XIDHistory}
+		device := health.DeviceState{Device: d.Device, Memory: d.Memory, XIDHistory: d.XIDHistory}
+		device.Verdict = health.Verdict{State: d.Verdict.State, Since: d.Verdict.Since, Findings: d.Verdict.Decisions()}
 		for _, a := range d.Awaited {
 			if a.Witness == health.WitnessSource { // an event source does not report XIDs from before its start
 				device.Awaited = append(device.Awaited, a)
@@ -125,10 +121,9 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 	for i := range devices {
 		d := &devices[i]
 		if !sameBoot {
-			d.Verdict = d.Verdict.Without(now, func(f health.Finding) bool { return !f.OutlivesBoot() })
-			d.Verdict.Trips, d.Verdict.PendingXIDs, d.Awaited = nil, nil, nil
+			*d = d.AfterReboot(now)
 		}
-		if d.Verdict = d.Verdict.Restored(now); !r.History {
+		if *d = d.Restored(now); !r.History {
 			d.XIDHistory = nil
 		}
 	}

@@ -82,7 +82,7 @@ func TestRestartWithinBoot(t *testing.T) {
 			causes = []string{"xid-171"}
 		}
 		if d.Device.ID != before[i].Device.ID || !slices.Equal(d.Verdict.Causes(), causes) || !d.Verdict.Since.Equal(want.Since) ||
-			len(d.Verdict.Trips) != len(want.Trips) {
+			len(d.Memory.Trips) != len(before[i].Memory.Trips) {
 			t.Errorf("%s: %+v, want %+v", d.Device.ID, d.Verdict, want)
 		}
 	}
@@ -172,9 +172,11 @@ func TestFindingsThatOutliveBoot(t *testing.T) {
 		health.CauseMissing: false, health.CauseDetached: false, health.CauseFlapping: false, "dcgm-row-remap-failure": false,
 	} {
 		f := health.Finding{Cause: cause, State: health.Unhealthy, Since: healthtest.At(1), Last: healthtest.At(1), Clears: health.ClearsReboot}
-		v := health.Verdict{State: health.Unhealthy, Findings: []health.Finding{f}, Trips: []time.Time{healthtest.At(1)}}
-		r := restart(t, []health.DeviceState{{Device: healthtest.GPU0, Verdict: v}}, "later")
-		if (len(r.Devices) == 1) != want || want && len(r.Devices[0].Verdict.Trips) > 0 {
+		r := restart(t, []health.DeviceState{{
+			Device: healthtest.GPU0, Memory: health.Memory{Findings: []health.Finding{f}, Trips: []time.Time{healthtest.At(1)}},
+			Verdict: health.Verdict{State: health.Unhealthy},
+		}}, "later")
+		if (len(r.Devices) == 1) != want || want && len(r.Devices[0].Memory.Trips) > 0 {
 			t.Errorf("%s after a boot: %+v", cause, r.Devices)
 		}
 	}
@@ -185,13 +187,18 @@ func TestFindingsThatOutliveBoot(t *testing.T) {
 func TestRestoredTimesAreMonotonic(t *testing.T) {
 	now := time.Now()
 	for name, wall := range map[string]time.Time{"past": now.Add(-time.Hour).Round(0), "ahead": now.Add(time.Hour).Round(0)} {
-		v := health.Verdict{
-			Since: wall, Trips: []time.Time{wall}, PendingXIDs: []health.XID{{Code: 48, At: wall}},
-			Findings: []health.Finding{{Cause: "xid-999", Since: wall, Last: wall, Reset: wall}},
+		d := health.DeviceState{
+			Verdict: health.Verdict{Since: wall, Findings: []health.Finding{{Cause: health.CauseCordoned, Since: wall, Last: wall}}},
+			Memory: health.Memory{
+				Trips: []time.Time{wall}, PendingXIDs: []health.XID{{Code: 48, At: wall}},
+				Findings: []health.Finding{{Cause: "xid-999", Since: wall, Last: wall, Reset: wall}},
+			},
 		}
-		v = v.Restored(now)
-		f := v.Findings[0]
-		for _, got := range []time.Time{v.Since, v.Trips[0], v.PendingXIDs[0].At, f.Since, f.Last, f.Reset} {
+		d = d.Restored(now)
+		m, f, cordon := d.Memory, d.Memory.Findings[0], d.Verdict.Decisions()[0]
+		for _, got := range []time.Time{
+			d.Verdict.Since, m.Trips[0], m.PendingXIDs[0].At, f.Since, f.Last, f.Reset, cordon.Since, cordon.Last,
+		} {
 			want := wall
 			if wall.After(now) {
 				want = now
@@ -201,7 +208,7 @@ func TestRestoredTimesAreMonotonic(t *testing.T) {
 			}
 		}
 	}
-	if got := (health.Verdict{}).Restored(now); !got.Since.IsZero() {
+	if got := (health.DeviceState{}).Restored(now); !got.Verdict.Since.IsZero() {
 		t.Errorf("%+v", got)
 	}
 }
@@ -417,7 +424,7 @@ func TestLacksSection(t *testing.T) {
 func TestSavedWithoutMPS(t *testing.T) {
 	devices := judge(nil, 0, gpu0(), healthtest.GPU0)
 	down := health.MPSState{Daemons: map[health.DeviceID]*health.MPSDaemon{"GPU-0": {Cause: health.CauseMPSDown}}}
-	devices = health.Decide(health.DefaultConfig(), devices, devices, health.DecisionContext{MPS: down}, healthtest.At(1))
+	devices = health.View(health.DefaultConfig(), devices, health.ViewContext{MPS: down}, healthtest.At(1))
 	if !devices[0].Verdict.Has(health.CauseMPSDown) {
 		t.Fatalf("%+v", devices)
 	}

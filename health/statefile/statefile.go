@@ -585,7 +585,7 @@ func (s Saved) fingerprint() Saved {
 	s.Devices = slices.Clone(s.Devices)
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		d.XIDHistory, d.Awaited, d.Verdict = nil, nil, d.Verdict.Stable()
+		d.XIDHistory, d.Awaited, d.Memory, d.Verdict = nil, nil, d.Memory.Stable(), d.Verdict.Stable()
 	}
 	return s
 }

@@ -540,13 +540,13 @@ func TestRunWritesChangesOnly(t *testing.T) {
 		must(t, err)
 		again := *s
 		again.Devices = slices.Clone(s.Devices)
-		findings := slices.Clone(again.Devices[0].Verdict.Findings)
+		findings := slices.Clone(again.Devices[0].Memory.Findings)
 		for i := range findings {
 			if findings[i].Cause == health.CauseTemperature {
 				findings[i].Last, findings[i].Reason = healthtest.At(50), "another temperature"
 			}
 		}
-		again.Devices[0].Verdict.Findings = findings
+		again.Devices[0].Memory.Findings = findings
 		h.store(&again)
 		after, err := os.Stat(path)
 		must(t, err)

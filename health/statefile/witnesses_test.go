@@ -77,7 +77,7 @@ func (n *witnessedNode) emit(device, code int, lostByDCGM, lostByNVML bool) {
 
 func (n *witnessedNode) judge(r *health.Reading, rc health.ReadingContext) {
 	rc.XIDHistory, rc.Witnesses = n.history, []health.Witness{health.WitnessNVML}
-	n.devices = health.Judge(health.DefaultConfig(), n.devices, r, rc, n.now)
+	n.devices = healthtest.JudgeReading(health.DefaultConfig(), n.devices, r, rc, n.now)
 	for _, d := range n.devices {
 		broken := d.Verdict.Has("xid-95")
 		if n.cured[d.Device.ID] && !n.lossy && broken {

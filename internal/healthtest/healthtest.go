@@ -84,14 +84,21 @@ func Reading(seconds int, samples map[health.DeviceID]health.Sample, devices ...
 	return r, At(seconds)
 }
 
-// Judge judges a Reading and adds the decisions.
+// JudgeReading judges a reading and derives the verdicts.
+func JudgeReading(
+	c health.Config, before []health.DeviceState, r *health.Reading, rc health.ReadingContext, now time.Time,
+) []health.DeviceState {
+	return health.View(c, health.Judge(c, before, r, rc, now), health.ViewContext{}, now)
+}
+
+// Judge judges a Reading and derives the verdicts.
 func Judge(
 	c health.Config, before []health.DeviceState, seconds int, held health.Held, samples map[health.DeviceID]health.Sample,
 	devices ...health.Device,
 ) []health.DeviceState {
 	r, now := Reading(seconds, samples, devices...)
 	judged := health.Judge(c, before, r, health.ReadingContext{XIDHistory: true}, now)
-	return health.Decide(c, before, judged, health.DecisionContext{Held: held}, now)
+	return health.View(c, judged, health.ViewContext{Held: held}, now)
 }
 
 // WantStates checks the states of all devices.

@@ -117,5 +117,5 @@ func MIGReading() *health.Reading {
 
 // Judge judges a reading and adds the decisions. Every device is held.
 func Judge(c health.Config, before []health.DeviceState, r *health.Reading, now time.Time) []health.DeviceState {
-	return health.Decide(c, before, health.Judge(c, before, r, health.ReadingContext{}, now), health.DecisionContext{}, now)
+	return health.View(c, health.Judge(c, before, r, health.ReadingContext{}, now), health.ViewContext{}, now)
 }

@@ -164,7 +164,7 @@ func (w *world) savedFindings() (causes [gpus]map[string]bool, trips [gpus]int, 
 		if d.Device.Kind != health.KindGPU {
 			continue
 		}
-		trips[d.Device.Index] = len(d.Verdict.Trips)
+		trips[d.Device.Index] = len(d.Memory.Trips)
 		for _, f := range d.Verdict.Findings {
 			causes[d.Device.Index][f.Cause] = true
 		}

@@ -60,7 +60,7 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 	add := func(d Device, s Sample) {
 		next, reset := judge.device(previous[d.ID], d, s, gpus[d.Parent], reports[d.ID])
 		if d.Kind == KindGPU {
-			gpus[d.ID] = parent{next.Memory, reset, s.Presence}
+			gpus[d.ID] = parent{previous[d.ID].Memory, next.Memory, reset, s.Presence}
 		}
 		after = append(after, next)
 		delete(previous, d.ID)
@@ -118,6 +118,7 @@ func withdrawTakenIndexes(devices []DeviceState) {
 
 // parent is the result of judging a GPU, which its MIG devices depend on.
 type parent struct {
+	before   Memory
 	memory   Memory
 	reset    reset // of the GPU
 	presence Presence
@@ -221,7 +222,7 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 		}
 	}
 
-	m.PendingXIDs = addDetails(pendingXIDs(c, old.Memory, xids, s.At, r), w.details)
+	m.PendingXIDs = addDetails(pendingXIDs(c, old.Memory, p.before, xids, s.At, r), w.details)
 	for _, f := range escalate(m.PendingXIDs, findings, &p.memory) {
 		findings = merge(findings, f)
 	}

@@ -28,16 +28,24 @@ func (r random) sample(d Device, seconds int) Sample {
 	if s.Presence != Present {
 		s.Values = nil
 	} else if d.Kind == KindGPU {
-		for f, values := range map[Field][]float64{
-			FieldRecoveryAction: {0, 0, 1, 2, 3, 4, 5, 6, 7, 9, 1 << 40, -1}, FieldRemapFailed: {0, 0, 1}, FieldRemapPending: {0, 1},
-			FieldUnrepairable: {0, 0, 0, 1},
-			FieldDBEVolatile:  {0, 0, 2}, FieldGPUTemp: {40, 50, 95}, FieldRetiredPending: {0, 1}, FieldClocksEvents: {0, 4, 8},
+		for _, f := range []struct {
+			field  Field
+			values []float64
+		}{
+			{FieldRecoveryAction, []float64{0, 0, 1, 2, 3, 4, 5, 6, 7, 9, 1 << 40, -1}},
+			{FieldRemapFailed, []float64{0, 0, 1}},
+			{FieldRemapPending, []float64{0, 1}},
+			{FieldUnrepairable, []float64{0, 0, 0, 1}},
+			{FieldDBEVolatile, []float64{0, 0, 2}},
+			{FieldGPUTemp, []float64{40, 50, 95}},
+			{FieldRetiredPending, []float64{0, 1}},
+			{FieldClocksEvents, []float64{0, 4, 8}},
 		} {
 			if r.IntN(3) == 0 {
-				s.Values[f] = values[r.IntN(len(values))]
+				s.Values[f.field] = f.values[r.IntN(len(f.values))]
 			}
 			if r.IntN(6) == 0 {
-				delete(s.Values, f)
+				delete(s.Values, f.field)
 			}
 		}
 	}

@@ -105,6 +105,7 @@ func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time)
 				return f.ofIncident() && f.Clears == ClearsGPUReset && f.State == Degraded
 			})
 			d.Memory.awaitsCheck = false
+			d.Verdict = d.reviewed(nil, now)
 		}
 		if j >= 0 {
 			r := resets[d.Device.Parent]
@@ -135,7 +136,7 @@ func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloade
 	wasBeforeReset := func(f Finding) bool {
 		return reloaded || !d.ResetAt.IsZero() && !f.Last.After(d.ResetAt) || r.follows(f)
 	}
-	m.Findings = slices.Clone(m.Findings)
+	var left []Finding
 	for _, f := range from.Findings {
 		if wasBeforeReset(f) || clearedByReturn(&from, f, s) && f.Last.After(f.Reset) {
 			f.Reset = now
@@ -143,30 +144,10 @@ func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloade
 		if ended(c, f, s, false) {
 			continue
 		}
-		if g := m.find(hasCause(f.Cause)); g == nil {
-			m.Findings = append(m.Findings, f)
-		} else if f.Since.Before(g.Since) { // the newer one counts, and lasts since then
-			g.Since = f.Since
-		}
+		left = append(left, f)
 	}
+	m.Findings = restoreFindings(m.Findings, left)
 	sortFindings(m.Findings)
-	v := d.Verdict
-	for _, f := range saved.Verdict.Decisions() {
-		if !v.Has(f.Cause) {
-			v.Findings = append(slices.Clip(v.Findings), f)
-		}
-	}
-	state := v.State
-	for _, f := range slices.Concat(m.Findings, v.Findings) {
-		state = max(state, f.State)
-	}
-	switch {
-	case state == saved.Verdict.State && (state != v.State || saved.Verdict.Since.Before(v.Since)):
-		v.Since = saved.Verdict.Since
-	case state != v.State:
-		v.Since = now
-	}
-	v.State = state
 	m.Trips = slices.Concat(from.Trips, m.Trips)
 	pending := slices.Clone(m.PendingXIDs)
 	for _, x := range from.PendingXIDs {
@@ -177,10 +158,34 @@ func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloade
 	}
 	m.PendingXIDs = pending
 	m.unexplainedReset = m.unexplainedReset || from.unexplainedReset && m.has(CauseRecoveryAction)
-	d.Memory, d.Verdict = m, v
+	d.Memory = m
+	d.Verdict = d.reviewed(saved.Verdict.Decisions(), now)
+	if d.Verdict.State == saved.Verdict.State && saved.Verdict.Since.Before(d.Verdict.Since) {
+		d.Verdict.Since = saved.Verdict.Since // it has lasted
+	}
 	d.XIDHistory = appendHistory(saved.XIDHistory, Sample{XIDs: d.XIDHistory})
 	d.Awaited = slices.Concat(saved.Awaited, d.Awaited)
 	return d, r
+}
+
+// reviewed returns the verdict of the device's memory with what the latest View added to it, and with restored decisions.
+func (d DeviceState) reviewed(decisions []Finding, now time.Time) Verdict {
+	added := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), func(f Finding) bool { return f.From == "" && !f.decision() && !f.OfMPS() })
+	return newVerdict(slices.Concat(d.Memory.Findings, restoreFindings(added, decisions)), d.Memory.measured, d.Verdict, now)
+}
+
+// restoreFindings adds saved findings of the device itself. Of two with one cause, the newer counts, and lasts since the older began.
+func restoreFindings(findings, saved []Finding) []Finding {
+	findings = slices.Clone(findings)
+	for _, f := range saved {
+		i := slices.IndexFunc(findings, func(g Finding) bool { return g.From == "" && g.Cause == f.Cause })
+		if i < 0 {
+			findings = append(findings, f)
+		} else if f.Since.Before(findings[i].Since) {
+			findings[i].Since = f.Since
+		}
+	}
+	return findings
 }
 
 // Rebase converts a time that another process saved to an age on this process's monotonic clock. A time in the future

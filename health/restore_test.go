@@ -94,7 +94,7 @@ func TestRestoreLate(t *testing.T) {
 			if len(after) != 1 || len(unjudged) != 0 {
 				t.Fatalf("%+v, %+v", after, unjudged)
 			}
-			if got := summaryOf(View(config, after, ViewContext{}, at(200))[0].Verdict); got != c.want {
+			if got := summaryOf(after[0].Verdict); got != c.want {
 				t.Errorf("got %s, want %s", got, c.want)
 			}
 			if !reflect.DeepEqual(c.live, before) {
@@ -172,7 +172,6 @@ func TestRestoreLateHistory(t *testing.T) {
 	past := map[DeviceID][]XID{gpu0.ID: {known, missed}, gpu1.ID: {known}}
 	for history, want := range map[bool]string{true: "GPU-0 95, GPU-1 48", false: ""} {
 		after, unjudged := RestoreLate(DefaultConfig(), live, LateState{Devices: saved, XIDHistory: history, Past: past}, at(200))
-		after = View(DefaultConfig(), after, ViewContext{}, at(200))
 		var got []string
 		for _, s := range unjudged {
 			for _, x := range s.XIDs {

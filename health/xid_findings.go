@@ -50,8 +50,8 @@ const pendingFor = time.Minute
 
 // pendingXIDs returns the recent XIDs whose severity the recovery action decides. A reset ends them. While the driver asks to
 // drain peer-to-peer work it has not decided, so they stay.
-func pendingXIDs(c Config, old Memory, xids []XID, now time.Time, r reset) []XID {
-	undecided := slices.ContainsFunc(old.Findings,
+func pendingXIDs(c Config, old, gpu Memory, xids []XID, now time.Time, r reset) []XID {
+	undecided := slices.ContainsFunc(slices.Concat(old.Findings, gpu.Findings),
 		func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == ActionDrainP2P })
 	all := slices.DeleteFunc(slices.Clone(old.PendingXIDs), func(x XID) bool {
 		return r.follows(Finding{Cause: xidCause(x.Code), Last: x.At}) || now.Sub(x.At) >= pendingFor && !undecided ||

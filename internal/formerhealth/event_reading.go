@@ -1,0 +1,94 @@
+package formerhealth
+
+import (
+	"slices"
+	"time"
+)
+
+// eventsOnly returns an events reading of the devices before, with what event sources report and nothing else.
+func eventsOnly(before []DeviceState, r *Reading, now time.Time) *Reading {
+	only := &Reading{Devices: make([]Device, len(before)), Samples: make([]Sample, len(before))}
+	index := make(map[DeviceID]int, len(before))
+	for i := range before {
+		id := before[i].Device.ID
+		only.Devices[i], only.Samples[i], index[id] = before[i].Device, Sample{Device: id, At: now}, i
+	}
+	for _, s := range r.Samples {
+		i, exists := index[s.Device]
+		if !exists {
+			continue
+		}
+		only.Samples[i].At, only.Samples[i].XIDs = s.At, s.XIDs
+		if v, ok := s.Values[FieldRecoveryAction]; ok {
+			only.Samples[i].Values = map[Field]float64{FieldRecoveryAction: v}
+		}
+	}
+	return only
+}
+
+// reports is what a reading's witnesses report of a device beside its sample, and the XIDs awaited from them.
+type reports struct {
+	raised     []XID // XIDs of its MIG devices that count and affect the whole GPU
+	details    []XID // with the detail of an XID that another witness reported before
+	unreported []int // see unreportedXIDs
+	awaited    []AwaitedXIDs
+	history    []XID
+	action     eventAction
+}
+
+// takeReports pairs the XIDs of the reading, and removes the XIDs that do not count from the samples.
+func (rc ReadingContext) takeReports(
+	previous map[DeviceID]DeviceState, before []DeviceState, r *Reading, samples map[DeviceID]Sample, now time.Time,
+) map[DeviceID]reports {
+	measures := slices.ContainsFunc(r.Samples, func(s Sample) bool { return len(s.Values) > 0 })
+	unreported := unreportedXIDs(before)
+	all := make(map[DeviceID]reports, len(r.Devices))
+	for i := range before { // also the devices that the reading lacks
+		d := &before[i]
+		all[d.Device.ID] = reports{
+			awaited: d.Awaited, history: d.XIDHistory, unreported: unreported[d.Device.ID],
+			action: d.Verdict.eventAction,
+		}
+	}
+	raise := func(to []XID, xids []XID) []XID {
+		for _, x := range xids {
+			// All compute instances of a GPU instance report the same XID, so each counts once.
+			if LookupXID(x.Code).WholeGPU && !slices.Contains(to, x) {
+				to = append(to, x)
+			}
+		}
+		return to
+	}
+	var shown progress
+	for _, d := range r.Devices {
+		s, w, old := samples[d.ID], all[d.ID], previous[d.ID]
+		if rc.Events {
+			if _, ok := s.Values[FieldRecoveryAction]; ok {
+				w.action = eventAction{s.At, awaitAction}
+			}
+		} else {
+			w.history = appendHistory(old.XIDHistory, s)
+			w.action.left = max(0, w.action.left-elapsedStep(measures, old.Sample.At, s.At))
+		}
+		p := rc.pairXIDs(old.Awaited, s.XIDs, now)
+		shown.add(p)
+		details := slices.DeleteFunc(p.twins, func(x XID) bool { return x.Detail == (XIDDetail{}) })
+		s.XIDs, w.awaited, w.details = p.counted, p.awaited, append(w.details, details...)
+		samples[d.ID], all[d.ID] = s, w
+		if d.Kind == KindMIG {
+			gpu := all[d.Parent]
+			gpu.raised, gpu.details = raise(gpu.raised, p.counted), raise(gpu.details, details)
+			all[d.Parent] = gpu
+		}
+	}
+	if rc.Events {
+		return all
+	}
+	for _, d := range r.Devices {
+		if w := all[d.ID]; len(w.awaited) > 0 {
+			w.awaited = passTime(w.awaited, elapsedStep(measures, previous[d.ID].Sample.At, samples[d.ID].At), &shown)
+			all[d.ID] = w
+		}
+	}
+	return all
+}

@@ -1,0 +1,231 @@
+package formerhealth
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// State is a device's health. The device plugin reports only Unhealthy devices as unhealthy to the kubelet.
+type State uint8
+
+// The states, in the order of their severity.
+const (
+	Unknown State = iota
+	Healthy
+	Degraded
+	Unhealthy
+)
+
+//nolint:gochecknoglobals // a table of constants
+var stateNames = [...]string{"unknown", "healthy", "degraded", "unhealthy"}
+
+func (s State) String() string { return enumName(stateNames[:], int(s)) }
+
+// States returns every state, least severe first.
+func States() []State { return []State{Unknown, Healthy, Degraded, Unhealthy} }
+
+// ParseState returns the state with that name. If there is none, ok is false.
+func ParseState(s string) (state State, ok bool) {
+	i := slices.Index(stateNames[:], s)
+	return State(max(i, 0)), i >= 0
+}
+
+// Clears is the positive evidence that ends a finding.
+type Clears uint8
+
+// What clears a finding.
+const (
+	ClearsItself   Clears = iota // the end of the condition that the finding reports
+	ClearsGPUReset               // a reset of the GPU, or its return to the bus
+	ClearsReboot                 // a reboot of the node
+	ClearsOperator               // gpu-node-agent clear
+	ClearsRestart                // a restart of the application; only XIDs, which then stop
+)
+
+//nolint:gochecknoglobals // a table of constants
+var clearsNames = [...]string{"self", "gpu-reset", "reboot", "operator", "app-restart"}
+
+// String returns the stable code, which the JSON and the logs contain.
+func (c Clears) String() string { return enumName(clearsNames[:], int(c)) }
+
+// ParseClears is the inverse of String. ok is false for an unknown code.
+func ParseClears(s string) (c Clears, ok bool) {
+	i := slices.Index(clearsNames[:], s)
+	return Clears(max(i, 0)), i >= 0
+}
+
+// Finding is a problem found on a device: its cause, severity, suggested action and how it clears.
+type Finding struct {
+	Cause  string // short and stable, a label value: "xid-79", "lost", "recovery-action"
+	State  State  // Degraded or Unhealthy
+	Reason string // a clause for people
+	Action Action
+	Since  time.Time
+	Last   time.Time // the last observation
+	Reset  time.Time // the last reset of the GPU since the finding began; zero if there was none
+	Clears Clears
+	From   DeviceID // the parent that has the finding; empty if it is the device's own
+
+	InOutage        bool      // the device is unreachable in an outage of all GPUs, so its return proves no reset
+	othersBackSince time.Time // InOutage: when another GPU came back without this one; zero before
+}
+
+// condition reports whether each poll renews the finding while it lasts. No poll renews an XID.
+func (f Finding) condition() bool { return f.Clears == ClearsItself && !f.ofXID() }
+
+func (f Finding) ofXID() bool { return strings.HasPrefix(f.Cause, xidPrefix) }
+
+func (f Finding) ofIncident() bool { return strings.HasPrefix(f.Cause, incidentPrefix) }
+
+// ofPresence reports whether the finding is that the driver cannot reach the device.
+func (f Finding) ofPresence() bool {
+	switch f.Cause {
+	case CauseLost, CauseInaccessible, CauseDetached, CauseMissing:
+		return true
+	}
+	return false
+}
+
+// Verdict is the state of a device with the findings behind it, and everything that Judge keeps about the device.
+type Verdict struct {
+	State    State     // the worst of the findings' states
+	Findings []Finding // worst first; of equal severity, the strongest action first
+	Since    time.Time // since when State lasts
+
+	Trips       []time.Time             // when the device became unhealthy by a finding of its own, within Config.Flap.Within
+	unconfirmed map[string]confirmation // FAILs that too few checks have shown, by cause; not modified once stored
+	PendingXIDs []XID                   // recent XIDs whose severity the recovery action decides; not modified once stored
+	measured    bool                    // at least one sample had a known presence, so no finding means healthy
+
+	awaitsAction     bool // this process has no value of the recovery action yet, and there was none before
+	awaitsCheck      bool // this process has no result of DCGM's checks yet, and the device has no saved state
+	unexplainedReset bool // the first recovery action asked for a reset that no XID explains, and still does
+	eventAction      eventAction
+}
+
+// confirmation counts the checks that have shown a fault which is not confirmed yet.
+type confirmation struct {
+	checks int
+	last   time.Time
+}
+
+// setFindings sorts the findings, worst first, and derives the state from them.
+func (v *Verdict) setFindings(findings []Finding) {
+	slices.SortStableFunc(findings, func(a, b Finding) int {
+		// A fault comes before a decision of the same severity, because the fault needs the attention.
+		return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(a.rank(), b.rank()), a.Action.Compare(b.Action), a.Since.Compare(b.Since),
+			cmp.Compare(a.Cause, b.Cause))
+	})
+	v.Findings = findings
+	switch {
+	case len(findings) > 0:
+		v.State = findings[0].State
+	case v.measured:
+		v.State = Healthy
+	default:
+		v.State = Unknown
+	}
+}
+
+// ownFinding returns the first of the device's own findings that matches, nil if there is none.
+func (v Verdict) ownFinding(match func(Finding) bool) *Finding {
+	i := slices.IndexFunc(v.Findings, func(f Finding) bool { return f.From == "" && match(f) })
+	if i < 0 {
+		return nil
+	}
+	return &v.Findings[i]
+}
+
+func hasCause(cause string) func(Finding) bool {
+	return func(f Finding) bool { return f.Cause == cause }
+}
+
+// Has reports whether one of the device's own findings has the cause.
+func (v Verdict) Has(cause string) bool { return v.ownFinding(hasCause(cause)) != nil }
+
+// unhealthyBy reports whether one of the device's own findings has the cause and makes it Unhealthy.
+func (v Verdict) unhealthyBy(cause string) bool {
+	f := v.ownFinding(hasCause(cause))
+	return f != nil && f.State == Unhealthy
+}
+
+// Decided reports whether the worst finding is a decision, not a fault.
+func (v Verdict) Decided() bool { return len(v.Findings) > 0 && v.Findings[0].decision() }
+
+// Cause returns the cause of the worst finding, "" if there is none.
+func (v Verdict) Cause() string {
+	if len(v.Findings) == 0 {
+		return ""
+	}
+	return v.Findings[0].Cause
+}
+
+// Causes returns the causes of all findings, worst first.
+func (v Verdict) Causes() []string {
+	var all []string
+	for _, f := range v.Findings {
+		all = append(all, f.Cause)
+	}
+	return all
+}
+
+// Without returns the verdict without the findings for which drop returns true.
+func (v Verdict) Without(now time.Time, drop func(Finding) bool) Verdict {
+	old := v.State
+	v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), drop)
+	if old > Healthy {
+		v.State = Healthy
+	}
+	for _, f := range v.Findings {
+		v.State = max(v.State, f.State)
+	}
+	if v.State != old {
+		v.Since = now
+	}
+	return v
+}
+
+// inherit adds a GPU's findings to its MIG device's. Of two findings with one cause the worse remains.
+func inherit(findings []Finding, parent DeviceID, inherited []Finding) []Finding {
+	for _, f := range inherited {
+		f.From = parent
+		i := slices.IndexFunc(findings, hasCause(f.Cause))
+		if i < 0 {
+			findings = append(findings, f)
+		} else if f.State > findings[i].State {
+			findings[i] = f
+		}
+	}
+	return findings
+}
+
+// merge adds a finding, or renews the finding with the same cause and keeps its beginning.
+func merge(findings []Finding, f Finding) []Finding {
+	i := slices.IndexFunc(findings, hasCause(f.Cause))
+	if i < 0 {
+		return append(findings, f)
+	}
+	if f.State < findings[i].State { // a WARN does not prove that the FAIL is over
+		if f.Cause == CauseRecoveryAction { // but the driver asks for one action at a time
+			findings[i].Reason, findings[i].Action = f.Reason, f.Action
+		}
+		return findings
+	}
+	f.Since, f.Reset = findings[i].Since, findings[i].Reset
+	if f.Clears == ClearsGPUReset {
+		f.Reset = time.Time{} // the fault recurred, so the reset did not cure it
+	}
+	findings[i] = f
+	return findings
+}
+
+// enumName returns the name of an enumeration's value.
+func enumName(names []string, i int) string {
+	if i < len(names) {
+		return names[i]
+	}
+	return fmt.Sprintf("%%!(%d)", i)
+}

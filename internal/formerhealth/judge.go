@@ -1,0 +1,327 @@
+package formerhealth
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+)
+
+// ReadingContext describes how a reading relates to the process, the saved state and the driver.
+type ReadingContext struct {
+	XIDHistory     bool // the saved state holds all XIDs of this boot, so an XID of Sample.Past that is not in DeviceState.XIDHistory is new
+	FirstReading   bool // it is the first reading of this process
+	DriverReloaded bool // the driver was reloaded after the previous reading
+
+	// Events means that the reading holds only XIDs of event sources and recovery actions that the source does not measure: each device keeps
+	// its Sample except for the XIDs. Such a recovery action raises a finding or ends it, but is no evidence of a reset.
+	Events bool
+	// Witnesses are the event sources that are on. An XID that one witness reports waits for its twins from the others.
+	Witnesses []Witness
+}
+
+// Judge derives the devices' verdicts from a reading and the devices before it. It adds no decisions: see Decide. It is
+// pure: the same arguments give the same result, and the only clock is the reading's.
+//
+// An XID that another witness has reported before does not count again: see AwaitedXIDs. DeviceState.Sample has the XIDs that count.
+//
+// A GPU that the reading lacks stays, Unhealthy and "missing". A MIG device that the reading lacks was destroyed, unless its
+// GPU is missing too.
+func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
+	if rc.Events {
+		r = eventsOnly(before, r, now)
+	}
+	previous := make(map[DeviceID]DeviceState, len(before))
+	for _, d := range before {
+		if r.Checks.Status == ChecksDown {
+			d.Verdict = d.Verdict.keepIncidents(now)
+		}
+		previous[d.Device.ID] = d
+	}
+	samples := r.samplesByDevice(now)
+	for _, d := range r.Devices {
+		s := samples[d.ID]
+		if d.Kind == KindGPU && r.Checks.Status != ChecksDown {
+			s.Incidents = slices.Concat(s.Incidents, c.Incidents.ofEveryGPU(r.Incidents))
+		}
+		samples[d.ID] = rc.withPast(previous[d.ID], previous[d.Parent].Verdict, d, s)
+	}
+	reports := rc.takeReports(previous, before, r, samples, now)
+	keepFindingsOfDestroyed(previous, before, r, samples)
+	outage := r.outage
+	if outage == nil {
+		outage = new(newNodeOutage(before, r, samples, now, now))
+	}
+
+	judge := readingJudge{c, rc, *outage}
+	after := make([]DeviceState, 0, len(r.Devices))
+	gpus := make(map[DeviceID]parent)
+	add := func(d Device, s Sample) {
+		next, reset := judge.device(previous[d.ID], d, s, gpus[d.Parent], reports[d.ID])
+		if d.Kind == KindGPU {
+			gpus[d.ID] = parent{next.Verdict, reset, s.Presence}
+		}
+		after = append(after, next)
+		delete(previous, d.ID)
+	}
+	for _, d := range r.Devices {
+		add(d, samples[d.ID])
+	}
+	// In before, a missing GPU precedes its missing MIG devices, which inherit its finding.
+	for _, d := range before {
+		s := Sample{Device: d.Device.ID, At: now, Presence: Missing}
+		if d.Device.Kind == KindMIG {
+			// The MIG devices of an unreachable GPU stay, because its partitioning is unknown.
+			gpu, listed := gpus[d.Device.Parent]
+			if !listed || gpu.presence == Present && !gpu.verdict.Has(CauseMissing) {
+				continue
+			}
+		}
+		if _, left := previous[d.Device.ID]; left {
+			add(d.Device, s)
+		}
+	}
+	withdrawTakenIndexes(after)
+	slices.SortStableFunc(after, func(a, b DeviceState) int {
+		return cmp.Or(cmp.Compare(a.Device.Kind, b.Device.Kind), CompareIndex(&a.Device, &b.Device))
+	})
+	return after
+}
+
+// withdrawTakenIndexes takes the index from GPUs whose index another one has, so that an index names one GPU. A present GPU keeps its own,
+// then one that the driver lists.
+func withdrawTakenIndexes(devices []DeviceState) {
+	taken, withdrawn := make(map[int]bool), make(map[DeviceID]bool)
+	for _, rank := range []func(Presence) bool{
+		func(p Presence) bool { return p == Present },
+		func(p Presence) bool { return p != Present && p != Missing },
+		func(p Presence) bool { return p == Missing },
+	} {
+		for i := range devices {
+			d := &devices[i].Device
+			if d.Kind != KindGPU || d.Index < 0 || !rank(devices[i].Sample.Presence) {
+				continue
+			}
+			if taken[d.Index] {
+				withdrawn[d.ID], d.Index = true, -1
+			}
+			taken[d.Index] = true
+		}
+	}
+	for i := range devices {
+		if withdrawn[devices[i].Device.Parent] {
+			devices[i].Device.Index = -1
+		}
+	}
+}
+
+// parent is the result of judging a GPU, which its MIG devices depend on.
+type parent struct {
+	verdict  Verdict
+	reset    reset // of the GPU
+	presence Presence
+}
+
+// readingJudge judges the devices of one reading.
+type readingJudge struct {
+	c      Config
+	rc     ReadingContext
+	outage nodeOutage
+}
+
+// device judges one device. s has the XIDs that count.
+//
+//nolint:gocognit // one ledger of XIDs per device, and a verb for measurements beside one for events, replace most of it
+func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, w reports) (next DeviceState, r reset) {
+	c, rc := judge.c, judge.rc
+	v := old.Verdict
+	firstSeen := old.Device.ID == "" && !rc.XIDHistory
+	v.awaitsCheck = v.awaitsCheck || firstSeen
+	v.awaitsAction = v.awaitsAction || firstSeen || rc.FirstReading && !old.Verdict.Has(CauseRecoveryAction)
+	sample := s
+	switch {
+	case rc.Events:
+		sample = old.Sample
+		sample.XIDs = s.XIDs
+	case v.eventAction.left > 0:
+		s.Values = maps.Clone(s.Values)
+		delete(s.Values, FieldRecoveryAction)
+	}
+	v.eventAction = w.action
+	v.explainRecoveryAction(c, old.XIDCounts, s, rc.Events)
+	r = latestReset(p.reset, rc.reloaded(s))
+	if !rc.Events {
+		r = latestReset(r, wasReset(c, old.Verdict, d.Kind, s))
+	}
+	r.unreported = w.unreported
+	findings := lasting(c, old.Verdict, s, r, rc.Events)
+	for _, f := range conditionFindings(c, s) {
+		switch {
+		case p.verdict.Has(f.Cause): // a MIG device that is lost with its GPU inherits the GPU's finding
+			continue
+		case f.ofPresence():
+			f.InOutage, f.othersBackSince = judge.outage.includes(old, f.Cause)
+		case f.Cause == CauseRecoveryAction && v.unexplainedReset:
+			f.State, f.Reason = Unhealthy, f.Reason+", for an XID from before the agent's start"
+		}
+		findings = merge(findings, f)
+	}
+	confirmed, unconfirmed := confirm(c, d, old.Verdict, s)
+	for _, f := range confirmed {
+		findings = merge(findings, f)
+	}
+
+	counts, details, witnesses, last := old.XIDCounts, old.XIDDetails, old.XIDWitnesses, old.LastXID
+	if len(s.XIDs)+len(w.details) > 0 {
+		if details = maps.Clone(details); details == nil {
+			details = make(map[int]XIDDetail)
+		}
+	}
+	if len(s.XIDs) > 0 {
+		counts, witnesses = maps.Clone(counts), maps.Clone(witnesses)
+		if counts == nil {
+			counts = make(map[int]uint64)
+		}
+		if witnesses == nil {
+			witnesses = make(map[int]Witness)
+		}
+	}
+	xids := w.raised
+	for _, x := range s.XIDs {
+		counts[x.Code]++
+		if delete(details, x.Code); x.Detail != (XIDDetail{}) {
+			details[x.Code] = x.Detail
+		}
+		witnesses[x.Code] = x.Witness
+		last = x
+		last.At = reportedAt(x, s.At)
+		if d.Kind == KindGPU || !LookupXID(x.Code).WholeGPU {
+			xids = append(xids, x)
+		}
+	}
+	for _, x := range xids {
+		if f, bad := xidFinding(c, x, s.At); bad {
+			findings = merge(findings, f)
+		}
+	}
+	for _, x := range w.details {
+		findings = enrich(c, findings, x)
+		details[x.Code] = x.Detail
+		if x.Code == last.Code {
+			last.Detail = x.Detail
+		}
+	}
+	if v.awaitsCheck && s.Checked {
+		v.awaitsCheck = false
+		if !slices.ContainsFunc(findings, Finding.ofXID) {
+			for _, f := range incidentsOfPastXIDs(c, s) {
+				findings = merge(findings, f)
+			}
+		}
+	}
+
+	v.PendingXIDs = addDetails(pendingXIDs(c, old.Verdict, xids, s.At, r), w.details)
+	for _, f := range escalate(v.PendingXIDs, findings, p.verdict) {
+		findings = merge(findings, f)
+	}
+
+	v.Trips = trips(c, old.Verdict, findings, s.At)
+	flapping := slices.ContainsFunc(findings, hasCause(CauseFlapping)) // not renewed at every poll
+	if c.Flap.Trips > 0 && len(v.Trips) >= c.Flap.Trips && !flapping {
+		findings = merge(findings, flappingFinding(c, findings, len(v.Trips), s.At))
+	}
+	v.measured = v.measured || s.Presence != PresenceUnknown
+	v.setFindings(inherit(findings, d.Parent, p.verdict.Findings))
+	v.unconfirmed = unconfirmed
+	if old.Device.ID != "" && s.Presence != Present {
+		d = old.Device // the source cannot read the properties now
+	}
+	measurable := sample.Presence == Present && (d.Kind == KindGPU || p.presence == Present)
+	if !measurable && slices.ContainsFunc(v.Findings, Finding.ofPresence) {
+		sample.Values = nil // from before: a source reads most fields less often than the presence
+	}
+	return DeviceState{
+		Device: d, Sample: sample, Verdict: v, XIDCounts: counts, XIDDetails: details, XIDWitnesses: witnesses, LastXID: last,
+		XIDHistory: w.history, Awaited: w.awaited, ResetAt: r.latest(old.ResetAt),
+	}, r
+}
+
+// lasting returns the device's own findings that the sample does not end. Findings that Decide adds are left out. With events, time ends no
+// finding, because the device is not measured.
+func lasting(c Config, old Verdict, s Sample, r reset, events bool) []Finding {
+	var left []Finding
+	for _, f := range old.Findings {
+		if f.From != "" || f.addedByDecide() {
+			continue
+		}
+		if r.follows(f) || clearedByReturn(old, f, s) && f.Last.After(f.Reset) {
+			f.Reset = s.At
+		}
+		if !ended(c, f, s, events) {
+			left = append(left, f)
+		}
+	}
+	return left
+}
+
+// ended reports whether the sample is positive evidence that a finding is over. A value that the sample lacks ends nothing.
+func ended(c Config, f Finding, s Sample, events bool) bool {
+	if f.State == Unhealthy && c.Recovery == RecoverNever {
+		return false
+	}
+	switch f.Clears {
+	case ClearsGPUReset:
+		return !f.Reset.IsZero()
+	case ClearsItself, ClearsRestart:
+		// The return of a GPU counts as a reset. A GPU that was only inaccessible needs none.
+		needsReset := f.State == Unhealthy && c.Recovery == RecoverAfterReset && f.Cause != CauseInaccessible
+		return conditionOver(c, f, s, events) && (!needsReset || !f.Reset.IsZero())
+	case ClearsReboot, ClearsOperator:
+	}
+	return false
+}
+
+// conditionOver reports whether the sample proves the end of the condition behind a finding that clears itself.
+func conditionOver(c Config, f Finding, s Sample, events bool) bool {
+	longAgo := !events && s.At.Sub(f.Last) >= c.RecoverAfter
+	switch f.Cause {
+	case CauseLost, CauseInaccessible, CauseDetached, CauseMissing:
+		now, bad := presenceFinding(s)
+		return s.Presence != PresenceUnknown && (!bad || now.Cause != f.Cause)
+	case CauseNotMeasured:
+		return s.Presence == Present && !s.Stale // the source itself waits before it changes Stale
+	}
+	if cond := conditionOf(f.Cause); cond != nil {
+		v, ok := cond.values(s)
+		// The driver withdraws its recovery action when the recovery is complete, so there is nothing to wait for.
+		return ok && (longAgo || cond.cause == CauseRecoveryAction && RecoveryAction(v[0]) == RecoveryNone)
+	}
+	if f.ofIncident() {
+		return s.Checked && longAgo
+	}
+	return longAgo // a warning XID
+}
+
+// keepFindingsOfDestroyed moves the findings of destroyed MIG devices that only a reset or a reboot clears to their GPU: a
+// new partition uses the same memory and engines.
+func keepFindingsOfDestroyed(previous map[DeviceID]DeviceState, before []DeviceState, r *Reading, samples map[DeviceID]Sample) {
+	listed := make(map[DeviceID]bool, len(r.Devices))
+	for _, d := range r.Devices {
+		listed[d.ID] = true
+	}
+	for _, d := range before {
+		gpu := previous[d.Device.Parent]
+		if d.Device.Kind != KindMIG || listed[d.Device.ID] || samples[d.Device.Parent].Presence != Present {
+			continue
+		}
+		findings := slices.Clone(gpu.Verdict.Findings)
+		for _, f := range d.Verdict.Findings {
+			stays := f.Clears == ClearsGPUReset || f.Clears == ClearsReboot && f.Cause != CauseFlapping // flapping concerns the partition only
+			if f.From == "" && f.State == Unhealthy && stays {
+				findings = merge(findings, f)
+			}
+		}
+		gpu.Verdict.Findings = findings
+		previous[d.Device.Parent] = gpu
+	}
+}

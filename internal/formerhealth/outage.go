@@ -1,0 +1,192 @@
+package formerhealth
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// OutageDelay is how long the source must report that no GPU is present before that counts. A host engine that started without a
+// driver lists no GPU and reports no error; binding or unbinding one GPU makes DCGM report all of them as detached for a moment
+// (dcgm/OBSERVED.md#short-detach), and a driver that lists no GPU for a moment makes it report all of them as lost
+// (dcgm/OBSERVED.md#short-loss). A failing switch can also take all GPUs away for real.
+//
+// It is also how long before an outage a GPU may have become unreachable to be part of it, because the source asks for the states of the
+// GPUs in turn, and how long before an XID 79 may have been reported to confirm it.
+const OutageDelay = 10 * time.Second
+
+// OutageFilter delays the presence of GPUs that become unreachable together, and of GPUs that only the saved state knows and the
+// reading lacks: DCGM may list them some seconds late. It delays lost GPUs only if there are several: a single one is lost alone, as the
+// only GPU of a node always is. A GPU with an XID 79 has fallen off the bus, so the filter does not delay it.
+type OutageFilter struct {
+	unreachableSince time.Time // when the delayed GPUs of an outage became unreachable; zero if there are none
+	unlistedSince    time.Time // since when readings lack GPUs that this process has never measured; zero if there are none
+}
+
+// Filter returns the reading to judge: a copy of r, in which the delayed GPUs have their last known properties, an unknown presence,
+// and everything else that r has of them. If no GPU is present and some are delayed, warning describes what the source reports.
+func (o *OutageFilter) Filter(before []DeviceState, r *Reading, now time.Time) (judged *Reading, warning string) {
+	samples := r.samplesByDevice(now)
+	since := cmp.Or(o.unreachableSince, now)
+	outage := newNodeOutage(before, r, samples, since, now)
+	outage.others = outage.anyPresent && !o.unreachableSince.IsZero()
+	fallen := fallenOffBus(before, r, since.Add(-OutageDelay))
+	unreachable, unlisted := make(map[DeviceID]bool), make(map[DeviceID]bool) // delayed GPUs
+	for _, b := range before {
+		id := b.Device.ID
+		if b.Device.Kind != KindGPU || b.Sample.Presence == Missing || b.Verdict.inOutage() || fallen[id] { // counts already, or at once
+			continue
+		}
+		s, listed := samples[id]
+		wasReachable := b.Sample.Presence <= Present
+		switch {
+		case listed && s.Presence <= Present:
+		case outage.anyPresent && !listed && !b.Verdict.measured:
+			unlisted[id] = true
+		case outage.anyPresent:
+			if outage.others && b.delayed() {
+				unreachable[id] = true
+			}
+		case !listed, wasReachable && (s.Presence != Lost || outage.several):
+			unreachable[id] = true
+		}
+	}
+	expire(&o.unreachableSince, unreachable, now)
+	expire(&o.unlistedSince, unlisted, now)
+	judged = new(*r)
+	judged.outage = &outage
+	if len(unreachable)+len(unlisted) == 0 {
+		return judged, ""
+	}
+
+	delayed := func(d *Device) bool { return unreachable[d.GPU()] || unlisted[d.GPU()] }
+	judged.Devices, judged.Samples = nil, nil
+	for _, d := range r.Devices {
+		if !delayed(&d) {
+			judged.Devices = append(judged.Devices, d)
+			judged.Samples = append(judged.Samples, samples[d.ID])
+		}
+	}
+	for _, b := range before {
+		if delayed(&b.Device) {
+			s, listed := samples[b.Device.ID]
+			if !listed {
+				s = Sample{Device: b.Device.ID, At: now}
+			}
+			s.Presence = PresenceUnknown
+			judged.Devices = append(judged.Devices, b.Device)
+			judged.Samples = append(judged.Samples, s)
+		}
+	}
+	switch {
+	case len(unreachable) == 0 || outage.anyPresent:
+		return judged, ""
+	case len(r.Devices) == 0:
+		warning = fmt.Sprintf("the source lists no GPU, but %d are known", len(unreachable))
+	default:
+		warning = fmt.Sprintf("the source reports %d GPUs as unreachable at once", len(unreachable))
+	}
+	return judged, fmt.Sprintf("%s; this counts after %v", warning, OutageDelay)
+}
+
+// expire removes the delayed GPUs after OutageDelay. since is when the delay of the first began, zero if there are none.
+func expire(since *time.Time, gpus map[DeviceID]bool, now time.Time) {
+	switch {
+	case len(gpus) == 0:
+		*since = time.Time{}
+	case since.IsZero():
+		*since = now
+	case now.Sub(*since) >= OutageDelay:
+		clear(gpus)
+	}
+}
+
+// fallenOffBus returns the GPUs with an XID 79, of any witness, in the reading or since a time.
+func fallenOffBus(before []DeviceState, r *Reading, since time.Time) map[DeviceID]bool {
+	all := make(map[DeviceID]bool)
+	gpus := make(map[DeviceID]DeviceID, len(r.Devices))
+	for i := range r.Devices {
+		gpus[r.Devices[i].ID] = r.Devices[i].GPU()
+	}
+	for _, s := range r.Samples {
+		if slices.ContainsFunc(s.XIDs, func(x XID) bool { return x.Code == 79 }) {
+			all[gpus[s.Device]] = true
+		}
+	}
+	for _, b := range before {
+		if f := b.Verdict.ownFinding(hasCause(xidCause(79))); f != nil && !f.Last.Before(since) {
+			all[b.Device.ID] = true
+		}
+	}
+	return all
+}
+
+// nodeOutage tells whether all reachable GPUs of the node became unreachable together: in one reading, or shortly after one another,
+// because the source asks for their states in turn.
+type nodeOutage struct {
+	now        time.Time
+	since      time.Time // of the first reading without any present GPU, if there is none
+	all        bool      // no GPU is present, and at least one became unreachable in this reading
+	several    bool      // more than one became unreachable, in this reading or shortly before
+	multiGPU   bool      // the node has more than one GPU
+	anyPresent bool
+	others     bool // of the GPUs that became unreachable together, some are present again and others are not
+}
+
+func newNodeOutage(before []DeviceState, r *Reading, samples map[DeviceID]Sample, since, now time.Time) nodeOutage {
+	newlyUnreachable, recentlyUnreachable, gpus := 0, 0, 0
+	for _, d := range before {
+		if d.Device.Kind != KindGPU {
+			continue
+		}
+		gpus++
+		if s, listed := samples[d.Device.ID]; listed && s.Presence <= Present {
+			continue
+		}
+		if d.Sample.Presence <= Present {
+			newlyUnreachable++
+		} else if f := d.Verdict.ownFinding(Finding.ofPresence); f != nil && since.Sub(f.Since) < OutageDelay {
+			recentlyUnreachable++
+		}
+	}
+	anyPresent := slices.ContainsFunc(r.Devices, func(d Device) bool { return d.Kind == KindGPU && samples[d.ID].Presence == Present })
+	return nodeOutage{
+		now: now, since: since, all: newlyUnreachable > 0 && !anyPresent,
+		several: newlyUnreachable+recentlyUnreachable > 1, multiGPU: gpus > 1, anyPresent: anyPresent,
+	}
+}
+
+// includes reports whether an unreachable device is part of the outage, and since when other GPUs are back without it. A GPU
+// that the driver reports as lost is lost alone if no other GPU was lost with it, or if it stays lost for OutageDelay after the
+// others came back.
+func (o nodeOutage) includes(old DeviceState, cause string) (inOutage bool, othersBackSince time.Time) {
+	f := old.Verdict.ownFinding(Finding.ofPresence)
+	switch {
+	case o.others && old.delayed():
+		return true, o.now
+	case f == nil:
+		return o.all && (o.several || cause != CauseLost), time.Time{}
+	case f.InOutage && o.anyPresent:
+		since := f.othersBackSince
+		if since.IsZero() {
+			since = o.now
+		}
+		return o.now.Sub(since) < OutageDelay, since
+	case f.InOutage:
+		return true, time.Time{}
+	}
+	// The other GPUs became unreachable shortly after it.
+	return o.all && o.multiGPU && o.since.Sub(f.Since) < OutageDelay, time.Time{}
+}
+
+// delayed reports whether the newest reading may have delayed that the device is unreachable.
+func (d DeviceState) delayed() bool {
+	return d.Sample.Presence == PresenceUnknown && d.Verdict.ownFinding(Finding.ofPresence) == nil
+}
+
+// inOutage reports whether the device became unreachable together with all GPUs of the node.
+func (v Verdict) inOutage() bool {
+	f := v.ownFinding(Finding.ofPresence)
+	return f != nil && f.InOutage
+}

@@ -1,0 +1,110 @@
+package formerhealth
+
+import (
+	"slices"
+	"time"
+)
+
+// Evidence of a reset is positive and concerns one device. There are four kinds: a device that was lost alone returns, a condition ends
+// that only a reset ends, the driver withdraws its recovery action, or the driver is reloaded. What happens to all GPUs of the node at once
+// comes from the source, the driver or a switch, and proves nothing about a single GPU.
+
+// reset is a reset of a device that a sample proves. The zero reset is none.
+type reset struct {
+	proven bool
+	after  time.Time // observations until then precede the reset
+	seen   time.Time // so do the XIDs until then that the source has reported: what ended was last seen then
+	// unreported are the XIDs that the source has not reported yet. They may be newer than the reset, because event sources
+	// report XIDs before the source measures their effects.
+	unreported []int
+}
+
+// sourceLag is how much older than its sample a value may be: DCGM's cache is filled every second.
+const sourceLag = 3 * time.Second
+
+// follows reports whether the reset came after the newest observation of a finding. An XID from after r.seen may be of a fault after the
+// reset, as when the source had no value of what ended for a while.
+func (r reset) follows(f Finding) bool {
+	reported := !slices.ContainsFunc(r.unreported, func(code int) bool { return f.Cause == xidCause(code) })
+	return r.proven && (!r.after.Before(f.Last) || reported && !r.seen.Before(f.Last))
+}
+
+// latest returns the later of this reset's time and an earlier reset's.
+func (r reset) latest(before time.Time) time.Time {
+	if r.proven && r.after.After(before) {
+		return r.after
+	}
+	return before
+}
+
+// latestReset returns the proven reset that is the latest.
+func latestReset(all ...reset) (latest reset) {
+	for _, r := range all {
+		if r.proven && (!latest.proven || r.after.After(latest.after)) {
+			latest = r
+		}
+	}
+	return latest
+}
+
+// reloaded returns the reset by a reload of the driver. An event source that reported an XID before the reload ended for it.
+func (rc ReadingContext) reloaded(s Sample) reset {
+	return reset{proven: rc.DriverReloaded, after: s.At, seen: s.At}
+}
+
+// wasReset returns the reset that the source's sample proves.
+func wasReset(c Config, old Verdict, kind Kind, s Sample) (latest reset) {
+	for _, f := range old.Findings {
+		if !showsReset(c, f, kind, s) {
+			continue
+		}
+		r := reset{proven: true, after: f.Last.Add(-sourceLag), seen: f.Last}
+		if f.Cause == CauseRecoveryAction && f.Last.Equal(old.eventAction.at) {
+			r.after = f.Last // the driver's value is not older than its event
+		}
+		latest = latestReset(latest, r)
+	}
+	return latest
+}
+
+// showsReset reports whether the sample shows the end of a finding that proves a reset.
+func showsReset(c Config, f Finding, kind Kind, s Sample) bool {
+	switch {
+	case f.From != "" || !f.Last.After(f.Reset):
+		return false // evidence counts once, although with recovery "never" the finding outlasts the reset
+	case f.ofPresence():
+		// A single reading may be wrong, an inaccessible GPU was not reset, and a MIG device is reset only with its GPU.
+		confirmed := f.Last.Sub(f.Since) >= c.Interval/2
+		return s.Presence == Present && confirmed && f.Cause != CauseInaccessible && kind == KindGPU && !f.InOutage
+	case f.Cause == CauseRecoveryAction:
+		action, ok := s.Values[FieldRecoveryAction]
+		return ok && RecoveryAction(action) == RecoveryNone && f.asksForReset()
+	}
+	return resetEnded(c, f.Cause, s)
+}
+
+// clearedByReturn reports whether the return of the device, in one reading, counts as the reset that clears a finding. It clears presence
+// findings. It also clears XID 79, fallen off the bus, of a GPU that was seen lost, alone, and read again after the XID.
+func clearedByReturn(old Verdict, f Finding, s Sample) bool {
+	if s.Presence != Present {
+		return false
+	}
+	if f.ofPresence() {
+		return true
+	}
+	presence := old.ownFinding(Finding.ofPresence)
+	lostAlone := presence != nil && presence.Cause == CauseLost && !presence.InOutage
+	readAfter := !s.At.Before(f.Last) // an event source may report the XID during the poll
+	return f.Cause == xidCause(79) && lostAlone && readAfter
+}
+
+// resetEnded reports whether the sample shows the end of a condition that only a reset or a driver reload ends (DCGM 4.6
+// health, what a GPU reset clears). A pending remap that failed also ends, so it proves nothing.
+func resetEnded(c Config, cause string, s Sample) bool {
+	if cause != CauseDBE && cause != CauseRemapPending && cause != CauseRetiredPending || s.Values[FieldRemapFailed] != 0 {
+		return false
+	}
+	cond := conditionOf(cause)
+	v, ok := cond.values(s)
+	return ok && cond.reason(c, v) == ""
+}

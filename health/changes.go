@@ -48,12 +48,12 @@ func Changes(before, after []DeviceState) []Change {
 			c.Kind = ChangeFound
 			all = append(all, c)
 		}
-		for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
-			detail := d.XIDDetails[code]
-			late := detail != XIDDetail{} && old.XIDDetails[code] == XIDDetail{}
-			if n, was := d.XIDCounts[code], old.XIDCounts[code]; n > was || n == was && late {
+		for _, code := range slices.Sorted(maps.Keys(d.XIDs.Codes)) {
+			is, was := d.XIDs.Codes[code], old.XIDs.Codes[code]
+			late := is.Newest.Detail != XIDDetail{} && was.Newest.Detail == XIDDetail{}
+			if is.Total > was.Total || is.Total == was.Total && late {
 				x := c
-				x.Kind, x.XID, x.Detail, x.Count, x.New = ChangeXID, code, detail, n, n-was
+				x.Kind, x.XID, x.Detail, x.Count, x.New = ChangeXID, code, is.Newest.Detail, is.Total, is.Total-was.Total
 				all = append(all, x)
 			}
 		}

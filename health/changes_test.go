@@ -15,7 +15,7 @@ func TestChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	detailed := slices.Clone(faulty)
-	detailed[0].XIDDetails = map[int]XIDDetail{31: {Process: "python3", PID: 7194}}
+	detailed[0].XIDs = detailed[0].XIDs.detail(XID{Code: 31, Detail: XIDDetail{Process: "python3", PID: 7194}})
 	for name, c := range map[string]struct {
 		before, after []DeviceState
 		want          []string
@@ -135,7 +135,7 @@ func TestChangesKeepDetails(t *testing.T) {
 		t.Errorf("%+v", changes)
 	}
 	devices = judge(devices, 3, samples{"GPU-0": present(xids(31))}, gpu0)
-	if d := devices[0].XIDDetails[31]; d != (XIDDetail{}) {
+	if d := devices[0].XIDs.Codes[31].Newest.Detail; d != (XIDDetail{}) {
 		t.Errorf("the detail %+v of an earlier XID", d)
 	}
 }

@@ -31,7 +31,7 @@ type reports struct {
 	raised     []XID // XIDs of its MIG devices that count and affect the whole GPU
 	details    []XID // with the detail of an XID that another witness reported before
 	unreported []int // see unreportedXIDs
-	awaited    []AwaitedXIDs
+	xids       Ledger
 	history    []XID
 	action     eventAction
 }
@@ -46,7 +46,7 @@ func (rc ReadingContext) takeReports(
 	for i := range before { // also the devices that the reading lacks
 		d := &before[i]
 		all[d.Device.ID] = reports{
-			awaited: d.Awaited, history: d.XIDHistory, unreported: unreported[d.Device.ID],
+			xids: d.XIDs, history: d.XIDHistory, unreported: unreported[d.Device.ID],
 			action: d.Memory.eventAction,
 		}
 	}
@@ -59,7 +59,7 @@ func (rc ReadingContext) takeReports(
 		}
 		return to
 	}
-	var shown progress
+	var shown sourceProgress
 	for _, d := range r.Devices {
 		s, w, old := samples[d.ID], all[d.ID], previous[d.ID]
 		if rc.Events {
@@ -70,14 +70,27 @@ func (rc ReadingContext) takeReports(
 			w.history = appendHistory(old.XIDHistory, s)
 			w.action.left = max(0, w.action.left-elapsedStep(measures, old.Sample.At, s.At))
 		}
-		p := rc.pairXIDs(old.Awaited, s.XIDs, now)
-		shown.add(p)
-		details := slices.DeleteFunc(p.twins, func(x XID) bool { return x.Detail == (XIDDetail{}) })
-		s.XIDs, w.awaited, w.details = p.counted, p.awaited, append(w.details, details...)
+		w.xids = old.XIDs.expireEvents(now)
+		var counted, details []XID
+		for _, x := range s.XIDs {
+			next, n, taken := w.xids.report(x, s.At, rc.Witnesses, now)
+			w.xids = next
+			shown.add(n, taken)
+			if len(taken) > 0 && x.Detail != (XIDDetail{}) {
+				details = append(details, x)
+			}
+			if n > 0 {
+				if n < x.times() {
+					x.Times = n
+				}
+				counted = append(counted, x)
+			}
+		}
+		s.XIDs, w.details = counted, append(w.details, details...)
 		samples[d.ID], all[d.ID] = s, w
 		if d.Kind == KindMIG {
 			gpu := all[d.Parent]
-			gpu.raised, gpu.details = raise(gpu.raised, p.counted), raise(gpu.details, details)
+			gpu.raised, gpu.details = raise(gpu.raised, counted), raise(gpu.details, details)
 			all[d.Parent] = gpu
 		}
 	}
@@ -85,10 +98,9 @@ func (rc ReadingContext) takeReports(
 		return all
 	}
 	for _, d := range r.Devices {
-		if w := all[d.ID]; len(w.awaited) > 0 {
-			w.awaited = passTime(w.awaited, elapsedStep(measures, previous[d.ID].Sample.At, samples[d.ID].At), &shown)
-			all[d.ID] = w
-		}
+		w := all[d.ID]
+		w.xids = w.xids.pass(elapsedStep(measures, previous[d.ID].Sample.At, samples[d.ID].At), &shown)
+		all[d.ID] = w
 	}
 	return all
 }

@@ -3,6 +3,7 @@ package health
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -26,7 +27,7 @@ func convertTo(to, from reflect.Value) {
 		to.Set(from)
 	case to.Kind() == reflect.Struct:
 		for i := range to.NumField() {
-			if f := to.Type().Field(i); f.IsExported() {
+			if f := to.Type().Field(i); f.IsExported() && from.FieldByName(f.Name).IsValid() {
 				convertTo(to.Field(i), from.FieldByName(f.Name))
 			}
 		}
@@ -230,11 +231,7 @@ func (w *formerWorld) saved(sameBoot bool) (devices []DeviceState, old []former.
 			s.Verdict.State = max(s.Verdict.State, f.State)
 		}
 		s.Memory = Memory{Findings: stored(d.Memory.Findings), Trips: d.Memory.Trips, PendingXIDs: storedXIDs(d.Memory.PendingXIDs)}
-		for _, a := range d.Awaited {
-			if a.Witness == WitnessSource {
-				s.Awaited = append(s.Awaited, AwaitedXIDs{Code: a.Code, Witness: a.Witness, Count: a.Count, Left: a.Left})
-			}
-		}
+		s.XIDs = d.XIDs.Restarted()
 		if !sameBoot {
 			s = s.AfterReboot(w.now)
 		}
@@ -391,11 +388,23 @@ func (w *formerWorld) check(where string) {
 			ResetAt      time.Time
 		}](w.former[i])
 		is := DeviceState{
-			Device: old.Device, Sample: old.Sample, Verdict: old.Verdict, XIDCounts: old.XIDCounts, XIDDetails: old.XIDDetails,
-			XIDWitnesses: old.XIDWitnesses, LastXID: old.LastXID, MPS: old.MPS, ResetAt: old.ResetAt,
+			Device: old.Device, Sample: old.Sample, Verdict: old.Verdict, MPS: old.MPS, ResetAt: old.ResetAt,
 		}
 		w.clearedInherits(&d, &is)
-		d.Memory, d.XIDHistory, d.Awaited = Memory{}, nil, nil
+		counts, details, witnesses := map[int]uint64{}, map[int]XIDDetail{}, map[int]Witness{}
+		for code, t := range d.XIDs.Codes {
+			counts[code], witnesses[code] = t.Total, t.Newest.Witness
+			if t.Newest.Detail != (XIDDetail{}) {
+				details[code] = t.Newest.Detail
+			}
+		}
+		maps.DeleteFunc(old.XIDDetails, func(code int, _ XIDDetail) bool { return old.XIDCounts[code] == 0 }) // of a MIG device's XID
+		if !maps.Equal(counts, old.XIDCounts) || !maps.Equal(details, old.XIDDetails) || !maps.Equal(witnesses, old.XIDWitnesses) ||
+			d.XIDs.Newest() != old.LastXID {
+			w.t.Fatalf("%s: %s counts %v, formerly %v %v %v, last %+v", where, d.Device.ID, d.XIDs, old.XIDCounts, old.XIDDetails,
+				old.XIDWitnesses, old.LastXID)
+		}
+		d.Memory, d.XIDHistory, d.XIDs = Memory{}, nil, Ledger{}
 		d.Verdict.Findings, is.Verdict.Findings = stored(d.Verdict.Findings), stored(is.Verdict.Findings)
 		if !reflect.DeepEqual(d, is) {
 			w.t.Fatalf("%s: %s: %s", where, d.Device.ID, firstDifference("", reflect.ValueOf(d), reflect.ValueOf(is)))

@@ -23,7 +23,7 @@ type ReadingContext struct {
 // Judge derives the devices' verdicts from a reading and the devices before it. It adds no decisions: see View. It is
 // pure: the same arguments give the same result, and the only clock is the reading's.
 //
-// An XID that another witness has reported before does not count again: see AwaitedXIDs. DeviceState.Sample has the XIDs that count.
+// An XID that another witness has reported before does not count again: see Ledger. DeviceState.Sample has the XIDs that count.
 //
 // A GPU that the reading lacks stays, Unhealthy and "missing". A MIG device that the reading lacks was destroyed, unless its
 // GPU is missing too.
@@ -150,7 +150,7 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 		delete(s.Values, FieldRecoveryAction)
 	}
 	m.eventAction = w.action
-	m.explainRecoveryAction(c, old.XIDCounts, s, rc.Events)
+	m.explainRecoveryAction(c, old.XIDs.Codes, s, rc.Events)
 	r = latestReset(p.reset, rc.reloaded(s))
 	if !rc.Events {
 		r = latestReset(r, wasReset(c, old.Memory, d.Kind, s))
@@ -173,30 +173,8 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 		findings = merge(findings, f)
 	}
 
-	counts, details, witnesses, last := old.XIDCounts, old.XIDDetails, old.XIDWitnesses, old.LastXID
-	if len(s.XIDs)+len(w.details) > 0 {
-		if details = maps.Clone(details); details == nil {
-			details = make(map[int]XIDDetail)
-		}
-	}
-	if len(s.XIDs) > 0 {
-		counts, witnesses = maps.Clone(counts), maps.Clone(witnesses)
-		if counts == nil {
-			counts = make(map[int]uint64)
-		}
-		if witnesses == nil {
-			witnesses = make(map[int]Witness)
-		}
-	}
 	xids := w.raised
 	for _, x := range s.XIDs {
-		counts[x.Code]++
-		if delete(details, x.Code); x.Detail != (XIDDetail{}) {
-			details[x.Code] = x.Detail
-		}
-		witnesses[x.Code] = x.Witness
-		last = x
-		last.At = reportedAt(x, s.At)
 		if d.Kind == KindGPU || !LookupXID(x.Code).WholeGPU {
 			xids = append(xids, x)
 		}
@@ -208,10 +186,7 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 	}
 	for _, x := range w.details {
 		findings = enrich(c, findings, x)
-		details[x.Code] = x.Detail
-		if x.Code == last.Code {
-			last.Detail = x.Detail
-		}
+		w.xids = w.xids.detail(x)
 	}
 	if m.awaitsCheck && s.Checked {
 		m.awaitsCheck = false
@@ -248,8 +223,7 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 	}
 	return DeviceState{
 		Device: d, Sample: sample, Memory: m, Verdict: old.Verdict, MPS: old.MPS,
-		XIDCounts: counts, XIDDetails: details, XIDWitnesses: witnesses, LastXID: last,
-		XIDHistory: w.history, Awaited: w.awaited, ResetAt: r.latest(old.ResetAt),
+		XIDs: w.xids, XIDHistory: w.history, ResetAt: r.latest(old.ResetAt),
 	}, r
 }
 

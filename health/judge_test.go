@@ -550,13 +550,13 @@ func TestJudgeSince(t *testing.T) {
 
 func TestJudgeCountsXIDs(t *testing.T) {
 	devices := judge(nil, 0, samples{gpu0.ID: present(xids(13, 13, 48))}, gpu0)
-	first := devices[0].XIDCounts
+	first := devices[0].XIDs.Codes
 	devices = judge(devices, 1, nil, gpu0)
 	got := judge(devices, 2, samples{gpu0.ID: present(xids(13))}, gpu0)[0]
-	if got.XIDCounts[13] != 3 || got.XIDCounts[48] != 1 || got.LastXID.Code != 13 || !got.LastXID.At.Equal(at(2)) {
-		t.Fatalf("counts %v, last %+v", got.XIDCounts, got.LastXID)
+	if got.XIDs.Codes[13].Total != 3 || got.XIDs.Codes[48].Total != 1 || got.XIDs.Last != 13 || !got.XIDs.Newest().At.Equal(at(2)) {
+		t.Fatalf("counts %v, last %+v", got.XIDs.Codes, got.XIDs.Newest())
 	}
-	if first[13] != 2 {
+	if first[13].Total != 2 {
 		t.Fatal("Judge modified the counts of an older snapshot")
 	}
 }

@@ -30,7 +30,7 @@ func (r XIDRow) same(s XIDRow) bool {
 // cannot pair them, because each witness has its own clock and delay. The first report counts. Every other witness then owes the XID, and
 // its report does not count. A reset in between does not matter.
 //
-// A witness may lose an XID, so a debt expires: see owedBySource and owedByEvents. Until then, the witness' next XID with the same number
+// A witness may lose an XID, so a debt expires: see OwedBySource and owedByEvents. Until then, the witness' next XID with the same number
 // is taken for the lost one, and does not count if no other witness reports it. Nothing else is lost. An XID counts twice only if a witness
 // reports it after its debt has expired, or under another number: NVML and DCGM call the numbers that they lack 999, the kernel log does
 // not.
@@ -53,6 +53,9 @@ type LedgerRow struct {
 	Predecessor bool // of the instance that had the MIG device's number before
 }
 
+// Newest returns the newest XID that counts, zero if there is none.
+func (l *Ledger) Newest() XID { return l.Codes[l.Last].Newest }
+
 // Tally is the XIDs with one number that count since the agent's start.
 type Tally struct {
 	Total  uint64
@@ -74,15 +77,19 @@ type OwedXIDs struct {
 }
 
 const (
-	// The source owes an XID for owedBySource. This time begins anew whenever the source reports any XID: DCGM reads one event per second
+	// The source owes an XID for OwedBySource. This time begins anew whenever the source reports any XID: DCGM reads one event per second
 	// from all GPUs together (dcgm/OBSERVED.md#xid-rate), so while it reports XIDs it may have unread ones. DCGM reads in order: while it
 	// reports XIDs that it owed for longer, this goes on for up to maxBehind. Otherwise it goes on for up to maxExtension, because the
 	// source may report older XIDs that an event source missed. Only time in which the source measures counts, and at most maxStep per
 	// reading, so a source that stalls or restarts loses nothing.
-	owedBySource = 15 * time.Second
+	OwedBySource = 15 * time.Second
 
 	// owedByEvents is how long an event source owes an XID. These report XIDs within milliseconds, and lose them while they are down.
 	owedByEvents = 10 * time.Second
+
+	maxExtension = 5 * time.Minute
+	maxBehind    = time.Hour
+	maxStep      = 2 * time.Second
 
 	maxOwed = 256 // entries; above it the oldest are dropped
 
@@ -171,25 +178,24 @@ func (l Ledger) restoreLate(saved Ledger, restored bool) (next Ledger, fresh []X
 	return l, fresh
 }
 
-// report takes an XID that a witness reports a number of times, and returns how many of them count. The source, and the event sources that
-// are on, now owe these unless they are the witness. taken are the debts that the others settle.
-func (l Ledger) report(x XID, times int, on []Witness, now time.Time) (next Ledger, counted int, taken []OwedXIDs) {
+// report takes an XID of a witness, and returns how many of its reports count. The source, and the event sources that are on, now owe these
+// unless they are the witness. taken are the debts that the other reports settle. sampled is the time of the sample that has the XID.
+func (l Ledger) report(x XID, sampled time.Time, on []Witness, now time.Time) (next Ledger, counted int, taken []OwedXIDs) {
 	l.Owed = slices.Clone(l.Owed)
-	taken = l.settle(x, times)
-	counted = times
+	taken = l.settle(x, x.times())
+	counted = x.times()
 	for _, o := range taken {
 		counted -= o.Count
 	}
 	if counted > 0 {
-		l = l.count(x, counted)
+		newest := x
+		newest.At, newest.Times = reportedAt(x, sampled), 0
+		l = l.count(newest, counted)
 		for _, w := range append([]Witness{WitnessSource}, on...) {
 			if w != x.Witness {
 				l.owe(OwedXIDs{Code: x.Code, Witness: w, Count: counted, Since: now, Newest: now, Born: l.measured, Seen: l.measured})
 			}
 		}
-	}
-	if x.Detail != (XIDDetail{}) && len(taken) > 0 {
-		l = l.detail(x)
 	}
 	return l, counted, taken
 }
@@ -295,7 +301,7 @@ func (l Ledger) pass(step time.Duration, p *sourceProgress) Ledger {
 		}
 	}
 	l.Owed = slices.DeleteFunc(l.Owed, func(o OwedXIDs) bool {
-		return o.Witness == WitnessSource && l.measured-o.Seen >= owedBySource
+		return o.Witness == WitnessSource && l.measured-o.Seen >= OwedBySource
 	})
 	if len(l.Owed) == 0 {
 		l.measured = 0
@@ -303,16 +309,63 @@ func (l Ledger) pass(step time.Duration, p *sourceProgress) Ledger {
 	return l
 }
 
-// restarted returns what the ledger is to the next process.
-func (l Ledger) restarted() Ledger {
+// Restarted returns what the ledger is to the next process. An event source does not report XIDs from before its start.
+func (l Ledger) Restarted() Ledger {
 	next := Ledger{Rows: l.Rows}
-	for _, o := range l.Owed {
+	for _, o := range l.unmeasured().Owed {
 		if o.Witness == WitnessSource {
-			o.Since, o.Newest = time.Time{}, time.Time{}
 			o.Seen -= l.measured
 			o.Born = o.Seen
 			next.Owed = append(next.Owed, o)
 		}
 	}
 	return next
+}
+
+// unmeasured returns the ledger as if the debts of the source were from before the agent's start.
+func (l Ledger) unmeasured() Ledger {
+	l.Owed = slices.Clone(l.Owed)
+	for i := range l.Owed {
+		if o := &l.Owed[i]; o.Witness == WitnessSource {
+			o.Since, o.Newest = time.Time{}, time.Time{}
+		}
+	}
+	return l
+}
+
+// owesSource reports whether the source owes an XID.
+func (l *Ledger) owesSource() bool {
+	return slices.ContainsFunc(l.Owed, func(o OwedXIDs) bool { return o.Witness == WitnessSource })
+}
+
+// elapsedStep returns the time that a reading adds to Ledger.measured: none if the source measures nothing, as while DCGM is blind, or if the
+// device has no earlier sample.
+func elapsedStep(measures bool, before, now time.Time) time.Duration {
+	if !measures || before.IsZero() {
+		return 0
+	}
+	return min(max(0, now.Sub(before)), maxStep)
+}
+
+// unreportedXIDs returns the numbers of the XIDs that the source owes, by device, so its values may be older than these XIDs. Its values are
+// not older than an XID from before the agent's start or before a detach. An XID of a MIG device that affects the whole GPU is listed for the
+// GPU, too.
+func unreportedXIDs(before []DeviceState) map[DeviceID][]int {
+	var all map[DeviceID][]int
+	for i := range before {
+		d := &before[i]
+		for _, o := range d.XIDs.Owed {
+			if o.Witness != WitnessSource || o.Newest.IsZero() {
+				continue
+			}
+			if all == nil {
+				all = make(map[DeviceID][]int)
+			}
+			all[d.Device.ID] = append(all[d.Device.ID], o.Code)
+			if d.Device.Kind == KindMIG && LookupXID(o.Code).WholeGPU {
+				all[d.Device.Parent] = append(all[d.Device.Parent], o.Code)
+			}
+		}
+	}
+	return all
 }

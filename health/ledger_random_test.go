@@ -203,7 +203,12 @@ func (w *xidWorld) occur() {
 
 func (w *xidWorld) event(device int, x XID, times int) {
 	xids := slices.Repeat([]XID{x}, times)
-	l, counted, taken := w.new[device].expireEvents(w.now).report(x, times, w.on, w.now)
+	many := x
+	many.Times = times
+	l, counted, taken := w.new[device].expireEvents(w.now).report(many, x.At, w.on, w.now)
+	if len(taken) > 0 && x.Detail != (XIDDetail{}) {
+		l = l.detail(x)
+	}
 	w.new[device] = l
 	p := w.former[device].pair(xids, w.on, w.now)
 	if settled := settledBy(taken); counted != len(p.counted) || settled != len(p.taken) {
@@ -243,7 +248,7 @@ func (w *xidWorld) read() {
 		for _, x := range fresh {
 			var counted int
 			var taken []OwedXIDs
-			l, counted, taken = l.report(x, 1, w.on, w.now)
+			l, counted, taken = l.report(x, x.At, w.on, w.now)
 			shown.add(counted, taken)
 		}
 		w.new[d] = l
@@ -277,7 +282,7 @@ func (w *xidWorld) restartEngine() {
 // restartAgent restarts the agent, which may read its saved state at once, late, or never.
 func (w *xidWorld) restartAgent() {
 	for d := range w.new {
-		w.saved[d], w.saving[d] = w.new[d].restarted(), w.former[d].restart()
+		w.saved[d], w.saving[d] = w.new[d].Restarted(), w.former[d].restart()
 		w.new[d], w.former[d] = Ledger{}, newFormerXIDs()
 		// The source had the rows of a predecessor in memory only, so that they counted after a restart.
 		w.stream[d] = slices.DeleteFunc(w.stream[d], func(r XIDRow) bool {
@@ -315,7 +320,7 @@ func (w *xidWorld) restoreLate() {
 		f.awaited = slices.Concat(w.saving[d].awaited, f.awaited)
 		l = l.expireEvents(w.now)
 		for _, x := range fresh {
-			l, _, _ = l.report(x, 1, w.on, w.now)
+			l, _, _ = l.report(x, x.At, w.on, w.now)
 		}
 		w.new[d] = l
 		f.pair(unjudged, w.on, w.now)
@@ -398,7 +403,7 @@ func (w *xidWorld) check() error {
 		for _, o := range l.Owed {
 			a := AwaitedXIDs{Code: o.Code, Witness: o.Witness, Count: o.Count, Since: o.Since, Newest: o.Newest}
 			if o.Witness == WitnessSource {
-				a.Left, a.Extended = owedBySource-(l.measured-o.Seen), o.Seen-o.Born
+				a.Left, a.Extended = OwedBySource-(l.measured-o.Seen), o.Seen-o.Born
 			}
 			owed = append(owed, a)
 		}

@@ -18,7 +18,7 @@ func TestLedgerKeepsListedRows(t *testing.T) {
 		l, fresh = l.list(whole, false)
 		total += len(fresh)
 	}
-	l = l.restarted()
+	l = l.Restarted()
 	for _, read := range []RowsRead{{Rows: rows[1400:]}, whole, whole} {
 		l, fresh = l.list(read, true)
 		total += len(fresh)
@@ -40,11 +40,11 @@ func TestLedgerKeepsListedRows(t *testing.T) {
 // Ledgers are values: each method leaves the earlier one as it was.
 func TestLedgerIsAValue(t *testing.T) {
 	l, _ := Ledger{}.list(RowsRead{Rows: []XIDRow{{31, 1}}, Whole: true}, false)
-	l, _, _ = l.report(XID{Code: 31, Witness: WitnessNVML}, 2, []Witness{WitnessNVML}, at(0))
+	l, _, _ = l.report(XID{Code: 31, Witness: WitnessNVML, Times: 2}, at(0), []Witness{WitnessNVML}, at(0))
 	rows, owed, total := len(l.Rows), l.Owed[0], l.Codes[31].Total
 	next, _ := l.list(RowsRead{Rows: []XIDRow{{31, 2}}}, false)
 	other, _ := l.list(RowsRead{Rows: []XIDRow{{48, 3}}}, false)
-	next, _, _ = next.report(XID{Code: 31}, 1, nil, at(1))
+	next, _, _ = next.report(XID{Code: 31}, at(1), nil, at(1))
 	next = next.pass(maxStep, &sourceProgress{reports: true}).expireEvents(at(60))
 	if len(next.Rows) != 2 || next.Rows[1].At != 2 || len(other.Rows) != 2 || other.Rows[1].At != 3 {
 		t.Errorf("two ledgers share rows: %v and %v", next.Rows, other.Rows)

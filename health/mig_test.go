@@ -108,15 +108,15 @@ func TestXIDOfWholeGPU(t *testing.T) {
 	} {
 		devices := judge(nil, 0, samples{"MIG-0": migXIDs(code), "MIG-1": migXIDs(code)}, gpu0, mig0, mig1, gpu1)
 		cause, gpu := xidCause(code), devices[0]
-		if gpu.Verdict.Has(cause) != whole || len(gpu.XIDCounts) != 0 {
-			t.Errorf("XID %d: the GPU has %v and counts %v; want whole GPU: %v", code, gpu.Verdict.Causes(), gpu.XIDCounts, whole)
+		if gpu.Verdict.Has(cause) != whole || len(gpu.XIDs.Codes) != 0 {
+			t.Errorf("XID %d: the GPU has %v and counts %v; want whole GPU: %v", code, gpu.Verdict.Causes(), gpu.XIDs.Codes, whole)
 		}
 		if devices[1].Verdict.State > Healthy {
 			t.Errorf("XID %d: the other GPU is %v", code, devices[1].Verdict.State)
 		}
 		for _, d := range devices[2:] {
-			if d.XIDCounts[code] != 1 || whole && (d.Verdict.Has(cause) || d.Verdict.State != gpu.Verdict.State) {
-				t.Errorf("XID %d: %s has %v and counts %v", code, d.Device.ID, d.Verdict.Causes(), d.XIDCounts)
+			if d.XIDs.Codes[code].Total != 1 || whole && (d.Verdict.Has(cause) || d.Verdict.State != gpu.Verdict.State) {
+				t.Errorf("XID %d: %s has %v and counts %v", code, d.Device.ID, d.Verdict.Causes(), d.XIDs.Codes)
 			}
 		}
 	}

@@ -89,7 +89,7 @@ func (f Finding) asksForReset() bool {
 // explainRecoveryAction sets unexplainedReset when the driver's first recovery action asks for a reset and no XID since the agent's start
 // explains it: an engine inside the agent loses the XIDs from before the start. What is broken is then unknown, so the GPU does not count
 // as working. The end of the recovery action clears it. The recovery action of an event is new, so it is not from before the start.
-func (m *Memory) explainRecoveryAction(c Config, counts map[int]uint64, s Sample, event bool) {
+func (m *Memory) explainRecoveryAction(c Config, counted map[int]Tally, s Sample, event bool) {
 	value, ok := s.Values[FieldRecoveryAction]
 	if !ok {
 		return
@@ -98,7 +98,7 @@ func (m *Memory) explainRecoveryAction(c Config, counts map[int]uint64, s Sample
 	// An ignored XID, such as an application's error, explains nothing.
 	explains := func(code int) bool { return c.XID.Effect(code) != EffectIgnore }
 	explained := event || slices.ContainsFunc(s.XIDs, func(x XID) bool { return explains(x.Code) })
-	for code := range counts {
+	for code := range counted {
 		explained = explained || explains(code)
 	}
 	m.unexplainedReset = reset && (m.unexplainedReset || m.awaitsAction && !explained)

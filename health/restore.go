@@ -9,7 +9,7 @@ import (
 func (d DeviceState) NeedsSaving() bool {
 	return len(d.Memory.Findings) > 0 || len(d.Verdict.Decisions()) > 0 || len(d.Memory.Trips) > 0 || len(d.Memory.PendingXIDs) > 0 ||
 		len(d.XIDHistory) > 0 ||
-		slices.ContainsFunc(d.Awaited, func(a AwaitedXIDs) bool { return a.Witness == WitnessSource })
+		d.XIDs.owesSource()
 }
 
 // Stable returns the memory without everything that a poll changes while nothing happens, for comparison.
@@ -36,7 +36,7 @@ func stable(findings []Finding) []Finding {
 
 // AfterReboot returns what is left of a saved device after a reboot of the node.
 func (d DeviceState) AfterReboot(now time.Time) DeviceState {
-	d.Memory.Trips, d.Memory.PendingXIDs, d.Awaited = nil, nil, nil
+	d.Memory.Trips, d.Memory.PendingXIDs, d.XIDs = nil, nil, Ledger{}
 	d.Memory = d.Memory.without(func(f Finding) bool { return !f.OutlivesBoot() })
 	d.Verdict = newVerdict(slices.Clone(d.Memory.Findings), d.Verdict.State > Unknown, d.Verdict, now)
 	return d
@@ -164,7 +164,7 @@ func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloade
 		d.Verdict.Since = saved.Verdict.Since // it has lasted
 	}
 	d.XIDHistory = appendHistory(saved.XIDHistory, Sample{XIDs: d.XIDHistory})
-	d.Awaited = slices.Concat(saved.Awaited, d.Awaited)
+	d.XIDs, _ = d.XIDs.restoreLate(saved.XIDs, false)
 	return d, r
 }
 
@@ -203,12 +203,7 @@ func DiscardMeasurements(devices []DeviceState, now time.Time) []DeviceState {
 	devices = slices.Clone(devices)
 	for i := range devices {
 		devices[i].Sample.Presence = PresenceUnknown
-		devices[i].Awaited = slices.Clone(devices[i].Awaited)
-		for j := range devices[i].Awaited {
-			if a := &devices[i].Awaited[j]; a.Witness == WitnessSource {
-				a.Since, a.Newest = time.Time{}, time.Time{}
-			}
-		}
+		devices[i].XIDs = devices[i].XIDs.unmeasured()
 		m := &devices[i].Memory
 		m.unconfirmed, m.eventAction, m.Findings = nil, eventAction{}, slices.Clone(m.Findings)
 		for j := range m.Findings {

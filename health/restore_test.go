@@ -112,8 +112,8 @@ func TestRestoreLateMerges(t *testing.T) {
 		return judge(devices, start+10, samples{gpu0.ID: present(xids(109, 31))}, gpu0)
 	}
 	saved, live := lost(0), lost(100)
-	saved[0].Awaited = []AwaitedXIDs{{Code: 31, Count: 2}}
-	live[0].Awaited = []AwaitedXIDs{{Code: 43, Count: 1}}
+	saved[0].XIDs.Owed = []OwedXIDs{{Code: 31, Count: 2}}
+	live[0].XIDs.Owed = []OwedXIDs{{Code: 43, Count: 1}}
 	after, _ := RestoreLate(DefaultConfig(), live, LateState{Devices: saved}, at(200))
 	d := after[0]
 	if want := []time.Time{at(0), at(100)}; !slices.EqualFunc(d.Memory.Trips, want, time.Time.Equal) {
@@ -126,8 +126,8 @@ func TestRestoreLateMerges(t *testing.T) {
 	if want := []string{"109@10", "31@10", "109@110", "31@110"}; !slices.Equal(history, want) {
 		t.Errorf("history %q", history)
 	}
-	if len(d.Awaited) != 2 || d.Awaited[0].Code != 31 || d.Awaited[1].Code != 43 {
-		t.Errorf("awaited %+v", d.Awaited)
+	if len(d.XIDs.Owed) != 2 || d.XIDs.Owed[0].Code != 31 || d.XIDs.Owed[1].Code != 43 {
+		t.Errorf("owed %+v", d.XIDs.Owed)
 	}
 	if p := d.Memory.PendingXIDs; len(p) != 1 || !p[0].At.Equal(at(110)) {
 		t.Errorf("pending %+v", p)
@@ -328,11 +328,11 @@ func TestNeedsSaving(t *testing.T) {
 		"a detach":      {DeviceState{Verdict: Verdict{Findings: []Finding{{Cause: CauseReleased}}}}, false},
 		"a pending XID": {DeviceState{Memory: Memory{PendingXIDs: []XID{{Code: 109}}}}, true},
 		"an XID":        {DeviceState{XIDHistory: []XID{{Code: 31}}}, true},
-		"awaited from the source": {DeviceState{Awaited: []AwaitedXIDs{
+		"awaited from the source": {DeviceState{XIDs: Ledger{Owed: []OwedXIDs{
 			{Code: 31, Witness: WitnessNVML},
 			{Code: 31, Witness: WitnessSource},
-		}}, true},
-		"awaited from an event source": {DeviceState{Awaited: []AwaitedXIDs{{Code: 31, Witness: WitnessNVML}}}, false},
+		}}}, true},
+		"awaited from an event source": {DeviceState{XIDs: Ledger{Owed: []OwedXIDs{{Code: 31, Witness: WitnessNVML}}}}, false},
 	} {
 		if got := c.d.NeedsSaving(); got != c.want {
 			t.Errorf("%s: %v", name, got)
@@ -345,8 +345,8 @@ func TestDiscardMeasurements(t *testing.T) {
 	fail := samples{gpu0.ID: checked(Incident{Code: 70, Severity: SeverityFail})}
 	fail[gpu0.ID].Values[FieldGPUTemp] = 99
 	before := judge(nil, 0, fail, gpu0)
-	before[0].Awaited = []AwaitedXIDs{
-		{Code: 31, Witness: WitnessSource, Count: 2, Since: at(0), Newest: at(1), Left: time.Second},
+	before[0].XIDs.Owed = []OwedXIDs{
+		{Code: 31, Witness: WitnessSource, Count: 2, Since: at(0), Newest: at(1), Seen: time.Second},
 		{Code: 31, Witness: WitnessNVML, Since: at(0), Newest: at(1)},
 	}
 	original := fmt.Sprintf("%+v", before)
@@ -355,9 +355,9 @@ func TestDiscardMeasurements(t *testing.T) {
 		t.Errorf("modified: %s, was %s", now, original)
 	}
 	d := after[0]
-	source, nvml := d.Awaited[0], d.Awaited[1]
+	source, nvml := d.XIDs.Owed[0], d.XIDs.Owed[1]
 	if d.Sample.Presence != PresenceUnknown || !source.Since.IsZero() || !source.Newest.IsZero() ||
-		source.Count != 2 || source.Left != time.Second || !nvml.Since.Equal(at(0)) || !nvml.Newest.Equal(at(1)) {
+		source.Count != 2 || source.Seen != time.Second || !nvml.Since.Equal(at(0)) || !nvml.Newest.Equal(at(1)) {
 		t.Errorf("%+v", d)
 	}
 	after = judge(after, 60, fail, gpu0) // the first check since

@@ -29,7 +29,11 @@ type XID struct {
 	At      time.Time // when the driver reported it
 	Witness Witness   // the first to report it
 	Detail  XIDDetail // from the kernel log; zero without it
+	Times   int       // how often it was reported, the last time at At; 0 means once
 }
+
+// times returns how often an XID was reported.
+func (x XID) times() int { return max(x.Times, 1) }
 
 const (
 	// UnknownXID is the number that NVML and DCGM report for an XID that they have no number for.

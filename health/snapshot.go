@@ -12,12 +12,8 @@ type DeviceState struct {
 	Memory  Memory
 	Verdict Verdict // as of the latest View
 
-	XIDCounts    map[int]uint64    // XIDs since the agent started, by number; not modified once stored
-	XIDDetails   map[int]XIDDetail // of the newest XID of each number in XIDCounts, if it has one; not modified once stored
-	XIDWitnesses map[int]Witness   // what reported the newest XID of each number in XIDCounts first; not modified once stored
-	LastXID      XID               // zero if there was none
-	XIDHistory   []XID             // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
-	Awaited      []AwaitedXIDs     // XIDs that witnesses still have to report; not modified once stored
+	XIDs       Ledger
+	XIDHistory []XID // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
 
 	ResetAt time.Time // when this process saw the latest reset of the device; zero if it saw none
 

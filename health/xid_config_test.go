@@ -240,7 +240,7 @@ func TestXIDOverrides(t *testing.T) {
 		{64, blank(Lost), Unhealthy, []string{CauseLost, "xid-45"}},
 		{65, present(), Healthy, nil},
 	})
-	if n := devices[0].XIDCounts[48]; n != 1 {
+	if n := devices[0].XIDs.Codes[48].Total; n != 1 {
 		t.Errorf("an ignored XID is counted %d times, want 1", n)
 	}
 }

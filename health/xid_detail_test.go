@@ -170,8 +170,8 @@ func TestEnrich(t *testing.T) {
 
 func TestXIDHistoryHasNoDetail(t *testing.T) {
 	d := judgeGPU(nil, 0, present(withXID(XID{Code: 31, At: at(0), Detail: XIDDetail{Process: "a"}})), ReadingContext{XIDHistory: true})
-	if len(d.XIDHistory) != 1 || d.XIDHistory[0].Detail != (XIDDetail{}) || d.LastXID.Detail.Process != "a" {
-		t.Errorf("history %+v, last %+v; want the detail in the last only", d.XIDHistory, d.LastXID)
+	if len(d.XIDHistory) != 1 || d.XIDHistory[0].Detail != (XIDDetail{}) || d.XIDs.Newest().Detail.Process != "a" {
+		t.Errorf("history %+v, last %+v; want the detail in the last only", d.XIDHistory, d.XIDs.Newest())
 	}
 }
 
@@ -246,8 +246,8 @@ func TestKernelLogIsTwin(t *testing.T) {
 				before = []DeviceState{d}
 			}
 			d := before[0]
-			if d.XIDCounts[c.code] != 1 || d.LastXID.Detail != c.last {
-				t.Errorf("counted %d, last %+v; want 1, %+v", d.XIDCounts[c.code], d.LastXID, c.last)
+			if d.XIDs.Codes[c.code].Total != 1 || d.XIDs.Newest().Detail != c.last {
+				t.Errorf("counted %d, last %+v; want 1, %+v", d.XIDs.Codes[c.code].Total, d.XIDs.Newest(), c.last)
 			}
 			f := d.Verdict.ownFinding(hasCause(xidCause(c.code)))
 			if (f != nil) != (c.reason != "") || f != nil && !strings.Contains(f.Reason, c.reason) {

@@ -33,8 +33,8 @@ func TestPastXIDs(t *testing.T) {
 			if c.count > 0 {
 				want = Unhealthy
 			}
-			if d.XIDCounts[95] != c.count || len(d.XIDCounts) != int(c.count) || d.Verdict.State != want {
-				t.Errorf("counted %v, %v; want %d, %v", d.XIDCounts, d.Verdict.State, c.count, want)
+			if d.XIDs.Codes[95].Total != c.count || len(d.XIDs.Codes) != int(c.count) || d.Verdict.State != want {
+				t.Errorf("counted %v, %v; want %d, %v", d.XIDs.Codes, d.Verdict.State, c.count, want)
 			}
 			for _, x := range c.past {
 				if !slices.ContainsFunc(d.XIDHistory, x.SameEvent) {
@@ -42,8 +42,8 @@ func TestPastXIDs(t *testing.T) {
 				}
 			}
 			again := judgeGPU([]DeviceState{{Device: gpu0, XIDHistory: d.XIDHistory}}, 1, present(past(c.past...)), restart)
-			if len(again.XIDCounts) != 0 || len(again.XIDHistory) != len(d.XIDHistory) {
-				t.Errorf("after another restart it counts %v, history %+v", again.XIDCounts, again.XIDHistory)
+			if len(again.XIDs.Codes) != 0 || len(again.XIDHistory) != len(d.XIDHistory) {
+				t.Errorf("after another restart it counts %v, history %+v", again.XIDs.Codes, again.XIDHistory)
 			}
 		})
 	}
@@ -62,7 +62,7 @@ func TestPastXIDsOfNewMIGDevice(t *testing.T) {
 		"created while others remained": {judge(nil, 0, nil, gpu0, mig1), 0},
 	} {
 		for _, d := range judgeReading(DefaultConfig(), c.before, r, ReadingContext{XIDHistory: true}, now) {
-			if got := d.XIDCounts[48]; d.Device.ID == mig0.ID && got != c.count {
+			if got := d.XIDs.Codes[48].Total; d.Device.ID == mig0.ID && got != c.count {
 				t.Errorf("%s: counted %d, want %d", name, got, c.count)
 			}
 		}
@@ -153,9 +153,9 @@ func TestXIDWithOtherClock(t *testing.T) {
 		s := present()
 		s.XIDs = []XID{{Code: 999, At: at(0).Add(offset)}}
 		d := judgeGPU(nil, 0, s, rc)
-		if d.Verdict.State != Degraded || d.LastXID.At.After(at(0)) || d.Verdict.Findings[0].Since.After(at(0)) ||
+		if d.Verdict.State != Degraded || d.XIDs.Newest().At.After(at(0)) || d.Verdict.Findings[0].Since.After(at(0)) ||
 			d.Verdict.Findings[0].Since.Before(at(-600)) {
-			t.Errorf("%v: %+v, last XID %+v", offset, d.Verdict.Findings, d.LastXID)
+			t.Errorf("%v: %+v, last XID %+v", offset, d.Verdict.Findings, d.XIDs.Newest())
 		}
 		for seconds, want := range []State{59: Degraded, 60: Healthy} {
 			if want == Unknown {

@@ -47,8 +47,8 @@ func (s report) judge(c Config, before []DeviceState, rc ReadingContext) []Devic
 }
 
 func total(d DeviceState) (n int) {
-	for _, count := range d.XIDCounts {
-		n += int(count)
+	for _, t := range d.XIDs.Codes {
+		n += int(t.Total)
 	}
 	return n
 }
@@ -106,7 +106,7 @@ func TestXIDsOfTwoWitnesses(t *testing.T) {
 			for _, s := range c.steps {
 				devices = s.judge(DefaultConfig(), devices, ReadingContext{XIDHistory: true, Witnesses: c.witnesses})
 				if got := total(devices[0]); got != s.counts {
-					t.Fatalf("at %d s: %d XIDs count, want %d; awaited %+v", s.at, got, s.counts, devices[0].Awaited)
+					t.Fatalf("at %d s: %d XIDs count, want %d; awaited %+v", s.at, got, s.counts, devices[0].XIDs.Owed)
 				}
 				if got := len(devices[0].Sample.XIDs); got > len(s.xids) {
 					t.Fatalf("at %d s: the sample has %d XIDs of %d", s.at, got, len(s.xids))
@@ -130,14 +130,14 @@ func TestAwaitedXIDsAreBounded(t *testing.T) {
 	rc := ReadingContext{Witnesses: []Witness{WitnessNVML, WitnessKernelLog}}
 	for i := range 500 {
 		devices = report{at: i, events: true, witness: WitnessNVML, xids: append(times(50, 31), i)}.judge(DefaultConfig(), devices, rc)
-		storm := slices.DeleteFunc(slices.Clone(devices[0].Awaited), func(a AwaitedXIDs) bool { return a.Code != 31 })
-		if n := len(devices[0].Awaited); n > maxAwaited || len(storm) > 20 {
+		storm := slices.DeleteFunc(slices.Clone(devices[0].XIDs.Owed), func(a OwedXIDs) bool { return a.Code != 31 })
+		if n := len(devices[0].XIDs.Owed); n > maxOwed || len(storm) > 20 {
 			t.Fatalf("%d entries, %d of the storm", n, len(storm))
 		}
 	}
 	for _, code := range []int{31, 499} {
-		if !slices.ContainsFunc(devices[0].Awaited, func(a AwaitedXIDs) bool { return a.Code == code && a.Witness == WitnessSource }) {
-			t.Errorf("XID %d is not awaited: %+v", code, devices[0].Awaited)
+		if !slices.ContainsFunc(devices[0].XIDs.Owed, func(a OwedXIDs) bool { return a.Code == code && a.Witness == WitnessSource }) {
+			t.Errorf("XID %d is not awaited: %+v", code, devices[0].XIDs.Owed)
 		}
 	}
 }
@@ -342,10 +342,10 @@ func TestDetailOfLaterWitness(t *testing.T) {
 		r := &Reading{Samples: []Sample{{Device: mig0.ID, At: w.At, XIDs: []XID{w}}}}
 		mig = judgeReading(DefaultConfig(), mig, r, rc, w.At)
 	}
-	if mig[1].LastXID.Detail != x.Detail || total(mig[0]) != 0 || total(mig[1]) != 1 {
+	if mig[1].XIDs.Newest().Detail != x.Detail || total(mig[0]) != 0 || total(mig[1]) != 1 {
 		t.Errorf("%+v", mig)
 	}
-	if d.LastXID.Witness != WitnessNVML || d.LastXID.Detail != x.Detail || d.XIDCounts[31] != 1 || d.XIDWitnesses[31] != WitnessNVML {
+	if d.XIDs.Newest().Witness != WitnessNVML || d.XIDs.Newest().Detail != x.Detail || d.XIDs.Codes[31].Total != 1 || d.XIDs.Codes[31].Newest.Witness != WitnessNVML {
 		t.Errorf("%+v", d)
 	}
 }
@@ -401,13 +401,13 @@ func TestLostXIDExpiresAmongOthers(t *testing.T) {
 					}
 				}
 				judge(second, false, nil, of1)
-				if second == c.backlog+2 && len(devices[0].Awaited) == 0 {
+				if second == c.backlog+2 && len(devices[0].XIDs.Owed) == 0 {
 					t.Fatal("not awaited while the source may still report it")
 				}
 			}
 			judge(c.within, false, []int{79}, nil)
-			if n := devices[0].XIDCounts[79]; n != 2 {
-				t.Errorf("%d XIDs, want 2: the second one was taken for the lost one: %+v", n, devices[0].Awaited)
+			if n := devices[0].XIDs.Codes[79].Total; n != 2 {
+				t.Errorf("%d XIDs, want 2: the second one was taken for the lost one: %+v", n, devices[0].XIDs.Owed)
 			}
 		})
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
@@ -66,9 +67,9 @@ func TestXIDCountsOfComputeInstances(t *testing.T) {
 	first, second := &next.Devices[len(next.Devices)-2], &next.Devices[len(next.Devices)-1]
 	both := health.XID{Code: 43, At: now}
 	first.Sample.XIDs = []health.XID{both, {Code: 31, At: now}}
-	first.XIDCounts = map[int]uint64{43: 1, 31: 1}
+	first.XIDs = healthtest.Counted(map[int]uint64{43: 1, 31: 1}, health.XID{})
 	second.Sample.XIDs = []health.XID{both, {Code: 31, At: now.Add(2)}, {Code: 13, At: now}}
-	second.XIDCounts = map[int]uint64{43: 1, 31: 1, 13: 1}
+	second.XIDs = healthtest.Counted(map[int]uint64{43: 1, 31: 1, 13: 1}, health.XID{})
 	poll(src, next)
 	page := render(t, newCollector(src))
 	for _, want := range []string{`xid="43"} 1`, `xid="31"} 2`, `xid="13"} 1`} {
@@ -80,8 +81,8 @@ func TestXIDCountsOfComputeInstances(t *testing.T) {
 	// XIDs of snapshots that were skipped, and of an event source: no poll since.
 	next = testNode()
 	first, second = &next.Devices[len(next.Devices)-2], &next.Devices[len(next.Devices)-1]
-	first.XIDCounts = map[int]uint64{43: 3, 31: 1}
-	second.XIDCounts = map[int]uint64{43: 4, 31: 1, 13: 2}
+	first.XIDs = healthtest.Counted(map[int]uint64{43: 3, 31: 1}, health.XID{})
+	second.XIDs = healthtest.Counted(map[int]uint64{43: 4, 31: 1, 13: 2}, health.XID{})
 	second.Sample.XIDs = []health.XID{{Code: 13, At: now.Add(time.Minute)}}
 	next.At = src.Snapshots.Load().At
 	src.Snapshots.Store(next)

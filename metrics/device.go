@@ -112,23 +112,23 @@ func (s *scrape) collectXIDs(d labeledDevice) {
 	s.xidCounts = s.xidCounts[:0]
 	if d.Device.Kind == health.KindGPU {
 		for _, code := range commonXIDs() {
-			if d.XIDCounts[code] == 0 {
+			if d.XIDs.Codes[code].Total == 0 {
 				s.xidCounts = append(s.xidCounts, xidCount{xid: strconv.Itoa(code)})
 			}
 		}
 	}
-	for code, n := range d.XIDCounts {
-		if n > 0 {
-			s.xidCounts = append(s.xidCounts, xidCount{strconv.Itoa(code), n})
+	for code, t := range d.XIDs.Codes {
+		if t.Total > 0 {
+			s.xidCounts = append(s.xidCounts, xidCount{strconv.Itoa(code), t.Total})
 		}
 	}
 	slices.SortFunc(s.xidCounts, func(a, b xidCount) int { return strings.Compare(a.xid, b.xid) })
 	for _, c := range s.xidCounts {
 		s.AddWith(xidErrors, float64(c.n), d.labels, label("xid", c.xid))
 	}
-	if d.LastXID.Code != 0 {
-		s.Add(lastXID, float64(d.LastXID.Code), d.labels)
-		s.Add(lastXIDTime, unixSeconds(d.LastXID.At), d.labels)
+	if x := d.XIDs.Newest(); x.Code != 0 {
+		s.Add(lastXID, float64(x.Code), d.labels)
+		s.Add(lastXIDTime, unixSeconds(x.At), d.labels)
 	}
 }
 

@@ -38,7 +38,7 @@ type deviceTotals struct {
 	state         health.State
 	unhealthy     time.Duration
 	transitions   [numStates]uint64      // into each state
-	xidCounts     map[int]uint64         // Device.XIDCounts at the last update
+	counted       map[int]health.Tally   // Device.XIDs.Codes at the last update
 	recent        []eventBucket          // oldest first
 	clockBits     uint64                 // the last measured clock events
 	clockMeasured bool                   // clock events have been measured
@@ -173,8 +173,8 @@ func (t *deviceTotals) updateMeasurements(d *health.DeviceState, o observation) 
 // updateXIDs adds the XIDs since the last update; at first, those since the agent's start. It compares counts, because
 // snapshots may be skipped. Event sources report XIDs between two polls.
 func (t *deviceTotals) updateXIDs(d *health.DeviceState, o observation, instances map[entityKey]instanceXIDs) {
-	for code, n := range d.XIDCounts {
-		added := n - min(n, t.xidCounts[code])
+	for code, is := range d.XIDs.Codes {
+		added := is.Total - min(is.Total, t.counted[code].Total)
 		if added > 0 && d.Device.Kind == health.KindMIG {
 			key := entityKeyOf(&d.Device)
 			if instances[key].newest == nil {
@@ -188,7 +188,7 @@ func (t *deviceTotals) updateXIDs(d *health.DeviceState, o observation, instance
 			t.xids = addCount(maps.Clone(t.xids), code, added) // scrapes may be reading the stored map
 		}
 	}
-	t.xidCounts = d.XIDCounts // immutable
+	t.counted = d.XIDs.Codes // immutable
 }
 
 // addCount adds n to the count of code. It creates a nil map.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -47,7 +48,7 @@ func accumulate(steps ...step) deviceTotalsView {
 		if !m.removed {
 			s.Devices = []health.DeviceState{{
 				Device: health.Device{ID: "GPU-a"}, Sample: health.Sample{Values: values},
-				Verdict: health.Verdict{State: m.state}, XIDCounts: m.xids,
+				Verdict: health.Verdict{State: m.state}, XIDs: healthtest.Counted(m.xids, health.XID{}),
 			}}
 		}
 		h := podresources.Holders{At: at}

@@ -81,7 +81,7 @@ func laterXID(d, other *health.DeviceState) bool {
 	if xid == 0 || otherXID == 0 {
 		return xid != 0
 	}
-	return d.LastXID.At.After(other.LastXID.At)
+	return d.XIDs.Newest().At.After(other.XIDs.Newest().At)
 }
 
 // firstDevice returns the device that determines an entity's labels.
@@ -173,8 +173,9 @@ func xidMessage(code int) string {
 // restarts. The snapshot's last XID takes its place where an older XID, 0 or no value would mislead: after an event source reported it
 // first, while the XID is still a finding, and on a lost GPU, which has no measurements.
 func lastXIDValue(d *health.DeviceState) (code float64, ok bool) {
-	if d.LastXID.Code != 0 && d.LastXID.Witness != health.WitnessSource {
-		return float64(d.LastXID.Code), true
+	newest := d.XIDs.Newest()
+	if newest.Code != 0 && newest.Witness != health.WitnessSource {
+		return float64(newest.Code), true
 	}
 	if code, ok = d.Sample.Values[health.FieldXID]; code != 0 {
 		return code, true
@@ -182,8 +183,8 @@ func lastXIDValue(d *health.DeviceState) (code float64, ok bool) {
 	if xid := d.Verdict.LastXID(); xid != 0 {
 		return float64(xid), true
 	}
-	if unmeasured := d.Sample.Presence != health.Present || d.Sample.Stale; !ok && unmeasured && d.LastXID.Code != 0 {
-		return float64(d.LastXID.Code), true
+	if unmeasured := d.Sample.Presence != health.Present || d.Sample.Stale; !ok && unmeasured && newest.Code != 0 {
+		return float64(newest.Code), true
 	}
 	return 0, ok
 }

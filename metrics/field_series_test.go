@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -181,7 +182,7 @@ func TestLostGPU(t *testing.T) {
 		lost.Sample = health.Sample{Presence: c.presence, Values: c.values}
 		lost.Verdict.Findings = lost.Verdict.Findings[1:] // without xid-79
 		if c.last != 0 {
-			lost.LastXID = health.XID{Code: c.last, At: now}
+			lost.XIDs = healthtest.Counted(nil, health.XID{Code: c.last, At: now})
 		}
 		page := render(t, newCollector(testSources(s)))
 		if c.want != "" {
@@ -244,7 +245,7 @@ func TestXIDFindingIsLastXID(t *testing.T) {
 		},
 	} {
 		s := testNode()
-		s.Devices[1].Sample, s.Devices[1].Verdict.Findings, s.Devices[1].LastXID = c.sample, c.findings, c.last
+		s.Devices[1].Sample, s.Devices[1].Verdict.Findings, s.Devices[1].XIDs = c.sample, c.findings, healthtest.Counted(nil, c.last)
 		page := render(t, newCollector(testSources(s)))
 		if got := series(page, "DCGM_FI_DEV_XID_ERRORS", `UUID="GPU-b"`); len(got) != 1 || !strings.Contains(got[0], `err_code="`+c.want+`"`) {
 			t.Errorf("%s: %q, want XID %s", name, got, c.want)
@@ -285,13 +286,13 @@ func TestComputeInstancesShareSeries(t *testing.T) {
 	first, second := &s.Devices[len(s.Devices)-2], &s.Devices[len(s.Devices)-1]
 	first.Sample.Values = nil
 	second.Sample.Values[health.FieldXID] = 43
-	second.LastXID = health.XID{Code: 43, At: now}
+	second.XIDs = healthtest.Counted(nil, health.XID{Code: 43, At: now})
 	page := render(t, newCollector(testSources(s)))
 	expectSeries(t, page, 1, "DCGM_FI_DEV_FB_USED", `GPU_I_ID="2"`)
 	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `GPU_I_ID="2"`, `err_code="43"`, "} 43\n")
 
 	// The second one's XID is from before the agent started.
-	first.Sample.Values, second.LastXID = map[health.Field]float64{health.FieldXID: 0}, health.XID{}
+	first.Sample.Values, second.XIDs = map[health.Field]float64{health.FieldXID: 0}, health.Ledger{}
 	page = render(t, newCollector(testSources(s)))
 	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `GPU_I_ID="2"`)
 	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `GPU_I_ID="2"`, `err_code="43"`)

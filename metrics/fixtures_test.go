@@ -15,6 +15,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
@@ -65,10 +66,9 @@ func testNode() *health.Snapshot {
 					ID: "GPU-a", Index: 0, Minor: 1, PCI: "00000000:1B:00.0", Model: h100, NUMA: []int{0, 1}, Memory: 80 << 30,
 					Links: []health.Link{{Peer: "GPU-b", NVLinks: 18}, {Peer: "GPU-c", Path: health.PathSystem}},
 				},
-				Sample:    health.Sample{Values: full},
-				Verdict:   health.Verdict{State: health.Healthy},
-				XIDCounts: map[int]uint64{31: 3, 43: 1, 137: 1},
-				LastXID:   health.XID{Code: 137, At: now.Add(-time.Minute)},
+				Sample:  health.Sample{Values: full},
+				Verdict: health.Verdict{State: health.Healthy},
+				XIDs:    healthtest.Counted(map[int]uint64{31: 3, 43: 1, 137: 1}, health.XID{Code: 137, At: now.Add(-time.Minute)}),
 			},
 			{
 				Device: health.Device{ID: "GPU-b", Index: 1, PCI: "00000000:43:00.0", Model: h100},

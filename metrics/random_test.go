@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -55,8 +56,8 @@ func (g generator) device() health.DeviceState {
 		d.Verdict.Findings = append(d.Verdict.Findings, health.Finding{Cause: g.anyText(), State: g.state(), Action: health.Action(g.anyText())})
 	}
 	d.Verdict.State = g.state()
-	d.XIDCounts = map[int]uint64{g.IntN(200): uint64(g.IntN(3)), 31: uint64(g.IntN(9))}
-	d.LastXID = health.XID{Code: g.IntN(2), At: now.Add(time.Duration(g.IntN(3)) * time.Second)}
+	counts := map[int]uint64{g.IntN(200): uint64(g.IntN(3)), 31: uint64(g.IntN(9))}
+	d.XIDs = healthtest.Counted(counts, health.XID{Code: g.IntN(2), At: now.Add(time.Duration(g.IntN(3)) * time.Second)})
 	return d
 }
 

@@ -23,6 +23,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
 // apiServer is the stand-in API server with the node node1. Its requests are counted, and a test can make them fail.
@@ -313,7 +314,7 @@ func snapshotOf(devices ...health.DeviceState) *health.Snapshot {
 }
 
 func gpu(index int, xids map[int]uint64, findings ...health.Finding) health.DeviceState {
-	d := health.DeviceState{Device: health.Device{ID: health.DeviceID(fmt.Sprintf("GPU-%d", index)), Index: index}, XIDCounts: xids}
+	d := health.DeviceState{Device: health.Device{ID: health.DeviceID(fmt.Sprintf("GPU-%d", index)), Index: index}, XIDs: healthtest.Counted(xids, health.XID{})}
 	return withFindings(d, findings...)
 }
 
@@ -321,7 +322,7 @@ func mig(of, gi int, xids map[int]uint64, findings ...health.Finding) health.Dev
 	parent := health.DeviceID(fmt.Sprintf("GPU-%d", of))
 	d := health.DeviceState{Device: health.Device{
 		ID: health.DeviceID(fmt.Sprintf("MIG-%d-%d", of, gi)), Parent: parent, Kind: health.KindMIG, Index: of, GI: gi, MIGIndex: gi - 1,
-	}, XIDCounts: xids}
+	}, XIDs: healthtest.Counted(xids, health.XID{})}
 	return withFindings(d, findings...)
 }
 

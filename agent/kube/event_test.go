@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
 func TestEventsBetween(t *testing.T) {
@@ -197,7 +198,7 @@ func TestEventNamesNewFinding(t *testing.T) {
 func TestEventNamesProcessOfXID(t *testing.T) {
 	healthy, reported := gpu(1, nil), gpu(1, map[int]uint64{31: 2})
 	detailed := reported
-	detailed.XIDDetails = map[int]health.XIDDetail{31: {Process: "python3", PID: 7194}}
+	detailed.XIDs = healthtest.WithDetail(detailed.XIDs, 31, health.XIDDetail{Process: "python3", PID: 7194})
 	for name, c := range map[string]struct {
 		before health.DeviceState
 		count  uint64 // of the event to add

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
 func TestEventReferences(t *testing.T) {
@@ -97,7 +98,7 @@ func TestEventOfLateDetailAfterRestart(t *testing.T) {
 		reported := gpu(0, map[int]uint64{31: 2})
 		g := newRig(newAPI(t), reported)
 		g.start(t)
-		reported.XIDDetails = map[int]health.XIDDetail{31: {Process: "python3", PID: 7194}}
+		reported.XIDs = healthtest.WithDetail(reported.XIDs, 31, health.XIDDetail{Process: "python3", PID: 7194})
 		g.setDevices(reported)
 		g.advance(time.Minute)
 		g.wantEvents(t, "node/node1 XID ×1")

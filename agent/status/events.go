@@ -87,10 +87,10 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 		case health.ChangeXID:
 			e.Kind, e.XID = "xid", c.XID
 			d := devicesAfter[c.Device.ID]
-			if d.LastXID.Code == c.XID {
-				e.Time = d.LastXID.At.UTC()
+			if d.XIDs.Last == c.XID {
+				e.Time = d.XIDs.Newest().At.UTC()
 			}
-			e.Source = xidSource(d.XIDWitnesses[c.XID], after.Source.Kind)
+			e.Source = xidSource(d.XIDs.Codes[c.XID].Newest.Witness, after.Source.Kind)
 			e.Text = fmt.Sprintf("XID %d: %s", c.XID, c.Description())
 			e.late = c.New == 0
 			if c.Count > 1 {

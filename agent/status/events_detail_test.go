@@ -29,8 +29,7 @@ func TestLateDetailCompletesEvent(t *testing.T) {
 	device := health.Device{ID: "GPU-0"}
 	at := func(n uint64, d health.XIDDetail) *health.Snapshot {
 		return &health.Snapshot{Devices: []health.DeviceState{{
-			Device: device, XIDCounts: map[int]uint64{31: n},
-			XIDDetails: map[int]health.XIDDetail{31: d},
+			Device: device, XIDs: health.Ledger{Codes: map[int]health.Tally{31: {Total: n, Newest: health.XID{Code: 31, Detail: d}}}},
 		}}}
 	}
 	one, detailed, two := at(1, health.XIDDetail{}), at(1, health.XIDDetail{Process: "python3", PID: 7194}), at(2, health.XIDDetail{})

@@ -282,12 +282,13 @@ func deviceStatus(d *health.DeviceState, h podresources.Holders, source string) 
 		s.GI, s.CI, s.MIGIndex = &d.Device.GI, &d.Device.CI, migIndex(&d.Device)
 	}
 	s.Values = valuesStatus(s.Fields, d.Device.Memory)
-	for _, code := range slices.Sorted(maps.Keys(d.XIDCounts)) {
+	for _, code := range slices.Sorted(maps.Keys(d.XIDs.Codes)) {
+		t := d.XIDs.Codes[code]
 		s.XIDs = append(s.XIDs, XID{
-			XID: code, Name: health.LookupXID(code).Name, Count: d.XIDCounts[code], Source: xidSource(d.XIDWitnesses[code], source),
+			XID: code, Name: health.LookupXID(code).Name, Count: t.Total, Source: xidSource(t.Newest.Witness, source),
 		})
 	}
-	if x := d.LastXID; x.Code != 0 {
+	if x := d.XIDs.Newest(); x.Code != 0 {
 		s.LastXID = &XID{
 			XID: x.Code, Name: health.LookupXID(x.Code).Name, Time: x.At.UTC(), Source: xidSource(x.Witness, source),
 			Process: x.Detail.Process, PID: x.Detail.PID,

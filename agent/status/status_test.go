@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -346,8 +347,8 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 	}
 	gpu, mig := agenttest.GPU(0), agenttest.MIG(0, 7)
 	xids := agenttest.GPU(0)
-	xids.XIDCounts, xids.LastXID = map[int]uint64{31: 3}, health.XID{Code: 31, At: agenttest.Ago(2 * time.Minute)}
-	xids.XIDWitnesses = map[int]health.Witness{31: health.WitnessNVML}
+	xids.XIDs = healthtest.Counted(map[int]uint64{31: 3},
+		health.XID{Code: 31, At: agenttest.Ago(2 * time.Minute), Witness: health.WitnessNVML})
 	lostGPU, lostMIG := agenttest.Lost(gpu, agenttest.Ago(0)), agenttest.Lost(mig, agenttest.Ago(0))
 	faultyMIG := agenttest.Lost(mig, agenttest.Ago(0))
 	faultyMIG.Verdict.Findings[0].Cause = "xid-43"
@@ -416,8 +417,7 @@ func TestSourceOfXIDs(t *testing.T) {
 		health.WitnessKernelLog: "kernel-log",
 	} {
 		before, d := agenttest.GPU(0), agenttest.GPU(0)
-		d.XIDCounts, d.XIDWitnesses = map[int]uint64{31: 3}, map[int]health.Witness{31: witness}
-		d.LastXID = health.XID{Code: 31, At: agenttest.Ago(time.Minute), Witness: witness}
+		d.XIDs = healthtest.Counted(map[int]uint64{31: 3}, health.XID{Code: 31, At: agenttest.Ago(time.Minute), Witness: witness})
 		src := health.Source{Kind: "dcgm", Status: health.SourceUp}
 		after := &health.Snapshot{At: agenttest.Ago(0), Source: src, Devices: []health.DeviceState{d}}
 		s := New(Inputs{Snapshot: after}).GPUs[0]

@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -64,7 +65,7 @@ func TestEqualMIGDevicesShareRow(t *testing.T) {
 		case index == 1 && mig == 3:
 			*d = agenttest.Lost(*d, agenttest.Ago(time.Minute))
 		case index == 2 && mig == 0:
-			d.XIDCounts = map[int]uint64{31: 1}
+			d.XIDs = healthtest.Counted(map[int]uint64{31: 1}, health.XID{})
 		case index == 2 && mig == 6:
 			d.Verdict.Since = agenttest.Ago(time.Minute)
 		case index == 3 && mig == 6:

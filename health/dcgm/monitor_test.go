@@ -124,8 +124,8 @@ func TestMonitorXIDBetweenPolls(t *testing.T) {
 		if n := c.out.Load().Source.Polls - polls; n != 0 {
 			t.Errorf("%d polls without a new XID", n)
 		}
-		if d := c.device(1); d.XIDCounts[79] != 1 || d.Verdict.Cause() != "xid-79" {
-			t.Errorf("after ten minutes: %d XIDs, cause %s", d.XIDCounts[79], d.Verdict.Cause())
+		if d := c.device(1); d.XIDs.Codes[79].Total != 1 || d.Verdict.Cause() != "xid-79" {
+			t.Errorf("after ten minutes: %d XIDs, cause %s", d.XIDs.Codes[79].Total, d.Verdict.Cause())
 		}
 	})
 }
@@ -163,7 +163,7 @@ func TestMonitorDeadEngine(t *testing.T) {
 			t.Errorf("source %+v", s.Source)
 		}
 		c.expect("end", health.Unhealthy, health.Unhealthy, health.Healthy)
-		if first, second := c.device(0).XIDCounts, c.device(1).XIDCounts; first[79] != 1 || len(first) != 1 || second[48] != 1 ||
+		if first, second := c.device(0).XIDs.Codes, c.device(1).XIDs.Codes; first[79].Total != 1 || len(first) != 1 || second[48].Total != 1 ||
 			len(second) != 1 {
 			t.Errorf("XIDs of GPU 0 %v and GPU 1 %v, want one 79 and one 48", first, second)
 		}

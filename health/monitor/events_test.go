@@ -175,8 +175,8 @@ func (h *harness) wantEvents(t *testing.T, when string, want ...string) {
 func (h *harness) counts() string {
 	var all []string
 	for _, d := range h.out.Load().Devices {
-		if len(d.XIDCounts) > 0 {
-			all = append(all, fmt.Sprint(d.Device.ID, d.XIDCounts))
+		if len(d.XIDs.Codes) > 0 {
+			all = append(all, fmt.Sprint(d.Device.ID, d.XIDs.Codes))
 		}
 	}
 	return strings.Join(all, " ")
@@ -482,9 +482,9 @@ func (h *harness) countedBy(code int) (devices string, times int) {
 	var ids []string
 	at := make(map[time.Time]bool)
 	for _, d := range h.out.Load().Devices {
-		if d.XIDCounts[code] == 1 {
+		if d.XIDs.Codes[code].Total == 1 {
 			ids = append(ids, string(d.Device.ID))
-			at[d.LastXID.At] = true
+			at[d.XIDs.Newest().At] = true
 		}
 	}
 	return strings.Join(ids, " "), len(at)
@@ -540,7 +540,7 @@ func TestStormOfUnknownInstance(t *testing.T) {
 			f.receive(e)
 			advance(time.Second)
 		}
-		if n := h.out.Load().Devices[0].XIDCounts[31]; n < 5 {
+		if n := h.out.Load().Devices[0].XIDs.Codes[31].Total; n < 5 {
 			t.Errorf("%d XIDs counted", n)
 		}
 	})
@@ -856,7 +856,7 @@ func BenchmarkEventToSnapshot(b *testing.B) {
 		return s.Source.Status == health.SourceUp && s.Source.Events[0].Status == health.EventsUp
 	})
 	counted := func(n uint64) func(s *health.Snapshot) bool {
-		return func(s *health.Snapshot) bool { return s.Devices[3].XIDCounts[31] >= n }
+		return func(s *health.Snapshot) bool { return s.Devices[3].XIDs.Codes[31].Total >= n }
 	}
 	var n uint64
 	for b.Loop() {

@@ -78,7 +78,7 @@ func TestXIDsAreCheckedBetweenPolls(t *testing.T) {
 		if n := h.count(&h.polls) - before; n != 1 {
 			t.Errorf("%d polls within %v of an XID, want 1", n, maxXIDGap)
 		}
-		if d := h.out.Load().Devices[0]; d.Verdict.State != health.Unhealthy || d.XIDCounts[79] != 1 {
+		if d := h.out.Load().Devices[0]; d.Verdict.State != health.Unhealthy || d.XIDs.Codes[79].Total != 1 {
 			t.Errorf("%+v", d)
 		}
 	})
@@ -133,8 +133,8 @@ func TestFinalPollAfterXIDCheck(t *testing.T) {
 		h.source.Store(&next)
 		synctest.Wait()
 		resume()
-		if d := h.out.Load().Devices[0]; d.XIDCounts[79] != 1 {
-			t.Errorf("XIDs %v", d.XIDCounts)
+		if d := h.out.Load().Devices[0]; d.XIDs.Codes[79].Total != 1 {
+			t.Errorf("XIDs %v", d.XIDs.Codes)
 		}
 	})
 }

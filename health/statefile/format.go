@@ -110,8 +110,8 @@ func newSavedDevice(d *health.DeviceState) (sd savedDevice, err error) {
 	}
 	sd.Findings, sd.Decided = savedFindings(d.Memory.Findings), savedFindings(d.Verdict.Decisions())
 	detail := savedDetail{Device: d.Device, Seen: savedXIDs(d.XIDHistory)}
-	for _, a := range d.Awaited {
-		detail.Awaited = append(detail.Awaited, savedAwaited{a.Code, a.Count, a.Left})
+	for _, o := range d.XIDs.Owed {
+		detail.Awaited = append(detail.Awaited, savedAwaited{o.Code, o.Count, health.OwedBySource + o.Seen})
 	}
 	sd.Detail, err = json.Marshal(detail)
 	return sd, err
@@ -188,7 +188,8 @@ func (sd savedDevice) state() (health.DeviceState, error) {
 	}
 	for _, a := range more.Awaited {
 		if a.Count > 0 && a.Left > 0 {
-			d.Awaited = append(d.Awaited, health.AwaitedXIDs{Code: a.Code, Witness: health.WitnessSource, Count: a.Count, Left: a.Left})
+			seen := a.Left - health.OwedBySource
+			d.XIDs.Owed = append(d.XIDs.Owed, health.OwedXIDs{Code: a.Code, Count: a.Count, Born: seen, Seen: seen})
 		}
 	}
 	for _, x := range sd.Pending {

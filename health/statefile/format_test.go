@@ -13,11 +13,16 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
+// owed are XIDs that the source must report within a time.
+func owed(code, count int, left time.Duration) health.OwedXIDs {
+	return health.OwedXIDs{Code: code, Count: count, Born: left - health.OwedBySource, Seen: left - health.OwedBySource}
+}
+
 // fullSnapshot returns a snapshot with everything that a state file can hold.
 func fullSnapshot(t *testing.T) *health.Snapshot {
 	s := &health.Snapshot{At: healthtest.At(2), Source: health.Source{Kind: "dcgm", Inventory: "dcgm "}, Devices: faultyDevices(t)}
 	s.Devices[0].XIDHistory = []health.XID{{Code: 48, At: healthtest.At(1)}, {Code: 999, At: healthtest.At(1)}}
-	s.Devices[0].Awaited = []health.AwaitedXIDs{{Code: 31, Count: 1000, Left: 15 * time.Second}, {Code: 31, Count: 1, Left: time.Minute}}
+	s.Devices[0].XIDs.Owed = []health.OwedXIDs{owed(31, 1000, 15*time.Second), owed(31, 1, time.Minute)}
 	s.Devices[0].Device.NUMA = []int{1}
 	s.Source.Detachment = health.Detachment{Since: healthtest.At(1), Until: healthtest.At(601), For: 10 * time.Minute}
 	return s
@@ -56,7 +61,7 @@ func TestSavedRoundTrip(t *testing.T) {
 				},
 			},
 			XIDHistory: []health.XID{{Code: 31, At: at(12)}},
-			Awaited:    []health.AwaitedXIDs{{Code: 43, Count: 1, Left: 1}, {Code: 44, Count: 2, Left: time.Minute}},
+			XIDs:       health.Ledger{Owed: []health.OwedXIDs{owed(43, 1, 1), owed(44, 2, time.Minute)}},
 		}},
 		Sections: map[string]json.RawMessage{"idle": json.RawMessage(`{"a":1}`)},
 		others:   map[string]json.RawMessage{"sim": json.RawMessage(`{"b":2}`)},
@@ -83,11 +88,11 @@ func TestSavedRoundTrip(t *testing.T) {
 	if got := roundTrip(t, full); got.Polled.Year() != 9999 || !got.Devices[0].Verdict.Since.IsZero() {
 		t.Errorf("polled %v, since %v", got.Polled, got.Devices[0].Verdict.Since)
 	}
-	// What was awaited and has expired is not read.
+	// A debt that has expired is not read.
 	expired := full
 	expired.Devices = []health.DeviceState{full.Devices[0]}
-	expired.Devices[0].Awaited = []health.AwaitedXIDs{{Code: 1, Count: 0, Left: 1}, {Code: 2, Count: 1}}
-	if d := roundTrip(t, expired).Devices[0]; len(d.Awaited) > 0 {
+	expired.Devices[0].XIDs.Owed = []health.OwedXIDs{owed(1, 0, 1), owed(2, 1, 0)}
+	if d := roundTrip(t, expired).Devices[0]; len(d.XIDs.Owed) > 0 {
 		t.Errorf("%+v", d)
 	}
 }

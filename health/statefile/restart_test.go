@@ -126,11 +126,11 @@ func judgeEvent(before []health.DeviceState, seconds, code int) []health.DeviceS
 
 // An XID of an event source from before the restart counts no more when the source reports it after the restart, also after a
 // reset.
-func TestRestartKeepsAwaitedXIDs(t *testing.T) {
+func TestRestartKeepsOwedXIDs(t *testing.T) {
 	for boot, counts := range map[string]int{"boot": 0, "next boot": 1} {
 		devices := judge(nil, 0, nil, healthtest.GPU0)
 		devices = judgeEvent(judgeEvent(devices, 1, 95), 1, 31)
-		devices[0].Awaited = append(devices[0].Awaited, health.AwaitedXIDs{
+		devices[0].XIDs.Owed = append(devices[0].XIDs.Owed, health.OwedXIDs{
 			Code: 13, Witness: health.WitnessNVML, Count: 1,
 			Since: healthtest.At(1),
 		})
@@ -139,12 +139,12 @@ func TestRestartKeepsAwaitedXIDs(t *testing.T) {
 		}
 		s := &health.Snapshot{At: healthtest.At(0), Source: health.Source{Kind: "dcgm"}, Devices: devices}
 		saved := FromSnapshot(s, "boot")
-		if len(saved.Devices[0].Awaited) != 2 {
-			t.Errorf("saved %+v", saved.Devices[0].Awaited)
+		if owed := saved.Devices[0].XIDs.Owed; len(owed) != 2 {
+			t.Errorf("saved %+v", owed)
 		}
 		r := roundTrip(t, saved).Restore(boot, health.SourceID{Kind: "dcgm"}, healthtest.At(100))
 		for _, d := range r.Devices {
-			if boot != "boot" || len(d.Awaited) != 2 {
+			if boot != "boot" || len(d.XIDs.Owed) != 2 {
 				t.Errorf("%s: restored %+v", boot, d)
 			}
 		}
@@ -155,8 +155,8 @@ func TestRestartKeepsAwaitedXIDs(t *testing.T) {
 		devices = healthtest.JudgeReading(health.DefaultConfig(), r.Devices, reading,
 			health.ReadingContext{XIDHistory: r.History, DriverReloaded: true},
 			now)
-		if got := devices[0].Verdict.State; got != health.Healthy || len(devices[0].XIDCounts) != counts {
-			t.Errorf("%s: %v, XIDs %v", boot, got, devices[0].XIDCounts)
+		if got := devices[0].Verdict.State; got != health.Healthy || len(devices[0].XIDs.Codes) != counts {
+			t.Errorf("%s: %v, XIDs %v", boot, got, devices[0].XIDs.Codes)
 		}
 	}
 }

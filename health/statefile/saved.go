@@ -39,11 +39,7 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 	for _, d := range s.Devices {
 		device := health.DeviceState{Device: d.Device, Memory: d.Memory, XIDHistory: d.XIDHistory}
 		device.Verdict = health.Verdict{State: d.Verdict.State, Since: d.Verdict.Since, Findings: d.Verdict.Decisions()}
-		for _, a := range d.Awaited {
-			if a.Witness == health.WitnessSource { // an event source does not report XIDs from before its start
-				device.Awaited = append(device.Awaited, a)
-			}
-		}
+		device.XIDs = d.XIDs.Restarted()
 		devices = append(devices, device)
 	}
 	saved.Devices = devicesToSave(devices, saved.Detachment)

@@ -535,7 +535,7 @@ func (f *File) stateToSave(s *health.Snapshot) (Saved, bool) {
 	}
 	saved.History, saved.Polled = f.saved.History, f.saved.Polled
 	sameDevices := saved.BootID == f.saved.BootID && saved.Source == f.saved.Source && saved.Inventory == f.saved.Inventory
-	return saved, sameDevices && slices.ContainsFunc(s.Devices, func(d health.DeviceState) bool { return d.LastXID.Code != 0 })
+	return saved, sameDevices && slices.ContainsFunc(s.Devices, func(d health.DeviceState) bool { return d.XIDs.Last != 0 })
 }
 
 // difference describes how the file differs from what this process read or wrote, "" if it does not.
@@ -585,7 +585,7 @@ func (s Saved) fingerprint() Saved {
 	s.Devices = slices.Clone(s.Devices)
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		d.XIDHistory, d.Awaited, d.Memory, d.Verdict = nil, nil, d.Memory.Stable(), d.Verdict.Stable()
+		d.XIDHistory, d.XIDs, d.Memory, d.Verdict = nil, health.Ledger{}, d.Memory.Stable(), d.Verdict.Stable()
 	}
 	return s
 }
@@ -595,7 +595,7 @@ func sameXIDs(a, b []health.DeviceState) bool {
 	return slices.EqualFunc(a, b, func(a, b health.DeviceState) bool {
 		return a.Device.ID == b.Device.ID &&
 			slices.EqualFunc(a.XIDHistory, b.XIDHistory, func(x, y health.XID) bool { return x.Code == y.Code && x.At.Equal(y.At) }) &&
-			slices.EqualFunc(a.Awaited, b.Awaited, func(x, y health.AwaitedXIDs) bool { return x.Code == y.Code && x.Count == y.Count })
+			slices.EqualFunc(a.XIDs.Owed, b.XIDs.Owed, func(x, y health.OwedXIDs) bool { return x.Code == y.Code && x.Count == y.Count })
 	})
 }
 

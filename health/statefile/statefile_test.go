@@ -997,7 +997,7 @@ func TestSaveXIDsBeforeFirstPoll(t *testing.T) {
 				after, err := Read(path)
 				must(t, err)
 				d := after.Devices[0]
-				if d.Verdict.Has("xid-79") != c.saved || (len(d.Awaited) > 0) != c.saved || after.Inventory != "dcgm x" || !after.History ||
+				if d.Verdict.Has("xid-79") != c.saved || (len(d.XIDs.Owed) > 0) != c.saved || after.Inventory != "dcgm x" || !after.History ||
 					after.Polled.IsZero() {
 					t.Errorf("%+v", after)
 				}
@@ -1006,8 +1006,8 @@ func TestSaveXIDsBeforeFirstPoll(t *testing.T) {
 	}
 }
 
-// XIDs that DCGM still has to report are saved when their number changes, but not at every poll.
-func TestSaveAwaitedXIDs(t *testing.T) {
+// XIDs that DCGM owes are saved when their number changes, but not at every poll.
+func TestSaveOwedXIDs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		path := filepath.Join(t.TempDir(), "state")
 		h := loadAndStart(t, path)
@@ -1021,7 +1021,7 @@ func TestSaveAwaitedXIDs(t *testing.T) {
 			next := *s
 			next.Seq, next.Devices = uint64(i), slices.Clone(s.Devices)
 			if i > 0 {
-				next.Devices[0].Awaited = []health.AwaitedXIDs{{Code: 31, Count: 1, Left: time.Minute - time.Duration(i)*time.Second}}
+				next.Devices[0].XIDs.Owed = []health.OwedXIDs{owed(31, 1, time.Minute-time.Duration(i)*time.Second)}
 			}
 			before := h.Status().Written
 			h.store(&next)
@@ -1032,7 +1032,7 @@ func TestSaveAwaitedXIDs(t *testing.T) {
 		}
 		saved, err := Read(path)
 		must(t, err)
-		if writes != 2 || len(saved.Devices[0].Awaited) != 1 {
+		if writes != 2 || len(saved.Devices[0].XIDs.Owed) != 1 {
 			t.Errorf("%d writes, want 2; %+v", writes, saved)
 		}
 	})

@@ -85,13 +85,13 @@ func (n *witnessedNode) judge(r *health.Reading, rc health.ReadingContext) {
 		}
 		n.cured[d.Device.ID] = n.wasReset[d.Device.ID] && !broken
 		waiting := 0
-		for _, a := range d.Awaited {
+		for _, a := range d.XIDs.Owed {
 			if waiting += a.Count; a.Count <= 0 {
-				n.t.Fatalf("%s: awaited %+v", d.Device.ID, d.Awaited)
+				n.t.Fatalf("%s: owed %+v", d.Device.ID, d.XIDs.Owed)
 			}
 		}
-		if len(d.Awaited) > 64 {
-			n.t.Fatalf("%s: %d entries for %d awaited XIDs", d.Device.ID, len(d.Awaited), waiting)
+		if len(d.XIDs.Owed) > 64 {
+			n.t.Fatalf("%s: %d entries for %d owed XIDs", d.Device.ID, len(d.XIDs.Owed), waiting)
 		}
 	}
 }
@@ -191,8 +191,8 @@ func (n *witnessedNode) restart() {
 func (n *witnessedNode) counts() map[xidKey]int {
 	all := maps.Clone(n.counted)
 	for _, d := range n.devices {
-		for code, count := range d.XIDCounts {
-			all[xidKey{d.Device.ID, code}] += int(count)
+		for code, t := range d.XIDs.Codes {
+			all[xidKey{d.Device.ID, code}] += int(t.Total)
 		}
 	}
 	return all

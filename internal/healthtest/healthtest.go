@@ -142,3 +142,26 @@ func Main(m *testing.M) {
 	}
 	goleak.VerifyTestMain(m)
 }
+
+// Counted returns a ledger with counted XIDs. newest is the newest of them, zero for none.
+func Counted(counts map[int]uint64, newest health.XID) health.Ledger {
+	l := health.Ledger{Codes: make(map[int]health.Tally), Last: newest.Code}
+	for code, n := range counts {
+		l.Codes[code] = health.Tally{Total: n, Newest: health.XID{Code: code}}
+	}
+	if newest.Code != 0 {
+		t := l.Codes[newest.Code]
+		t.Newest = newest
+		l.Codes[newest.Code] = t
+	}
+	return l
+}
+
+// WithDetail returns a ledger with the detail of the newest XID with a number.
+func WithDetail(l health.Ledger, code int, d health.XIDDetail) health.Ledger {
+	l.Codes = maps.Clone(l.Codes)
+	t := l.Codes[code]
+	t.Newest.Detail = d
+	l.Codes[code] = t
+	return l
+}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -66,7 +67,7 @@ func withFinding(d health.DeviceState, since time.Time, f health.Finding) health
 // Node returns a snapshot of a node with a healthy GPU, a lost one, and a hot one with MIG devices.
 func Node() *health.Snapshot {
 	lost := Lost(GPU(1), Ago(90*time.Second))
-	lost.XIDCounts, lost.LastXID = map[int]uint64{79: 1, 31: 2}, health.XID{Code: 79, At: Ago(95 * time.Second)}
+	lost.XIDs = healthtest.Counted(map[int]uint64{79: 1, 31: 2}, health.XID{Code: 79, At: Ago(95 * time.Second)})
 	gpu, mig := Hot(GPU(2), Ago(time.Minute)), Hot(MIG(2, 7), Ago(time.Minute))
 	mig.Verdict.Findings[0].From = gpu.Device.ID
 	return &health.Snapshot{

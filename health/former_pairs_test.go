@@ -5,6 +5,8 @@ import (
 	"time"
 )
 
+// The former pairing of XIDs, for ledger_random_test.go.
+//
 // Several witnesses report one XID. Their reports are paired by order and count, for each device and number: the n-th XID of one witness is
 // the n-th of another. Times cannot pair them, because each witness has its own clock and delay. The first report makes the XID count. The
 // XID is then awaited from the other witnesses, and their reports of it do not count. A reset in between does not matter.
@@ -35,11 +37,8 @@ const (
 	// it reports XIDs that have been awaited for longer, the extensions may add up to maxBehind. Otherwise they may add up to maxExtension,
 	// because the source may report older XIDs that an event source missed. Only time in which the source measures counts, and at most maxStep
 	// per reading, so a source that stalls or restarts loses nothing.
-	awaitSource  = 15 * time.Second
-	maxExtension = 5 * time.Minute
-	maxBehind    = time.Hour
-	maxStep      = 2 * time.Second
-	maxSpan      = time.Minute // from AwaitedXIDs.Since to Newest
+	awaitSource = 15 * time.Second
+	maxSpan     = time.Minute // from AwaitedXIDs.Since to Newest
 
 	// awaitEvents is how long an XID is awaited from an event source. These report XIDs within milliseconds, and lose them
 	// while they are down.
@@ -47,15 +46,6 @@ const (
 
 	maxAwaited = 256 // entries of a device; above it the oldest are dropped
 )
-
-// elapsedStep returns the time that a reading takes off XIDs awaited from the source: none if the source measures nothing, as while DCGM is
-// blind, or if the device has no earlier sample.
-func elapsedStep(measures bool, before, now time.Time) time.Duration {
-	if !measures || before.IsZero() {
-		return 0
-	}
-	return min(max(0, now.Sub(before)), maxStep)
-}
 
 // pairing is the state of pairing the XIDs of one device.
 type pairing struct {
@@ -166,27 +156,4 @@ func (p *pairing) await(x AwaitedXIDs) {
 	}
 	p.awaited = append(p.awaited, x)
 	p.awaited = p.awaited[max(0, len(p.awaited)-maxAwaited):]
-}
-
-// unreportedXIDs returns the numbers of the XIDs that the source has not reported yet, by device, so its values may be older than these
-// XIDs. Its values are not older than an XID from before the agent's start or before a detach. An XID of a MIG device that affects the
-// whole GPU is listed for the GPU, too.
-func unreportedXIDs(before []DeviceState) map[DeviceID][]int {
-	var all map[DeviceID][]int
-	for i := range before {
-		d := &before[i]
-		for _, a := range d.Awaited {
-			if a.Witness != WitnessSource || a.Newest.IsZero() {
-				continue
-			}
-			if all == nil {
-				all = make(map[DeviceID][]int)
-			}
-			all[d.Device.ID] = append(all[d.Device.ID], a.Code)
-			if d.Device.Kind == KindMIG && LookupXID(a.Code).WholeGPU {
-				all[d.Device.Parent] = append(all[d.Device.Parent], a.Code)
-			}
-		}
-	}
-	return all
 }

@@ -53,6 +53,7 @@ func (rc ReadingContext) takeReports(
 	raise := func(to []XID, xids []XID) []XID {
 		for _, x := range xids {
 			// All compute instances of a GPU instance report the same XID, so each counts once.
+			x.Times = 0
 			if LookupXID(x.Code).WholeGPU && !slices.Contains(to, x) {
 				to = append(to, x)
 			}
@@ -70,22 +71,8 @@ func (rc ReadingContext) takeReports(
 			w.history = appendHistory(old.XIDHistory, s)
 			w.action.left = max(0, w.action.left-elapsedStep(measures, old.Sample.At, s.At))
 		}
-		w.xids = old.XIDs.expireEvents(now)
-		var counted, details []XID
-		for _, x := range s.XIDs {
-			next, n, taken := w.xids.report(x, s.At, rc.Witnesses, now)
-			w.xids = next
-			shown.add(n, taken)
-			if len(taken) > 0 && x.Detail != (XIDDetail{}) {
-				details = append(details, x)
-			}
-			if n > 0 {
-				if n < x.times() {
-					x.Times = n
-				}
-				counted = append(counted, x)
-			}
-		}
+		next, counted, details := old.XIDs.expireEvents(now).reports(s, rc.Witnesses, now, &shown)
+		w.xids = next
 		s.XIDs, w.details = counted, append(w.details, details...)
 		samples[d.ID], all[d.ID] = s, w
 		if d.Kind == KindMIG {

@@ -147,7 +147,7 @@ func (w *formerWorld) events() {
 	if rc.Events = true; len(rc.Witnesses) == 0 || len(w.devices) == 0 {
 		return
 	}
-	var r Reading
+	var r, old Reading
 	for _, d := range w.devices {
 		s := Sample{Device: d.Device.ID, At: w.now}
 		for range w.IntN(3) {
@@ -158,8 +158,11 @@ func (w *formerWorld) events() {
 			if x.Witness == WitnessKernelLog {
 				x.Detail = XIDDetail{Process: "python3", PID: w.IntN(2)}
 			}
+			x.Times = []int{0, 0, 1, 3}[w.IntN(4)]
 			if d.Device.ID == gpu0.ID && w.IntN(2) == 0 {
-				w.unread = append(w.unread, XID{Code: x.Code, At: x.At})
+				for i := range x.Count() {
+					w.unread = append(w.unread, XID{Code: x.Code, At: x.At.Add(time.Duration(i) * time.Microsecond)})
+				}
 			}
 			s.XIDs = append(s.XIDs, x)
 		}
@@ -167,8 +170,20 @@ func (w *formerWorld) events() {
 			s.Values = map[Field]float64{FieldRecoveryAction: float64(w.IntN(5))}
 		}
 		r.Samples = append(r.Samples, s)
+		s.XIDs = each(s.XIDs)
+		old.Samples = append(old.Samples, s)
 	}
-	w.judge(&r, &r, rc)
+	w.judge(&r, &old, rc)
+}
+
+// each returns XIDs as they were formerly: one for each report.
+func each(xids []XID) (all []XID) {
+	for _, x := range xids {
+		n := x.Count()
+		x.Times = 0
+		all = append(all, slices.Repeat([]XID{x}, n)...)
+	}
+	return all
 }
 
 // change changes what verdicts depend on beside the memory.
@@ -253,7 +268,7 @@ func (w *formerWorld) saved(sameBoot bool) (devices []DeviceState, old []former.
 			}
 		}
 		if !sameBoot {
-			s.Verdict = s.Verdict.Without(w.now, func(f former.Finding) bool { return !outlivesBoot(f.Cause) })
+			s.Verdict = s.Verdict.Without(w.now, func(f former.Finding) bool { return !(Finding{Cause: f.Cause}).OutlivesBoot() })
 			s.Verdict.Trips, s.Verdict.PendingXIDs, s.Awaited = nil, nil, nil
 		}
 		s.Verdict = s.Verdict.Restored(w.now)
@@ -405,6 +420,7 @@ func (w *formerWorld) check(where string) {
 				old.XIDWitnesses, old.LastXID)
 		}
 		d.Memory, d.XIDHistory, d.XIDs = Memory{}, nil, Ledger{}
+		d.Sample.XIDs = each(d.Sample.XIDs)
 		d.Verdict.Findings, is.Verdict.Findings = stored(d.Verdict.Findings), stored(is.Verdict.Findings)
 		if !reflect.DeepEqual(d, is) {
 			w.t.Fatalf("%s: %s: %s", where, d.Device.ID, firstDifference("", reflect.ValueOf(d), reflect.ValueOf(is)))

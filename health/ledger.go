@@ -77,9 +77,9 @@ type OwedXIDs struct {
 }
 
 const (
-	// The source owes an XID for OwedBySource. This time begins anew whenever the source reports any XID: DCGM reads one event per second
-	// from all GPUs together (dcgm/OBSERVED.md#xid-rate), so while it reports XIDs it may have unread ones. DCGM reads in order: while it
-	// reports XIDs that it owed for longer, this goes on for up to maxBehind. Otherwise it goes on for up to maxExtension, because the
+	// OwedBySource is how long the source owes an XID. This time begins anew whenever the source reports any XID: DCGM reads one event per
+	// second from all GPUs together (dcgm/OBSERVED.md#xid-rate), so while it reports XIDs it may have unread ones. DCGM reads in order: while
+	// it reports XIDs that it owed for longer, this goes on for up to maxBehind. Otherwise it goes on for up to maxExtension, because the
 	// source may report older XIDs that an event source missed. Only time in which the source measures counts, and at most maxStep per
 	// reading, so a source that stalls or restarts loses nothing.
 	OwedBySource = 15 * time.Second
@@ -182,8 +182,8 @@ func (l Ledger) restoreLate(saved Ledger, restored bool) (next Ledger, fresh []X
 // unless they are the witness. taken are the debts that the other reports settle. sampled is the time of the sample that has the XID.
 func (l Ledger) report(x XID, sampled time.Time, on []Witness, now time.Time) (next Ledger, counted int, taken []OwedXIDs) {
 	l.Owed = slices.Clone(l.Owed)
-	taken = l.settle(x, x.times())
-	counted = x.times()
+	taken = l.settle(x, x.Count())
+	counted = x.Count()
 	for _, o := range taken {
 		counted -= o.Count
 	}
@@ -198,6 +198,26 @@ func (l Ledger) report(x XID, sampled time.Time, on []Witness, now time.Time) (n
 		}
 	}
 	return l, counted, taken
+}
+
+// reports takes the XIDs of a sample. It returns those that count, and those that settle a debt and have a detail.
+func (l Ledger) reports(s Sample, on []Witness, now time.Time, p *sourceProgress) (next Ledger, counted, details []XID) {
+	for _, x := range s.XIDs {
+		var n int
+		var taken []OwedXIDs
+		l, n, taken = l.report(x, s.At, on, now)
+		p.add(n, taken)
+		if len(taken) > 0 && x.Detail != (XIDDetail{}) {
+			details = append(details, x)
+		}
+		if n > 0 {
+			if n < x.Count() {
+				x.Times = n
+			}
+			counted = append(counted, x)
+		}
+	}
+	return l, counted, details
 }
 
 // settle removes the oldest debts that reports of an XID settle, and returns them. l.Owed is l's own.
@@ -338,8 +358,8 @@ func (l *Ledger) owesSource() bool {
 	return slices.ContainsFunc(l.Owed, func(o OwedXIDs) bool { return o.Witness == WitnessSource })
 }
 
-// elapsedStep returns the time that a reading adds to Ledger.measured: none if the source measures nothing, as while DCGM is blind, or if the
-// device has no earlier sample.
+// elapsedStep returns the time that a reading adds to Ledger.measured: none if the source measures nothing, as while DCGM is blind, or if
+// the device has no earlier sample.
 func elapsedStep(measures bool, before, now time.Time) time.Duration {
 	if !measures || before.IsZero() {
 		return 0
@@ -347,9 +367,9 @@ func elapsedStep(measures bool, before, now time.Time) time.Duration {
 	return min(max(0, now.Sub(before)), maxStep)
 }
 
-// unreportedXIDs returns the numbers of the XIDs that the source owes, by device, so its values may be older than these XIDs. Its values are
-// not older than an XID from before the agent's start or before a detach. An XID of a MIG device that affects the whole GPU is listed for the
-// GPU, too.
+// unreportedXIDs returns the numbers of the XIDs that the source owes, by device, so its values may be older than these XIDs. Its values
+// are not older than an XID from before the agent's start or before a detach. An XID of a MIG device that affects the whole GPU is listed
+// for the GPU, too.
 func unreportedXIDs(before []DeviceState) map[DeviceID][]int {
 	var all map[DeviceID][]int
 	for i := range before {

@@ -170,7 +170,7 @@ func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloade
 
 // reviewed returns the verdict of the device's memory with what the latest View added to it, and with restored decisions.
 func (d DeviceState) reviewed(decisions []Finding, now time.Time) Verdict {
-	added := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), func(f Finding) bool { return f.From == "" && !f.decision() && !f.OfMPS() })
+	added := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), func(f Finding) bool { return f.From == "" && !f.addedByView() })
 	return newVerdict(slices.Concat(d.Memory.Findings, restoreFindings(added, decisions)), d.Memory.measured, d.Verdict, now)
 }
 

@@ -32,8 +32,8 @@ type XID struct {
 	Times   int       // how often it was reported, the last time at At; 0 means once
 }
 
-// times returns how often an XID was reported.
-func (x XID) times() int { return max(x.Times, 1) }
+// Count returns how often the XID was reported.
+func (x XID) Count() int { return max(x.Times, 1) }
 
 const (
 	// UnknownXID is the number that NVML and DCGM report for an XID that they have no number for.

@@ -345,7 +345,8 @@ func TestDetailOfLaterWitness(t *testing.T) {
 	if mig[1].XIDs.Newest().Detail != x.Detail || total(mig[0]) != 0 || total(mig[1]) != 1 {
 		t.Errorf("%+v", mig)
 	}
-	if d.XIDs.Newest().Witness != WitnessNVML || d.XIDs.Newest().Detail != x.Detail || d.XIDs.Codes[31].Total != 1 || d.XIDs.Codes[31].Newest.Witness != WitnessNVML {
+	if d.XIDs.Newest().Witness != WitnessNVML || d.XIDs.Newest().Detail != x.Detail || d.XIDs.Codes[31].Total != 1 ||
+		d.XIDs.Codes[31].Newest.Witness != WitnessNVML {
 		t.Errorf("%+v", d)
 	}
 }

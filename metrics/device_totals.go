@@ -95,10 +95,11 @@ func (i instanceXIDs) add(code int, added uint64, newest []health.XID) (fresh ui
 		if x.Code != code || skipped == 0 {
 			continue
 		}
-		skipped--
+		n := min(uint64(x.Count()), skipped)
+		skipped -= n
 		if !i.newest[x] {
 			i.newest[x] = true
-			fresh++
+			fresh += n
 		}
 	}
 	if others := i.skipped[code]; skipped > others {

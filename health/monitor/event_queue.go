@@ -12,11 +12,10 @@ import (
 // limits the queue, and no XID is lost.
 const maxQueued = 1024
 
-// queuedEvent is an XID that was reported a number of times, or a recovery action.
+// queuedEvent is an XID or a recovery action.
 type queuedEvent struct {
 	health.Event
-	times int           // XID.At is of the newest
-	read  *driverAction // the recovery action; nil if the driver has only reported that it changed
+	read *driverAction // the recovery action; nil if the driver has only reported that it changed
 
 	// Set when the event was first looked at, and no device matched.
 	waitsSince time.Time
@@ -62,7 +61,7 @@ func (q *eventQueue) take() []queuedEvent {
 func appendEvent(q []queuedEvent, e queuedEvent) []queuedEvent {
 	for i, old := range slices.Backward(q) {
 		if old.alike(&e) && (old.XID.Detail == e.XID.Detail || len(q) >= maxQueued) {
-			e.times += old.times
+			e.XID.Times = e.XID.Count() + old.XID.Count()
 			e.waitsSince, e.polls = old.waitsSince, old.polls
 			q = slices.Delete(q, i, i+1)
 			break
@@ -78,16 +77,4 @@ func appendEvent(q []queuedEvent, e queuedEvent) []queuedEvent {
 func (e *queuedEvent) alike(f *queuedEvent) bool {
 	return e.Kind == f.Kind && e.GPU == f.GPU && e.GI == f.GI && e.CI == f.CI &&
 		e.XID.Code == f.XID.Code && e.XID.Witness == f.XID.Witness && e.read == f.read
-}
-
-// takeXIDs removes the oldest n of the XIDs that an entry stands for. It returns them with different times, because two XIDs at the same
-// time would be one event.
-func (e *queuedEvent) takeXIDs(n int) (xids []health.XID) {
-	for range n {
-		e.times--
-		x := e.XID
-		x.At = x.At.Add(-time.Duration(e.times))
-		xids = append(xids, x)
-	}
-	return xids
 }

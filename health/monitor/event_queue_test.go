@@ -2,7 +2,6 @@ package monitor
 
 import (
 	"testing"
-	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -12,7 +11,7 @@ func TestEventQueueMerges(t *testing.T) {
 	var q []queuedEvent
 	counts := make(map[health.Event]int)
 	add := func(e health.Event) {
-		q = appendEvent(q, queuedEvent{Event: e, times: 1})
+		q = appendEvent(q, queuedEvent{Event: e})
 		counts[e]++
 	}
 	for i := range 50 * maxQueued {
@@ -24,7 +23,9 @@ func TestEventQueueMerges(t *testing.T) {
 		t.Errorf("%d entries", len(q))
 	}
 	for _, e := range q {
-		counts[e.Event] -= e.times
+		n := e.XID.Count()
+		e.XID.Times = 0
+		counts[e.Event] -= n
 	}
 	for e, n := range counts {
 		if n != 0 && e.Kind == health.EventXID {
@@ -44,24 +45,9 @@ func TestEventQueueKeepsDetails(t *testing.T) {
 		{Code: 43},
 		{Code: 31},
 	} {
-		q = appendEvent(q, queuedEvent{Event: health.Event{XID: x}, times: 1})
+		q = appendEvent(q, queuedEvent{Event: health.Event{XID: x}})
 	}
-	if len(q) != 5 || q[0].times != 2 || q[2].XID.Detail.PID != 2 || q[4].XID.Code != 31 {
+	if len(q) != 5 || q[0].XID.Times != 2 || q[2].XID.Detail.PID != 2 || q[4].XID.Code != 31 {
 		t.Errorf("%+v", q)
-	}
-}
-
-// Merged XIDs are several events, of which the last was at the time of the entry.
-func TestTakeXIDs(t *testing.T) {
-	at := time.Now()
-	e := queuedEvent{Event: health.Event{XID: health.XID{Code: 31, At: at}}, times: 5}
-	xids := append(e.takeXIDs(2), e.takeXIDs(3)...)
-	for i := 1; i < len(xids); i++ {
-		if !xids[i].At.After(xids[i-1].At) {
-			t.Errorf("%v is not after %v", xids[i].At, xids[i-1].At)
-		}
-	}
-	if len(xids) != 5 || e.times != 0 || !xids[4].At.Equal(at) {
-		t.Errorf("%v, %d left", xids, e.times)
 	}
 }

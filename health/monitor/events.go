@@ -12,9 +12,6 @@ import (
 )
 
 const (
-	// maxJudged limits the XIDs of one device in a reading.
-	maxJudged = 1000
-
 	// maxPause limits the pause between two readings of events in a storm. It doubles from a millisecond while less than
 	// stormGap passes between two readings.
 	maxPause = 50 * time.Millisecond
@@ -46,7 +43,7 @@ func (r *eventReceiver) Receive(e health.Event) {
 	switch e.Kind {
 	case health.EventXID:
 		e.XID.Witness = r.witness
-		r.m.events.add(queuedEvent{Event: e, times: 1})
+		r.m.events.add(queuedEvent{Event: e})
 	case health.EventRecoveryAction:
 		r.m.events.add(queuedEvent{Event: health.Event{Kind: e.Kind, GPU: e.GPU, GI: -1, CI: -1}})
 	default:
@@ -165,14 +162,6 @@ func (m *Monitor) followEvents(ctx context.Context) {
 // judgeEvents judges the queued events, and publishes and logs the result. It returns when it is to be called again, 0 if
 // there is no need.
 func (m *Monitor) judgeEvents() (wait time.Duration) {
-	for more := true; more; {
-		wait, more = m.judgeSomeEvents()
-	}
-	return wait
-}
-
-// judgeSomeEvents judges as many events as fit in one reading.
-func (m *Monitor) judgeSomeEvents() (wait time.Duration, more bool) {
 	m.mu.Lock()
 	defer m.unlock()
 	taken := m.events.take()
@@ -180,8 +169,7 @@ func (m *Monitor) judgeSomeEvents() (wait time.Duration, more bool) {
 		m.unjudged = appendEvent(m.unjudged, e)
 	}
 	now := time.Now()
-	r, more := m.takeReading(now)
-	if r != nil {
+	if r := m.takeReading(now); r != nil {
 		before := m.now.Devices
 		// An XID from after a driver reload must not be cleared by that reload when the next poll notices it.
 		basis := health.ReadingContext{XIDHistory: m.history, Events: true, DriverReloaded: m.driverReloaded("")}
@@ -206,15 +194,15 @@ func (m *Monitor) judgeSomeEvents() (wait time.Duration, more bool) {
 		m.eventsLogged = now
 		m.logChangesLater(m.unloggedFrom, m.now.Devices)
 	}
-	return wait, more
+	return wait
 }
 
 // takeReading moves XIDs, and recovery actions that were read from the driver, from m.unjudged into a reading, in order; nil if there are
-// none that can be judged. more is set if other events wait only for this reading to be judged. m.mu is held.
-func (m *Monitor) takeReading(now time.Time) (r *health.Reading, more bool) {
+// none that can be judged. m.mu is held.
+func (m *Monitor) takeReading(now time.Time) (r *health.Reading) {
 	devices := m.now.Devices
 	if len(m.unjudged) == 0 || len(devices) == 0 {
-		return nil, false
+		return nil
 	}
 	r = &health.Reading{Samples: make([]health.Sample, len(devices))}
 	for i := range devices {
@@ -245,27 +233,16 @@ func (m *Monitor) takeReading(now time.Time) (r *health.Reading, more bool) {
 			continue
 		}
 		m.overtakeAction(&devices[gpu], e.XID.Code, now)
-		n := e.times
-		for _, t := range targets {
-			n = min(n, maxJudged-len(r.Samples[t].XIDs))
-		}
 		changed = true
-		for _, x := range e.takeXIDs(n) {
-			for _, t := range targets {
-				r.Samples[t].XIDs = append(r.Samples[t].XIDs, x)
-			}
-		}
-		if e.times > 0 {
-			more = true
-			left = append(left, m.unjudged[i:]...)
-			break
+		for _, t := range targets {
+			r.Samples[t].XIDs = append(r.Samples[t].XIDs, e.XID)
 		}
 	}
 	m.unjudged = left
 	if !changed {
-		return nil, false
+		return nil
 	}
-	return r, more
+	return r
 }
 
 // match returns the indices of an event's GPU, -1 if the GPU is unknown, and of the devices that the event concerns: the GPU,

@@ -176,7 +176,11 @@ func (h *harness) counts() string {
 	var all []string
 	for _, d := range h.out.Load().Devices {
 		if len(d.XIDs.Codes) > 0 {
-			all = append(all, fmt.Sprint(d.Device.ID, d.XIDs.Codes))
+			counts := make(map[int]uint64)
+			for code, t := range d.XIDs.Codes {
+				counts[code] = t.Total
+			}
+			all = append(all, fmt.Sprint(d.Device.ID, counts))
 		}
 	}
 	return strings.Join(all, " ")
@@ -301,7 +305,7 @@ func TestEventStorm(t *testing.T) {
 		if want := "GPU-0map[31:" + strconv.Itoa(n) + " 43:1]"; h.counts() != want {
 			t.Fatalf("%s, want %s", h.counts(), want)
 		}
-		if published := h.out.Load().Seq - seq; published < n/maxJudged || published > n/maxJudged+10 {
+		if published := h.out.Load().Seq - seq; published == 0 || published > 10 {
 			t.Errorf("%d snapshots", published)
 		}
 		polls, logged := h.count(&h.polls), h.logs.FilterMessage("XID").Len()

@@ -70,17 +70,15 @@ func (s *Source) RecoveryAction(id health.DeviceID) (health.RecoveryAction, erro
 	return health.RecoveryAction(action), nil
 }
 
-// report reports an event of a GPU a number of times. Called with mu held.
-func (s *Source) report(gpu int, e health.Event, times int) {
+// report reports an event of a GPU. Called with mu held.
+func (s *Source) report(gpu int, e health.Event) {
 	if s.eventsError() != nil || s.eventState == eventsLossy {
 		return
 	}
 	e.GPU, e.GI, e.CI = string(s.devices[s.gpus[gpu].device].ID), -1, -1
-	for range times {
-		e.XID.At = time.Now()
-		for to := range s.receivers {
-			(*to).Receive(e)
-		}
+	e.XID.At = time.Now()
+	for to := range s.receivers {
+		(*to).Receive(e)
 	}
 }
 
@@ -88,15 +86,15 @@ func (s *Source) report(gpu int, e health.Event, times int) {
 func (s *Source) reportChanges(gpu int, before, after *gpuState, partitioned bool) {
 	was, _ := valueOf(before.RecoveryAction).number()
 	if action, _ := valueOf(after.RecoveryAction).number(); action != was {
-		s.report(gpu, health.Event{Kind: health.EventRecoveryAction}, 1)
+		s.report(gpu, health.Event{Kind: health.EventRecoveryAction})
 	}
 	if valueOf(after.Lost) && !valueOf(before.Lost) {
-		s.report(gpu, health.Event{Kind: health.EventUnavailable}, 1)
+		s.report(gpu, health.Event{Kind: health.EventUnavailable})
 	}
 	if valueOf(after.DoubleBitErrors) > valueOf(before.DoubleBitErrors) {
-		s.report(gpu, health.Event{Kind: health.EventDBE}, 1)
+		s.report(gpu, health.Event{Kind: health.EventDBE})
 	}
 	if partitioned {
-		s.report(gpu, health.Event{Kind: health.EventMIG}, 1)
+		s.report(gpu, health.Event{Kind: health.EventMIG})
 	}
 }

@@ -29,7 +29,9 @@ func (r *receiver) Receive(e health.Event) {
 	if e.Kind == health.EventXID {
 		text += fmt.Sprint(" ", e.XID.Code)
 	}
-	r.all = append(r.all, text)
+	for range e.XID.Count() {
+		r.all = append(r.all, text)
+	}
 }
 
 func (r *receiver) SetEvents(err error) {

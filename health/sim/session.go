@@ -91,7 +91,6 @@ func (s *Source) reading(now time.Time) *health.Reading {
 		samples = make([]health.Sample, 0, len(s.listed))
 		values  = make([]map[health.Field]float64, 0, len(s.devices))
 		t       = now.Sub(s.start).Seconds()
-		more    bool
 		checks  = s.checks()
 		node    []health.Incident // without a GPU
 	)
@@ -129,14 +128,10 @@ func (s *Source) reading(now time.Time) *health.Reading {
 			}
 			if n == 0 && !blind {
 				sample.Past, g.past = g.past, nil
-				sample.XIDs, g.queue = g.queue.take()
-				more = more || len(g.queue) > 0
+				sample.XIDs, g.queue = g.queue, nil
 			}
 			samples = append(samples, sample)
 		}
-	}
-	if more {
-		s.wakeAll()
 	}
 	r := &health.Reading{
 		Devices: s.listed,

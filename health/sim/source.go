@@ -229,10 +229,10 @@ func (s *Source) apply(e Event, to *layer, from string, at time.Time) {
 			c.incidents = c.incidents.with(*e.Incident, e.severity())
 		}
 		if e.XID != nil && s.state != sourceEmpty { // an engine that lists no GPU reads no XIDs
-			times := valueOf(cmp.Or(e.Times, new(1)))
-			g.lastXID = *e.XID
-			g.queue = g.queue.add(queuedXID{code: *e.XID, times: times, at: at})
-			s.report(*e.GPU, health.Event{Kind: health.EventXID, XID: health.XID{Code: *e.XID}}, times)
+			x := health.XID{Code: *e.XID, Times: valueOf(e.Times), At: at}
+			g.lastXID = x.Code
+			g.queue = enqueue(g.queue, x)
+			s.report(*e.GPU, health.Event{Kind: health.EventXID, XID: x})
 		}
 		s.updateGPUs(at) // last: it may replace s.gpus
 	}

@@ -37,7 +37,7 @@ func (x PastXID) validate(p *profile) (errs []error) {
 // xidRecord holds the XIDs that a GPU has reported. It survives repartitioning.
 type xidRecord struct {
 	past    []health.XID // from before the start and not delivered yet; oldest first
-	queue   xidQueue     // from after the start and not delivered yet
+	queue   []health.XID // from after the start and not delivered yet; oldest first
 	lastXID int          // 0: none
 }
 
@@ -52,48 +52,19 @@ func (s *Source) addPastXIDs() {
 	}
 }
 
-const (
-	// maxQueued limits the entries of a queue. Above it, entries of the same XID merge into one with the newest time, so
-	// that memory is bounded and no XID is lost.
-	maxQueued = 1000
+// maxQueued limits the XIDs of a GPU that no poll has delivered. Above it, equal ones merge, so that memory is bounded and no XID is lost.
+const maxQueued = 1000
 
-	// maxDelivered limits the XIDs of one GPU in a reading. If more are queued, the source wakes its sessions again.
-	maxDelivered = 1000
-)
-
-// queuedXID is an XID that was reported a number of times and waits for a poll.
-type queuedXID struct {
-	code, times int
-	at          time.Time // of the newest
-}
-
-// xidQueue holds the XIDs of a GPU that no poll has delivered yet, oldest first.
-type xidQueue []queuedXID
-
-func (q xidQueue) add(x queuedXID) xidQueue {
+// enqueue adds an XID to a queue.
+func enqueue(q []health.XID, x health.XID) []health.XID {
 	if len(q) >= maxQueued {
 		for i, old := range slices.Backward(q) {
-			if old.code == x.code {
-				x.times += old.times
+			if old.Code == x.Code {
+				x.Times = x.Count() + old.Count()
 				q = slices.Delete(q, i, i+1)
 				break
 			}
 		}
 	}
 	return append(q, x)
-}
-
-// take returns the XIDs for one reading, and the rest of the queue.
-func (q xidQueue) take() (xids []health.XID, rest xidQueue) {
-	for i := range q {
-		n := min(q[i].times, maxDelivered-len(xids))
-		for range n {
-			xids = append(xids, health.XID{Code: q[i].code, At: q[i].at})
-		}
-		if n < q[i].times {
-			q[i].times -= n
-			return xids, q[i:]
-		}
-	}
-	return xids, nil
 }

@@ -26,7 +26,7 @@ func eventsOnly(before []DeviceState, r *Reading, now time.Time) *Reading {
 	return only
 }
 
-// reports is what a reading's witnesses report of a device beside its sample, and the XIDs awaited from them.
+// reports is what a reading's witnesses report of a device beside its sample, and the XIDs that they owe.
 type reports struct {
 	raised     []XID // XIDs of its MIG devices that count and affect the whole GPU
 	details    []XID // with the detail of an XID that another witness reported before

@@ -104,7 +104,7 @@ func TestRestoreLate(t *testing.T) {
 	}
 }
 
-// The rest of the state is put together: trips and XIDs in the order of their times, awaited XIDs, and XIDs that the recovery action
+// The rest of the state is put together: trips and XIDs in the order of their times, owed XIDs, and XIDs that the recovery action
 // decides.
 func TestRestoreLateMerges(t *testing.T) {
 	lost := func(start int) (devices []DeviceState) { // a trip, then a pending and a counted XID
@@ -328,11 +328,11 @@ func TestNeedsSaving(t *testing.T) {
 		"a detach":      {DeviceState{Verdict: Verdict{Findings: []Finding{{Cause: CauseReleased}}}}, false},
 		"a pending XID": {DeviceState{Memory: Memory{PendingXIDs: []XID{{Code: 109}}}}, true},
 		"an XID":        {DeviceState{XIDHistory: []XID{{Code: 31}}}, true},
-		"awaited from the source": {DeviceState{XIDs: Ledger{Owed: []OwedXIDs{
+		"owed by the source": {DeviceState{XIDs: Ledger{Owed: []OwedXIDs{
 			{Code: 31, Witness: WitnessNVML},
 			{Code: 31, Witness: WitnessSource},
 		}}}, true},
-		"awaited from an event source": {DeviceState{XIDs: Ledger{Owed: []OwedXIDs{{Code: 31, Witness: WitnessNVML}}}}, false},
+		"owed by an event source": {DeviceState{XIDs: Ledger{Owed: []OwedXIDs{{Code: 31, Witness: WitnessNVML}}}}, false},
 	} {
 		if got := c.d.NeedsSaving(); got != c.want {
 			t.Errorf("%s: %v", name, got)

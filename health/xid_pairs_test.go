@@ -106,7 +106,7 @@ func TestXIDsOfTwoWitnesses(t *testing.T) {
 			for _, s := range c.steps {
 				devices = s.judge(DefaultConfig(), devices, ReadingContext{XIDHistory: true, Witnesses: c.witnesses})
 				if got := total(devices[0]); got != s.counts {
-					t.Fatalf("at %d s: %d XIDs count, want %d; awaited %+v", s.at, got, s.counts, devices[0].XIDs.Owed)
+					t.Fatalf("at %d s: %d XIDs count, want %d; owed %+v", s.at, got, s.counts, devices[0].XIDs.Owed)
 				}
 				if got := len(devices[0].Sample.XIDs); got > len(s.xids) {
 					t.Fatalf("at %d s: the sample has %d XIDs of %d", s.at, got, len(s.xids))
@@ -125,7 +125,7 @@ func drain(n, code int) (all []report) {
 }
 
 // A storm takes no more memory than a few XIDs.
-func TestAwaitedXIDsAreBounded(t *testing.T) {
+func TestOwedXIDsAreBounded(t *testing.T) {
 	devices := report{}.judge(DefaultConfig(), nil, ReadingContext{})
 	rc := ReadingContext{Witnesses: []Witness{WitnessNVML, WitnessKernelLog}}
 	for i := range 500 {
@@ -137,7 +137,7 @@ func TestAwaitedXIDsAreBounded(t *testing.T) {
 	}
 	for _, code := range []int{31, 499} {
 		if !slices.ContainsFunc(devices[0].XIDs.Owed, func(a OwedXIDs) bool { return a.Code == code && a.Witness == WitnessSource }) {
-			t.Errorf("XID %d is not awaited: %+v", code, devices[0].XIDs.Owed)
+			t.Errorf("XID %d is not owed: %+v", code, devices[0].XIDs.Owed)
 		}
 	}
 }
@@ -351,7 +351,7 @@ func TestDetailOfLaterWitness(t *testing.T) {
 	}
 }
 
-// An XID that the source never reports is not awaited for long, although the source goes on to report XIDs of other GPUs that
+// An XID that the source never reports is not owed for long, although the source goes on to report XIDs of other GPUs that
 // are newer, or that no other witness reports. The next one with its number then counts.
 func TestLostXIDExpiresAmongOthers(t *testing.T) {
 	for name, c := range map[string]struct {
@@ -403,7 +403,7 @@ func TestLostXIDExpiresAmongOthers(t *testing.T) {
 				}
 				judge(second, false, nil, of1)
 				if second == c.backlog+2 && len(devices[0].XIDs.Owed) == 0 {
-					t.Fatal("not awaited while the source may still report it")
+					t.Fatal("not owed while the source may still report it")
 				}
 			}
 			judge(c.within, false, []int{79}, nil)

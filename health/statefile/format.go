@@ -44,13 +44,13 @@ type savedDevice struct {
 }
 
 type savedDetail struct {
-	Device  health.Device  `json:"device"`
-	Seen    []savedXID     `json:"seen,omitempty"` // DeviceState.XIDHistory
-	Awaited []savedAwaited `json:"awaited,omitempty"`
+	Device health.Device `json:"device"`
+	Seen   []savedXID    `json:"seen,omitempty"` // DeviceState.XIDHistory
+	Owed   []savedOwed   `json:"owed,omitempty"`
 }
 
-// savedAwaited are XIDs that the source still has to report.
-type savedAwaited struct {
+// savedOwed are XIDs that the source still has to report.
+type savedOwed struct {
 	Code  int           `json:"code"`
 	Count int           `json:"count"`
 	Left  time.Duration `json:"leftNanoseconds"`
@@ -111,7 +111,7 @@ func newSavedDevice(d *health.DeviceState) (sd savedDevice, err error) {
 	sd.Findings, sd.Decided = savedFindings(d.Memory.Findings), savedFindings(d.Verdict.Decisions())
 	detail := savedDetail{Device: d.Device, Seen: savedXIDs(d.XIDHistory)}
 	for _, o := range d.XIDs.Owed {
-		detail.Awaited = append(detail.Awaited, savedAwaited{o.Code, o.Count, health.OwedBySource + o.Seen})
+		detail.Owed = append(detail.Owed, savedOwed{o.Code, o.Count, health.OwedBySource + o.Seen})
 	}
 	sd.Detail, err = json.Marshal(detail)
 	return sd, err
@@ -186,7 +186,7 @@ func (sd savedDevice) state() (health.DeviceState, error) {
 	for _, x := range more.Seen {
 		d.XIDHistory = append(d.XIDHistory, health.XID{Code: x.Code, At: x.At})
 	}
-	for _, a := range more.Awaited {
+	for _, a := range more.Owed {
 		if a.Count > 0 && a.Left > 0 {
 			seen := a.Left - health.OwedBySource
 			d.XIDs.Owed = append(d.XIDs.Owed, health.OwedXIDs{Code: a.Code, Count: a.Count, Born: seen, Seen: seen})

@@ -191,7 +191,7 @@ func FuzzSaved(f *testing.F) {
 	f.Add([]byte(`{"format":"gpu-node-agent state","version":1,"devices":[]}`))
 	f.Add([]byte(otherRelease))
 	f.Add([]byte(`{"format":"gpu-node-agent state","version":1,"source":"sim","history":true,"detach":{"until":"2000-01-01T00:00:01Z",` +
-		`"forNanoseconds":9},"devices":[{"id":"a","detail":{"seen":[{"code":1}],"awaited":[{"code":31,"count":2,"leftNanoseconds":9},` +
+		`"forNanoseconds":9},"devices":[{"id":"a","detail":{"seen":[{"code":1}],"owed":[{"code":31,"count":2,"leftNanoseconds":9},` +
 		`{"code":13,"count":-1,"leftNanoseconds":9}],"eventAction":{"action":1,"leftNanoseconds":5}}}],"others":{"dcgm":{"x":[ "<"]}}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var s Saved

@@ -10,7 +10,7 @@ import (
 )
 
 // Saved is the saved state of one kind of source, with that of other kinds beside it. It holds the devices that have
-// findings, recent trips, XIDs that the recovery action may still escalate, and delivered or awaited XIDs; during a detach, all
+// findings, recent trips, XIDs that the recovery action may still escalate, and delivered or owed XIDs; during a detach, all
 // devices.
 type Saved struct {
 	BootID     string // "" if unknown

@@ -590,7 +590,7 @@ func (s Saved) fingerprint() Saved {
 	return s
 }
 
-// sameXIDs reports whether two lists of devices have the same delivered and awaited XIDs.
+// sameXIDs reports whether two lists of devices have the same delivered and owed XIDs.
 func sameXIDs(a, b []health.DeviceState) bool {
 	return slices.EqualFunc(a, b, func(a, b health.DeviceState) bool {
 		return a.Device.ID == b.Device.ID &&

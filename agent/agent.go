@@ -340,7 +340,7 @@ func (a *Agent) restoreSections(saved statefile.Saved, boot string, restoreLabel
 func (a *Agent) restoredDevices(saved statefile.Saved, boot string) statefile.Restored {
 	restored := saved.Restore(boot, sourceID(a.sourceConfig.Load().SourceConfig), time.Now())
 	for _, d := range restored.Devices {
-		if len(d.Memory.Findings) > 0 || len(d.Memory.Trips) > 0 {
+		if len(d.Verdict.Findings) > 0 || len(d.Memory.Trips) > 0 {
 			a.log.Info("restored from the state file", zap.String("device", string(d.Device.ID)),
 				zap.Stringer("state", d.Verdict.State), zap.String("cause", d.Verdict.Cause()))
 		}

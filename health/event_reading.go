@@ -71,7 +71,7 @@ func (rc ReadingContext) takeReports(
 			w.history = appendHistory(old.XIDHistory, s)
 			w.action.left = max(0, w.action.left-elapsedStep(measures, old.Sample.At, s.At))
 		}
-		next, counted, details := old.XIDs.expireEvents(now).reports(s, rc.Witnesses, now, &shown)
+		next, counted, details := old.XIDs.expireEvents(now).take(s, rc.Witnesses, now, &shown)
 		w.xids = next
 		s.XIDs, w.details = counted, append(w.details, details...)
 		samples[d.ID], all[d.ID] = s, w

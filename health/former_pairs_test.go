@@ -38,7 +38,6 @@ const (
 	// because the source may report older XIDs that an event source missed. Only time in which the source measures counts, and at most maxStep
 	// per reading, so a source that stalls or restarts loses nothing.
 	awaitSource = 15 * time.Second
-	maxSpan     = time.Minute // from AwaitedXIDs.Since to Newest
 
 	// awaitEvents is how long an XID is awaited from an event source. These report XIDs within milliseconds, and lose them
 	// while they are down.

@@ -68,14 +68,14 @@ func convertTo(to, from reflect.Value) {
 // formerWorld is a node that this package and the former one judge.
 type formerWorld struct {
 	random
-	t      *testing.T
-	now    time.Time
-	config Config
-	rc     ReadingContext
-	vc     ViewContext
-	unread []XID // XIDs of GPU-0 that the source has not reported
-	// MIG devices whose own finding was cleared while their GPU had the same one: see clearedInherits.
-	cleared map[DeviceID]bool
+	t       *testing.T
+	now     time.Time
+	config  Config
+	rc      ReadingContext
+	vc      ViewContext
+	unread  []XID              // XIDs of GPU-0 that the source has not reported
+	cleared map[DeviceID]bool  // MIG devices that were cleared since the latest reading: see clearedInherits
+	lasts   map[DeviceID]State // the states in which they were left
 
 	filter       OutageFilter
 	devices      []DeviceState
@@ -84,7 +84,8 @@ type formerWorld struct {
 }
 
 func newFormerWorld(t *testing.T, seed uint64) *formerWorld {
-	w := &formerWorld{random: random{rand.New(rand.NewPCG(seed, 4))}, t: t, now: at(0), cleared: map[DeviceID]bool{}}
+	w := &formerWorld{random: random{rand.New(rand.NewPCG(seed, 4))}, t: t, now: at(0), cleared: map[DeviceID]bool{},
+		lasts: map[DeviceID]State{}}
 	w.config = w.random.config()
 	w.rc = ReadingContext{
 		XIDHistory: w.IntN(2) == 0, FirstReading: true, Witnesses: []Witness{WitnessNVML, WitnessKernelLog}[:w.IntN(3)],
@@ -106,6 +107,7 @@ func (w *formerWorld) view(before []former.DeviceState) {
 
 // judge judges a reading and derives the verdicts.
 func (w *formerWorld) judge(r, formerReading *Reading, rc ReadingContext) {
+	defer clear(w.cleared)
 	before, old := w.former, convert[former.Reading](*formerReading)
 	oldReading := &old
 	if !rc.Events {
@@ -217,7 +219,7 @@ func (w *formerWorld) clear() {
 	up := w.IntN(2) == 0
 	devices, causes, err := Clear(w.config, w.devices, up, d.Device.ID, cause)
 	old, oldCauses, oldErr := former.Clear(convert[former.Config](w.config), w.former, up, former.DeviceID(d.Device.ID), cause, w.now)
-	if err != nil && w.cleared[d.Device.ID] && oldErr != nil {
+	if w.cleared[d.Device.ID] && err != nil && oldErr != nil {
 		return // of another finding: see clearedInherits
 	}
 	if fmt.Sprint(err) != fmt.Sprint(oldErr) || !slices.Equal(causes, oldCauses) {
@@ -348,16 +350,21 @@ func (w *formerWorld) restart() {
 // clearedInherits is an allowed difference: an operator cleared the own finding of a MIG device whose GPU has a finding with the same
 // cause. The MIG device now inherits the GPU's at once, and formerly from the next reading on. So formerly its state did not last.
 func (w *formerWorld) clearedInherits(d, old *DeviceState) {
-	if !w.cleared[d.Device.ID] {
-		return
+	if w.cleared[d.Device.ID] {
+		w.lasts[d.Device.ID] = d.Verdict.State // until the next reading, another clear may change both
+		lacks := func(f Finding) bool { return f.From != "" && !slices.Contains(old.Verdict.Causes(), f.Cause) }
+		common := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), lacks)
+		if len(common) < len(d.Verdict.Findings) && reflect.DeepEqual(stored(common), stored(old.Verdict.Findings)) {
+			old.Verdict = d.Verdict
+			hits["clearedInherits"]++
+		}
 	}
-	lacks := func(f Finding) bool { return f.From != "" && !slices.Contains(old.Verdict.Causes(), f.Cause) }
-	common := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), lacks)
-	if len(common) < len(d.Verdict.Findings) && reflect.DeepEqual(stored(common), stored(old.Verdict.Findings)) {
-		old.Verdict = d.Verdict
-		hits["clearedInherits"]++
-	}
-	if !old.Verdict.Since.Equal(d.Verdict.Since) {
+	state, lasts := w.lasts[d.Device.ID]
+	switch {
+	case !lasts:
+	case d.Verdict.State != state:
+		delete(w.lasts, d.Device.ID)
+	case old.Verdict.State == state && !old.Verdict.Since.Equal(d.Verdict.Since):
 		old.Verdict.Since = d.Verdict.Since
 		hits["clearedInherits, since"]++
 	}
@@ -419,6 +426,13 @@ func (w *formerWorld) check(where string) {
 			w.t.Fatalf("%s: %s counts %v, formerly %v %v %v, last %+v", where, d.Device.ID, d.XIDs, old.XIDCounts, old.XIDDetails,
 				old.XIDWitnesses, old.LastXID)
 		}
+		was := w.former[i].Verdict
+		if !slices.Equal(d.Memory.Trips, was.Trips) ||
+			!slices.Equal(storedXIDs(d.Memory.PendingXIDs), storedXIDs(convert[[]XID](was.PendingXIDs))) ||
+			!slices.Equal(storedXIDs(d.XIDHistory), storedXIDs(convert[[]XID](w.former[i].XIDHistory))) {
+			w.t.Fatalf("%s: %s remembers %v %v %v, formerly %v %v %v", where, d.Device.ID, d.Memory.Trips, d.Memory.PendingXIDs, d.XIDHistory,
+				was.Trips, was.PendingXIDs, w.former[i].XIDHistory)
+		}
 		d.Memory, d.XIDHistory, d.XIDs = Memory{}, nil, Ledger{}
 		d.Sample.XIDs = each(d.Sample.XIDs)
 		d.Verdict.Findings, is.Verdict.Findings = stored(d.Verdict.Findings), stored(is.Verdict.Findings)
@@ -448,6 +462,9 @@ func (w *formerWorld) step() string {
 		return "discard"
 	}
 	w.restart()
+	for range w.IntN(3) {
+		w.events()
+	}
 	w.read() // nothing is published before
 	return "restart"
 }

@@ -20,7 +20,7 @@ type ReadingContext struct {
 	Witnesses []Witness
 }
 
-// Judge derives the devices' verdicts from a reading and the devices before it. It adds no decisions: see View. It is
+// Judge derives the devices' memories and XIDs from a reading and the devices before it; View then derives the verdicts. It is
 // pure: the same arguments give the same result, and the only clock is the reading's.
 //
 // An XID that another witness has reported before does not count again: see Ledger. DeviceState.Sample has the XIDs that count.

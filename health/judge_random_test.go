@@ -2,6 +2,7 @@ package health
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -262,6 +263,8 @@ func deepCopy(devices []DeviceState) []DeviceState {
 		m := &d.Memory
 		m.Findings, m.Trips, m.PendingXIDs = slices.Clone(m.Findings), slices.Clone(m.Trips), slices.Clone(m.PendingXIDs)
 		d.Verdict.Findings = slices.Clone(d.Verdict.Findings)
+		d.XIDs.Owed, d.XIDs.Codes = slices.Clone(d.XIDs.Owed), maps.Clone(d.XIDs.Codes)
+		d.Sample.XIDs = slices.Clone(d.Sample.XIDs)
 	}
 	return devices
 }

@@ -43,7 +43,7 @@ type Ledger struct {
 	Last  int           // the number of the newest XID that counts; 0 if there is none
 	Owed  []OwedXIDs    // oldest first
 
-	measured time.Duration // for how long the source has measured since it owes XIDs
+	measured time.Duration // for how long the source has measured, from any origin
 }
 
 // LedgerRow is a row that the ledger knows.
@@ -91,7 +91,8 @@ const (
 	maxBehind    = time.Hour
 	maxStep      = 2 * time.Second
 
-	maxOwed = 256 // entries; above it the oldest are dropped
+	maxSpan = time.Minute // of the debts of the source in one entry
+	maxOwed = 256         // entries; above it the oldest are dropped
 
 	// maxLedgerRows limits the rows that the source no longer lists. A restarted engine lists some of them again.
 	maxLedgerRows = 1024
@@ -200,8 +201,8 @@ func (l Ledger) report(x XID, sampled time.Time, on []Witness, now time.Time) (n
 	return l, counted, taken
 }
 
-// reports takes the XIDs of a sample. It returns those that count, and those that settle a debt and have a detail.
-func (l Ledger) reports(s Sample, on []Witness, now time.Time, p *sourceProgress) (next Ledger, counted, details []XID) {
+// take takes the XIDs of a sample. It returns those that count, and those that settle a debt and have a detail.
+func (l Ledger) take(s Sample, on []Witness, now time.Time, p *sourceProgress) (next Ledger, counted, details []XID) {
 	for _, x := range s.XIDs {
 		var n int
 		var taken []OwedXIDs
@@ -270,7 +271,7 @@ func (l *Ledger) owe(x OwedXIDs) {
 
 func (o OwedXIDs) expiresWith(x OwedXIDs) bool {
 	if o.Witness == WitnessSource {
-		return x.Seen-o.Seen < time.Second && x.Since.Sub(o.Since) < time.Minute
+		return x.Seen-o.Seen < time.Second && x.Since.Sub(o.Since) < maxSpan
 	}
 	return x.Since.Sub(o.Since) < time.Second
 }
@@ -323,9 +324,6 @@ func (l Ledger) pass(step time.Duration, p *sourceProgress) Ledger {
 	l.Owed = slices.DeleteFunc(l.Owed, func(o OwedXIDs) bool {
 		return o.Witness == WitnessSource && l.measured-o.Seen >= OwedBySource
 	})
-	if len(l.Owed) == 0 {
-		l.measured = 0
-	}
 	return l
 }
 

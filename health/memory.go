@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Memory is what Judge keeps of a device from one reading to the next. Its findings are the device's own: what a MIG device inherits from
+// Memory is what Judge keeps of a device from one reading to the next, beside its XIDs. The state file has the exported fields. Its findings are the device's own: what a MIG device inherits from
 // its GPU, and what is decided about a device, is added by View.
 type Memory struct {
 	Findings []Finding   // in the order of sortFindings

@@ -50,11 +50,14 @@ func (d DeviceState) Restored(now time.Time) DeviceState {
 		decisions[i].Since, decisions[i].Last = Rebase(decisions[i].Since, now), Rebase(decisions[i].Last, now)
 	}
 	d.Verdict.Since, d.Verdict.Findings = Rebase(d.Verdict.Since, now), slices.Concat(d.Memory.Findings, decisions)
+	sortFindings(d.Verdict.Findings)
 	return d
 }
 
+// restored leaves out what View adds: somebody may have written it among the device's own findings, and nothing would end it there.
 func (m Memory) restored(now time.Time) Memory {
-	m.Findings, m.Trips, m.PendingXIDs = slices.Clone(m.Findings), slices.Clone(m.Trips), slices.Clone(m.PendingXIDs)
+	m = m.without(Finding.addedByView)
+	m.Trips, m.PendingXIDs = slices.Clone(m.Trips), slices.Clone(m.PendingXIDs)
 	for i := range m.PendingXIDs {
 		m.PendingXIDs[i].At = Rebase(m.PendingXIDs[i].At, now)
 	}

@@ -78,11 +78,21 @@ func TestXIDCountsOfComputeInstances(t *testing.T) {
 	expectSeries(t, page, 3, fields.XIDErrorsCount, `GPU_I_ID="2"`)
 	expectSeries(t, page, 1, fields.XIDErrorsCount, `GPU_I_ID="1"`, `xid=""} 0`)
 
+	// One event that each compute instance has, of which a witness had reported one for the second already.
+	next = testNode()
+	first, second = &next.Devices[len(next.Devices)-2], &next.Devices[len(next.Devices)-1]
+	storm := health.XID{Code: 94, At: now, Witness: health.WitnessKernelLog, Times: 3}
+	first.Sample.XIDs, first.XIDs = []health.XID{storm}, healthtest.Counted(map[int]uint64{43: 1, 31: 1, 94: 3}, health.XID{})
+	storm.Times = 2
+	second.Sample.XIDs, second.XIDs = []health.XID{storm}, healthtest.Counted(map[int]uint64{43: 1, 31: 1, 13: 1, 94: 2}, health.XID{})
+	poll(src, next)
+	expectSeries(t, render(t, newCollector(src)), 1, fields.XIDErrorsCount, `GPU_I_ID="2"`, `xid="94"} 3`)
+
 	// XIDs of snapshots that were skipped, and of an event source: no poll since.
 	next = testNode()
 	first, second = &next.Devices[len(next.Devices)-2], &next.Devices[len(next.Devices)-1]
-	first.XIDs = healthtest.Counted(map[int]uint64{43: 3, 31: 1}, health.XID{})
-	second.XIDs = healthtest.Counted(map[int]uint64{43: 4, 31: 1, 13: 2}, health.XID{})
+	first.XIDs = healthtest.Counted(map[int]uint64{43: 3, 31: 1, 94: 3}, health.XID{})
+	second.XIDs = healthtest.Counted(map[int]uint64{43: 4, 31: 1, 13: 2, 94: 2}, health.XID{})
 	second.Sample.XIDs = []health.XID{{Code: 13, At: now.Add(time.Minute)}}
 	next.At = src.Snapshots.Load().At
 	src.Snapshots.Store(next)

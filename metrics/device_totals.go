@@ -83,7 +83,7 @@ func pollBounds() []float64 { return []float64{.001, .005, .01, .05, .1, .5, 1, 
 // sample, equal XIDs are the same one. Of earlier samples, which were skipped, only the counts are known: the compute instance with the
 // highest count has them all.
 type instanceXIDs struct {
-	newest  map[health.XID]bool
+	newest  map[health.XID]uint64 // how often each was reported; its Times is 0
 	skipped map[int]uint64
 }
 
@@ -97,9 +97,10 @@ func (i instanceXIDs) add(code int, added uint64, newest []health.XID) (fresh ui
 		}
 		n := min(uint64(x.Count()), skipped)
 		skipped -= n
-		if !i.newest[x] {
-			i.newest[x] = true
-			fresh += n
+		x.Times = 0
+		if before := i.newest[x]; n > before {
+			i.newest[x] = n
+			fresh += n - before
 		}
 	}
 	if others := i.skipped[code]; skipped > others {
@@ -179,7 +180,7 @@ func (t *deviceTotals) updateXIDs(d *health.DeviceState, o observation, instance
 		if added > 0 && d.Device.Kind == health.KindMIG {
 			key := entityKeyOf(&d.Device)
 			if instances[key].newest == nil {
-				instances[key] = instanceXIDs{map[health.XID]bool{}, map[int]uint64{}}
+				instances[key] = instanceXIDs{map[health.XID]uint64{}, map[int]uint64{}}
 			}
 			added = instances[key].add(code, added, d.Sample.XIDs)
 		}

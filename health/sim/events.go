@@ -76,9 +76,13 @@ func (s *Source) report(gpu int, e health.Event) {
 		return
 	}
 	e.GPU, e.GI, e.CI = string(s.devices[s.gpus[gpu].device].ID), -1, -1
-	e.XID.At = time.Now()
-	for to := range s.receivers {
-		(*to).Receive(e)
+	times := e.XID.Count()
+	e.XID.Times = 0
+	for range times { // as the driver does
+		e.XID.At = time.Now()
+		for to := range s.receivers {
+			(*to).Receive(e)
+		}
 	}
 }
 

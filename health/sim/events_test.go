@@ -29,9 +29,7 @@ func (r *receiver) Receive(e health.Event) {
 	if e.Kind == health.EventXID {
 		text += fmt.Sprint(" ", e.XID.Code)
 	}
-	for range e.XID.Count() {
-		r.all = append(r.all, text)
-	}
+	r.all = append(r.all, text)
 }
 
 func (r *receiver) SetEvents(err error) {

@@ -129,7 +129,10 @@ func TestOtherReleaseKeepsFindings(t *testing.T) {
 		"unknown state":            {text: replace(`"unhealthy"`, `"on fire"`)},
 		"newer version":            {text: replace(`"version":1`, `"version":2`), newer: 2},
 		"another device":           {text: replace(`"GI":-1`, `"GI":{}`), bare: true},
-		"another detail":           {text: replace(`"detail":{`, `"detail":7,"was":{`), bare: true},
+		"a cordon as a finding": {text: replace(`"findings":[`,
+			`"findings":[{"cause":"cordoned","state":"unhealthy","reason":"c","action":"uncordon",`+
+				`"since":"2000-01-01T00:00:00Z","last":"2000-01-01T00:00:00Z","clears":"self"},`)},
+		"another detail": {text: replace(`"detail":{`, `"detail":7,"was":{`), bare: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var s Saved

@@ -84,8 +84,10 @@ type formerWorld struct {
 }
 
 func newFormerWorld(t *testing.T, seed uint64) *formerWorld {
-	w := &formerWorld{random: random{rand.New(rand.NewPCG(seed, 4))}, t: t, now: at(0), cleared: map[DeviceID]bool{},
-		lasts: map[DeviceID]State{}}
+	w := &formerWorld{
+		random: random{rand.New(rand.NewPCG(seed, 4))}, t: t, now: at(0), cleared: map[DeviceID]bool{},
+		lasts: map[DeviceID]State{},
+	}
 	w.config = w.random.config()
 	w.rc = ReadingContext{
 		XIDHistory: w.IntN(2) == 0, FirstReading: true, Witnesses: []Witness{WitnessNVML, WitnessKernelLog}[:w.IntN(3)],

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Memory is what Judge keeps of a device from one reading to the next, beside its XIDs. The state file has the exported fields. Its findings are the device's own: what a MIG device inherits from
-// its GPU, and what is decided about a device, is added by View.
+// Memory is what Judge keeps of a device from one reading to the next, beside its XIDs. Its findings are the device's own: View adds what a
+// MIG device inherits from its GPU, and what is decided about a device. The state file has the exported fields.
 type Memory struct {
 	Findings []Finding   // in the order of sortFindings
 	Trips    []time.Time // when the device became unhealthy, within Config.Flap.Within

@@ -314,8 +314,10 @@ func snapshotOf(devices ...health.DeviceState) *health.Snapshot {
 }
 
 func gpu(index int, xids map[int]uint64, findings ...health.Finding) health.DeviceState {
-	d := health.DeviceState{Device: health.Device{ID: health.DeviceID(fmt.Sprintf("GPU-%d", index)), Index: index},
-		XIDs: healthtest.Counted(xids, health.XID{})}
+	d := health.DeviceState{
+		Device: health.Device{ID: health.DeviceID(fmt.Sprintf("GPU-%d", index)), Index: index},
+		XIDs:   healthtest.Counted(xids, health.XID{}),
+	}
 	return withFindings(d, findings...)
 }
 

@@ -44,8 +44,7 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 		if d.Kind == KindGPU && r.Checks.Status != ChecksDown {
 			s.Incidents = slices.Concat(s.Incidents, c.Incidents.ofEveryGPU(r.Incidents))
 		}
-		gpu := previous[d.Parent].Memory
-		samples[d.ID] = rc.withPast(previous[d.ID], &gpu, d, s)
+		samples[d.ID] = rc.withPast(previous[d.ID], previous[d.Parent].Memory.measured, d, s)
 	}
 	reports := rc.takeReports(previous, before, r, samples, now)
 	keepFindingsOfDestroyed(previous, before, r, samples)

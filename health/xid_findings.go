@@ -51,8 +51,8 @@ const pendingFor = time.Minute
 // pendingXIDs returns the recent XIDs whose severity the recovery action decides. A reset ends them. While the driver asks to
 // drain peer-to-peer work it has not decided, so they stay.
 func pendingXIDs(c Config, old, gpu Memory, xids []XID, now time.Time, r reset) []XID {
-	undecided := slices.ContainsFunc(slices.Concat(old.Findings, gpu.Findings),
-		func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == ActionDrainP2P })
+	drains := func(f Finding) bool { return f.Cause == CauseRecoveryAction && f.Action == ActionDrainP2P }
+	undecided := slices.ContainsFunc(old.Findings, drains) || slices.ContainsFunc(gpu.Findings, drains)
 	all := slices.DeleteFunc(slices.Clone(old.PendingXIDs), func(x XID) bool {
 		return r.follows(Finding{Cause: xidCause(x.Code), Last: x.At}) || now.Sub(x.At) >= pendingFor && !undecided ||
 			!c.XID.followsRecoveryAction(x.Code)
@@ -84,17 +84,17 @@ func escalate(pending []XID, findings []Finding, gpu *Memory) []Finding {
 }
 
 // withPast returns the sample with the XIDs of Past that were never judged added to its XIDs.
-func (rc ReadingContext) withPast(old DeviceState, gpu *Memory, d Device, s Sample) Sample {
+func (rc ReadingContext) withPast(old DeviceState, gpuMeasured bool, d Device, s Sample) Sample {
 	if rc.XIDHistory {
-		s.XIDs = append(unjudgedPast(old, gpu, d, s), s.XIDs...)
+		s.XIDs = append(unjudgedPast(old, gpuMeasured, d, s), s.XIDs...)
 	}
 	return s
 }
 
 // unjudgedPast returns the XIDs of Past that were never judged. Past is ignored for a MIG device that appears later than its GPU: it may
 // hold XIDs of an earlier MIG device with the same number.
-func unjudgedPast(old DeviceState, gpu *Memory, d Device, s Sample) []XID {
-	if len(s.Past) == 0 || d.Kind == KindMIG && gpu.measured {
+func unjudgedPast(old DeviceState, gpuMeasured bool, d Device, s Sample) []XID {
+	if len(s.Past) == 0 || d.Kind == KindMIG && gpuMeasured {
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(s.Past), func(x XID) bool { return slices.ContainsFunc(old.XIDHistory, x.SameEvent) })
@@ -109,8 +109,7 @@ func (r *Reading) UnjudgedPast(before []DeviceState) map[DeviceID][]XID {
 	samples := r.samplesByDevice(time.Time{})
 	all := make(map[DeviceID][]XID)
 	for _, d := range r.Devices {
-		gpu := previous[d.Parent].Memory
-		if xids := unjudgedPast(previous[d.ID], &gpu, d, samples[d.ID]); len(xids) > 0 {
+		if xids := unjudgedPast(previous[d.ID], previous[d.Parent].Memory.measured, d, samples[d.ID]); len(xids) > 0 {
 			all[d.ID] = xids
 		}
 	}

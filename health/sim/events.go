@@ -66,8 +66,13 @@ func (s *Source) RecoveryAction(id health.DeviceID) (health.RecoveryAction, erro
 	if gpu < 0 {
 		return 0, fmt.Errorf("the simulation has no GPU %s", id)
 	}
-	action, _ := valueOf(s.states[gpu].RecoveryAction).number()
-	return health.RecoveryAction(action), nil
+	return s.states[gpu].recoveryAction(), nil
+}
+
+// recoveryAction returns what the driver asks for.
+func (c *gpuState) recoveryAction() health.RecoveryAction {
+	action, _ := valueOf(c.RecoveryAction).number()
+	return health.RecoveryAction(action)
 }
 
 // report reports an event of a GPU. Called with mu held.
@@ -88,8 +93,7 @@ func (s *Source) report(gpu int, e health.Event) {
 
 // reportChanges reports what has changed in a GPU's state. Called with mu held.
 func (s *Source) reportChanges(gpu int, before, after *gpuState, partitioned bool) {
-	was, _ := valueOf(before.RecoveryAction).number()
-	if action, _ := valueOf(after.RecoveryAction).number(); action != was {
+	if after.recoveryAction() != before.recoveryAction() {
 		s.report(gpu, health.Event{Kind: health.EventRecoveryAction})
 	}
 	if valueOf(after.Lost) && !valueOf(before.Lost) {

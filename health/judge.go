@@ -207,8 +207,8 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 		findings = merge(findings, flappingFinding(c, findings, len(m.Trips), s.At))
 	}
 	m.measured = m.measured || s.Presence != PresenceUnknown
-	m.Findings, m.unconfirmed = findings, unconfirmed
-	m = m.without(func(f Finding) bool { // the GPU's finding says more
+	m.unconfirmed = unconfirmed
+	m.Findings = slices.DeleteFunc(findings, func(f Finding) bool { // the GPU's finding says more
 		of := p.memory.find(hasCause(f.Cause))
 		return of != nil && of.State > f.State
 	})

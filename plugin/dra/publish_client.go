@@ -56,7 +56,12 @@ func (s sliceRequests) List(ctx context.Context, opts metav1.ListOptions) (*reso
 
 // Watch repeats until the API server answers.
 func (s sliceRequests) Watch(ctx context.Context, opts metav1.ListOptions) (watch.Interface, error) {
-	return untilAnswered(ctx, s.c.p, func() (watch.Interface, error) { return s.ResourceSliceInterface.Watch(ctx, opts) })
+	w, err := untilAnswered(ctx, s.c.p, func() (watch.Interface, error) { return s.ResourceSliceInterface.Watch(ctx, opts) })
+	if err != nil && w != nil { // answered while ctx ended; the informer stops no watch that came with an error
+		w.Stop()
+		return nil, err
+	}
+	return w, err
 }
 
 // untilAnswered repeats a request of the informer until it succeeds or has an error that the informer handles.

@@ -238,8 +238,6 @@ func (s *session) run(ctx context.Context, system *systemEvents) error {
 
 // watch reports the events of a new set. It returns how many GPUs were registered with it, and errLost or errSpoiled if another
 // set must replace it.
-//
-//nolint:gocognit // an event set for each GPU replaces it, or named steps do
 func (s *session) watch(ctx context.Context, system *systemEvents) (registered int, err error) {
 	created, ret := s.library.EventSetCreate()
 	if err := failure("nvmlEventSetCreate", ret); err != nil {
@@ -249,74 +247,106 @@ func (s *session) watch(ctx context.Context, system *systemEvents) (registered i
 	defer set.release()
 	s.replaceSet(set)
 	defer s.replaceSet(nil)
-	var w *waiter // a set without GPUs may fail
-	defer func() {
-		if w != nil {
-			w.stop(s.receive)
-		}
-	}()
-	nextTick, nextRetry := time.Now().Add(s.wait), time.Now().Add(s.retry)
+	now := time.Now()
+	w := &setWatch{session: s, set: set, nextTick: now.Add(s.wait), nextRetry: now.Add(s.retry)}
+	defer w.stop()
 	for ctx.Err() == nil {
 		s.watchdog.Reset(s.callLimit)
-		if now := time.Now(); now.After(nextTick) {
-			nextTick = now.Add(s.wait / 2) // a wait may end before it
-			s.setUnclear(false)
-			s.publishRegistrations()
-			if s.ofOtherHost() {
-				return registered, health.UnusedEvents{Err: errOthers}
-			}
-			if s.pollSystem(system) {
-				return registered, nil
-			}
-			if now.After(nextRetry) {
-				nextRetry = now.Add(s.retry)
-				if n, ret := s.library.DeviceGetCount(); ret == nvml.SUCCESS && n != len(s.gpus) {
-					return registered, nil
-				}
-				s.mu.Lock()
-				s.register(true)
-				s.mu.Unlock()
-			}
+		if over, err := w.tick(system); over || err != nil {
+			return registered, err
 		}
 		if set.spoiled.Load() {
 			return registered, errSpoiled
 		}
 		var pending int
-		if registered, pending = s.countRegistered(set); registered == 0 {
-			if pending == 0 {
-				s.mu.Lock()
-				_, err = s.registrations()
-				s.mu.Unlock()
-				return 0, err
+		switch registered, pending = s.countRegistered(set); {
+		case registered > 0:
+			if err := w.receiveNext(ctx); err != nil {
+				return registered, err
 			}
+		case pending > 0:
 			select {
 			case <-ctx.Done():
 			case <-s.changed:
 			case <-time.After(s.wait):
 			}
-			continue
-		}
-		if w == nil {
-			if w, err = startWaiter(ctx, created, s.wait); err != nil {
-				return registered, err
-			}
-		}
-		e, ret, err := w.next()
-		switch {
-		case err != nil:
-			return registered, fmt.Errorf("wait for NVML's events: %w", err)
-		case ret == nvml.SUCCESS:
-			s.receive(e)
-		case ret == nvml.ERROR_TIMEOUT:
-		case set.spoiled.Load():
-			return registered, errSpoiled
-		case ret == nvml.ERROR_GPU_IS_LOST:
-			return registered, errLost
 		default:
-			return registered, failure("nvmlEventSetWait_v2", ret)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			_, err := s.registrations()
+			return 0, err
 		}
 	}
 	return registered, nil
+}
+
+// setWatch watches one set.
+type setWatch struct {
+	*session
+	set                 *eventSet
+	waiter              *waiter // nil until a GPU is registered, because a set without GPUs may fail
+	nextTick, nextRetry time.Time
+}
+
+// tick does what is due beside the set's events. over means that the driver must be initialized again, because its GPUs have changed.
+func (w *setWatch) tick(system *systemEvents) (over bool, err error) {
+	now := time.Now()
+	if !now.After(w.nextTick) {
+		return false, nil
+	}
+	w.nextTick = now.Add(w.wait / 2) // a wait may end before it
+	w.setUnclear(false)
+	w.publishRegistrations()
+	if w.ofOtherHost() {
+		return false, health.UnusedEvents{Err: errOthers}
+	}
+	if w.pollSystem(system) {
+		return true, nil
+	}
+	if !now.After(w.nextRetry) {
+		return false, nil
+	}
+	w.nextRetry = now.Add(w.retry)
+	if n, ret := w.library.DeviceGetCount(); ret == nvml.SUCCESS && n != len(w.gpus) {
+		return true, nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.register(true)
+	return false, nil
+}
+
+// receiveNext passes on the next event of the set, if there is one within a wait.
+func (w *setWatch) receiveNext(ctx context.Context) error {
+	if w.waiter == nil {
+		started, err := startWaiter(ctx, w.set.EventSet, w.wait)
+		if err != nil {
+			return err
+		}
+		w.waiter = started
+	}
+	e, ret, err := w.waiter.next()
+	switch {
+	case err != nil:
+		return fmt.Errorf("wait for NVML's events: %w", err)
+	case ret == nvml.SUCCESS:
+		w.receive(e)
+		return nil
+	case ret == nvml.ERROR_TIMEOUT:
+		return nil
+	case w.set.spoiled.Load():
+		return errSpoiled
+	case ret == nvml.ERROR_GPU_IS_LOST:
+		return errLost
+	}
+	return failure("nvmlEventSetWait_v2", ret)
+}
+
+// stop returns when no call waits for events of the set.
+func (w *setWatch) stop() {
+	if w.waiter != nil {
+		w.waiter.stop(w.receive)
+	}
 }
 
 // ofOtherHost reports whether the GPUs that the source lists are all of another host. A GPU whose UUID is not read yet may be one of them.

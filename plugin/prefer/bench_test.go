@@ -68,7 +68,7 @@ func BenchmarkChoose(b *testing.B) {
 		{"8", nvswitch(8), 0, 4},
 		{"16", nvswitch(16), 0, 8},
 		{"16-mixed", mixed(16), 0, 8}, // the most sets to examine
-		{"17", nvswitch(17), 0, 8},    // the first size that is approximated
+		{"17", nvswitch(17), 0, 8},    // the first size whose order decides
 		{"32", nvswitch(32), 0, half},
 		{"64", nvswitch(64), 0, half},
 		{"128", nvswitch(128), 0, half},

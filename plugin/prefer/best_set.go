@@ -3,8 +3,7 @@ package prefer
 import "slices"
 
 // graph is the problem to choose size of its candidates: the set that is best connected within itself and with the
-// devices already chosen, and among equals the one that costs the rest least. Up to maxExact candidates the solution
-// is exact.
+// devices already chosen, and among equals the one that costs the rest least. It has at most maxExact candidates.
 type graph struct {
 	size  int
 	score [][]int32 // by candidate and candidate; 0 with itself
@@ -12,7 +11,8 @@ type graph struct {
 	loss  []int32   // by candidate: score with all devices that can be chosen
 }
 
-// maxExact is the largest number of candidates for an exact search: 16 have 12870 sets of 8.
+// maxExact limits the candidates of a search, which visits every set: 16 have 12870 sets of 8. No machine has more GPUs that are linked. Of
+// more, health and order decide.
 const maxExact = 16
 
 func newGraph(candidates, size int) *graph {
@@ -21,9 +21,6 @@ func newGraph(candidates, size int) *graph {
 
 // best returns the candidates of the best set, ascending; of equal sets the first. It needs 0 < size < candidates.
 func (g *graph) best() []int {
-	if len(g.gain) > maxExact {
-		return g.approximate()
-	}
 	s := &search{candidates: len(g.gain), size: g.size, leastLoss: slices.Min(g.loss)}
 	for i, row := range g.score {
 		copy(s.score[i][:], row)
@@ -79,101 +76,5 @@ func (s *search) extend(depth, from int, set setScore) {
 		if !s.found || bound.beats(s.bestSet) {
 			s.extend(depth+1, i+1, with)
 		}
-	}
-}
-
-// maxSteps limits the additions of approximate, and with them its time.
-const maxSteps = 100_000
-
-// approximate grows a set from each of several candidates and improves the best one by exchanges.
-func (g *graph) approximate() []int {
-	n := len(g.gain)
-	starts := max(1, min(n, maxSteps/(n*g.size)))
-	if slices.Max(g.gain) > 0 {
-		starts = 1 // the set grows from the devices already chosen
-	}
-	var best *growingSet
-	for s := range starts {
-		set := g.grow(s * n / starts)
-		if best == nil || set.score.beats(best.score) {
-			best = set
-		}
-	}
-	best.improve()
-	var members []int
-	for i, in := range best.has {
-		if in {
-			members = append(members, i)
-		}
-	}
-	return members
-}
-
-// growingSet is a set of candidates under construction.
-type growingSet struct {
-	*graph
-	has   []bool
-	gain  []int32 // by candidate: score with the set
-	score setScore
-}
-
-func (s *growingSet) add(i int) {
-	s.score = setScore{s.score.inner + s.gain[i], s.score.loss + s.loss[i]}
-	s.has[i] = true
-	for j, score := range s.graph.score[i] {
-		s.gain[j] += score
-	}
-}
-
-func (s *growingSet) remove(i int) {
-	s.has[i] = false
-	for j, score := range s.graph.score[i] {
-		s.gain[j] -= score
-	}
-	s.score = setScore{s.score.inner - s.gain[i], s.score.loss - s.loss[i]}
-}
-
-// grow adds the best candidate until the set is complete. If no candidate is connected yet, start is the first.
-func (g *graph) grow(start int) *growingSet {
-	s := &growingSet{graph: g, has: make([]bool, len(g.gain)), gain: slices.Clone(g.gain)}
-	for n := range g.size {
-		best := -1
-		for i, has := range s.has {
-			if !has && (best < 0 || setScore{s.gain[i], g.loss[i]}.beats(setScore{s.gain[best], g.loss[best]})) {
-				best = i
-			}
-		}
-		if n == 0 && s.gain[best] == 0 {
-			best = start
-		}
-		s.add(best)
-	}
-	return s
-}
-
-// improve exchanges one member for another candidate for as long as that helps and maxSteps allows.
-func (s *growingSet) improve() {
-	n := len(s.gain)
-	for steps := maxSteps / 2; steps > 0; steps -= n * s.size {
-		out, in, best := -1, -1, s.score
-		for i := range n {
-			for j := range n {
-				if !s.has[i] || s.has[j] {
-					continue
-				}
-				exchanged := setScore{
-					s.score.inner - s.gain[i] + s.gain[j] - s.graph.score[i][j],
-					s.score.loss - s.loss[i] + s.loss[j],
-				}
-				if exchanged.beats(best) {
-					out, in, best = i, j, exchanged
-				}
-			}
-		}
-		if out < 0 {
-			return
-		}
-		s.remove(out)
-		s.add(in)
 	}
 }

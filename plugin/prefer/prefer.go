@@ -36,7 +36,8 @@ type Allocator struct {
 // pod, so Choose has none: unknown devices come last, unknown links score 0, and if fewer than r.Size IDs are available
 // it returns all of them. Equal requests have equal answers.
 //
-// Whole GPUs: healthy before degraded, then the best connected set, then the set that leaves the best connected rest.
+// Whole GPUs: healthy before degraded, then the best connected set, then the set that leaves the best connected rest. Among more than
+// maxExact equally healthy GPUs, the first ones.
 //
 // Replicas and MIG devices: no device twice while another is free, then healthy before degraded, then from the GPU
 // that is used least or most.
@@ -164,7 +165,7 @@ func (c *choice) chooseGPUs() {
 		}
 	}
 	candidates := byRank[worst]
-	if c.score == nil || c.remaining == len(candidates) {
+	if c.score == nil || c.remaining == len(candidates) || len(candidates) > maxExact {
 		for _, i := range candidates[:c.remaining] {
 			c.choose(i)
 		}

@@ -139,6 +139,8 @@ func TestChooseGPUs(t *testing.T) {
 	connect(paths, 0, 2, health.Link{Path: health.PathBoard})
 	withheld := slices.Clone(eight)
 	withheld[0].Withheld = true
+	many := gpus(17)
+	connect(many, 3, 5, link(4, 0))
 	for _, c := range []struct {
 		name      string
 		devices   []Device
@@ -158,6 +160,8 @@ func TestChooseGPUs(t *testing.T) {
 		{"two links before one", cube(), ids(0, 1, 2, 3, 4, 5, 6, 7), nil, 2, ids(0, 3)},
 		{"four of the cube", cube(), ids(0, 1, 2, 3, 4, 5, 6, 7), nil, 4, ids(0, 1, 2, 3)},
 		{"better PCIe path", paths, ids(0, 1, 2, 3), nil, 2, ids(0, 2)},
+		{"a pair among sixteen", many, all(many[1:]), nil, 2, ids(3, 5)},
+		{"the first of more", many, all(many), nil, 2, ids(0, 1)},
 		{"required first", eight, ids(0, 1, 2, 6, 7), ids(6), 2, ids(6, 7)},
 		{"required and not available", eight, ids(0, 1), ids(6), 2, ids(6, 0)},
 		{"healthy before degraded", with(eight, 0, health.Degraded), ids(0, 1, 4), nil, 2, ids(1, 4)},

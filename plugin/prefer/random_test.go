@@ -244,47 +244,6 @@ func TestChooseEqualsBruteForce(t *testing.T) {
 	}
 }
 
-func TestApproximateIsNearExact(t *testing.T) {
-	r := rand.New(rand.NewPCG(5, 6))
-	for range 30 {
-		const n = 14
-		g := newGraph(n, 1+r.IntN(n-1))
-		for i := range n {
-			for j := range i {
-				g.score[i][j] = int32(r.IntN(3) * 100)
-				g.score[j][i] = g.score[i][j]
-				g.loss[i] += g.score[i][j]
-				g.loss[j] += g.score[i][j]
-			}
-		}
-		total := func(set []int) (sum int32) {
-			for a, i := range set {
-				for _, j := range set[:a] {
-					sum += g.score[i][j]
-				}
-			}
-			return sum
-		}
-		exact, near := total(g.best()), total(g.approximate())
-		if near > exact || near < exact*95/100 {
-			t.Errorf("%d of %d: %d, the best is %d", g.size, n, near, exact)
-		}
-	}
-	// 32 GPUs in islands of four that are not consecutive.
-	devices := gpus(32)
-	for i := range devices {
-		for j := range devices {
-			if i != j && i%8 == j%8 {
-				connect(devices, i, j, link(4, 0))
-			}
-		}
-	}
-	got := choose(devices, Request{Available: without(devices, id(0), id(1), id(9)), Size: 4})
-	if want := ids(2, 10, 18, 26); !slices.Equal(got, want) {
-		t.Errorf("%v, want the island %v", got, want)
-	}
-}
-
 // markAlone marks the devices whose bit is set.
 func markAlone(devices []Device, bits uint32) {
 	device := -1

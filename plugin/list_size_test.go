@@ -10,7 +10,6 @@ import (
 	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 )
 
 // largestNode returns 16 GPUs with seven MIG devices each. The UUIDs are as long as the driver's.
@@ -64,14 +63,17 @@ func largestList(t *testing.T, err, resource string, keys []string) (largest int
 		key, rest, _ := strings.Cut(text, ".replicas: ")
 		if _, scanErr := fmt.Sscanf(rest, "expected at most %d,", &largest); scanErr != nil || len(texts) != len(keys) ||
 			key != "plugin.sharing.timeSlicing.resources"+keys[i] || !strings.Contains(rest, "found 1000") ||
-			!strings.Contains(rest, "limit of 4 MiB") || !strings.Contains(rest, resource) {
+			!strings.Contains(rest, "at most 32768 device IDs of "+resource) {
 			t.Fatalf("%q, want the keys %v: %v", err, keys, scanErr)
 		}
 	}
 	return largest
 }
 
-// The number in the error fits, with every device unhealthy, and the next does not.
+// maxListBytes is the largest list that the kubelet receives: see maxIDs.
+const maxListBytes = 4 << 20
+
+// The number in the error fits, with every device unhealthy. The next does not, if all entries have that number.
 func TestLayoutRefusesTooLargeList(t *testing.T) {
 	const mig1, mig3 = "nvidia.com/mig-1g.10gb", "nvidia.com/mig-3g.40gb"
 	withOther := largestNode()
@@ -123,48 +125,18 @@ func TestLayoutRefusesTooLargeList(t *testing.T) {
 				t.Errorf("offered %v, want %v", names, c.left)
 			}
 			largest := largestList(t, l.err, mig1, c.keys)
-			for n, fits := range map[int]bool{largest: true, largest + 1: false} {
+			for n, fits := range map[int]bool{largest: true, largest + 1: len(c.keys) < len(cfg.Sharing.TimeSlicing.Resources)} {
 				cfg := c.cfg(n)
 				r := findResource(newLayout(layoutInput{cfg: &cfg, snap: unhealthyCopy(c.snap)}).resources, mig1)
 				size := proto.Size(&pluginapi.ListAndWatchResponse{Devices: r.message()})
 				if (len(r.Devices) > 0) != fits || size > maxListBytes {
 					t.Errorf("%d replicas: %d devices with %d bytes", n, len(r.Devices), size)
 				}
-				if fits && size < maxListBytes-200*1024 { // a replica of each device
-					t.Errorf("%d replicas have only %d bytes", n, size)
+				if fits && len(r.Devices) < maxIDs*9/10 && len(c.keys) == len(cfg.Sharing.TimeSlicing.Resources) {
+					t.Errorf("%d replicas have only %d IDs", n, len(r.Devices))
 				}
 			}
 		})
-	}
-}
-
-// The computed size equals the size of the message.
-func TestListBytes(t *testing.T) {
-	snap := unhealthyCopy(largestNode())
-	snap.Devices = snap.Devices[16:20]
-	for _, n := range []int{2, 9, 10, 11, 99, 100, 101, 999, 1000} {
-		cfg := configured(func(c *Config) {
-			c.MIGStrategy, c.Sharing.TimeSlicing.Resources = MIGMixed, []SharedResource{{Name: migResource, Replicas: n}}
-		})
-		devices := candidates(snap)
-		for i := range devices {
-			devices[i].resource = migResource
-		}
-		devices = (&layout{}).share(layoutInput{cfg: &cfg, snap: snap}, devices)
-		atMost := func(most int) func(*candidate) (deviceid.Form, int) {
-			return func(c *candidate) (deviceid.Form, int) { return c.share.form, min(most, c.share.units) }
-		}
-		r := findResource(Layout(cfg, snap), migResource)
-		want := proto.Size(&pluginapi.ListAndWatchResponse{Devices: r.message()})
-		if got := listBytes(devices, atMost(n)); got != want || len(r.Devices) != 4*n {
-			t.Errorf("%d replicas: %d, want %d", n, got, want)
-		}
-		if n > 50 {
-			continue
-		}
-		if more, fewer := listBytes(devices, atMost(n+50)), listBytes(devices, atMost(n-1)); more != want || fewer >= want {
-			t.Errorf("%d replicas: %d, fewer %d, want %d", n, more, fewer, want)
-		}
 	}
 }
 

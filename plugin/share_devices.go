@@ -3,11 +3,8 @@ package plugin
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"slices"
-	"sort"
-
-	"google.golang.org/protobuf/proto"
-	pluginapi "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
@@ -185,7 +182,7 @@ func memoryUnits(d *health.Device, reserve, unit uint64) int {
 }
 
 // CheckDevices returns an error if the configuration does not fit the devices of a snapshot: devices in two kinds of sharing, shares
-// that a device cannot serve, or a list that the kubelet could not receive.
+// that a device cannot serve, or more device IDs than the kubelet can receive.
 func (c Config) CheckDevices(snap *health.Snapshot) error {
 	l := newLayout(layoutInput{cfg: &c, snap: snap})
 	var errs []error
@@ -195,75 +192,42 @@ func (c Config) CheckDevices(snap *health.Snapshot) error {
 	return errors.Join(errs...)
 }
 
-// maxListBytes is the largest list that the kubelet receives: the default limit of a gRPC client, which the kubelet keeps
-// (k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go). It drops a plugin that sends more.
-const maxListBytes = 4 << 20
+// maxIDs limits the device IDs of a resource. The kubelet drops a plugin whose list is larger than the default limit of a gRPC client, 4
+// MiB (k8s.io/kubernetes v1.36.3, pkg/kubelet/cm/devicemanager/plugin/v1beta1/client.go). An ID of a shared device takes at most 128 bytes
+// there if its GPU has at most ten NUMA nodes.
+const maxIDs = 32768
 
-// checkListSize reports whether the list of a resource's devices fits maxListBytes. Otherwise it adds errors that name the
-// entries with too many units, and what fits.
+// checkListSize reports whether a resource's devices have at most maxIDs IDs. Otherwise it adds errors that name the entries with too many
+// units, and a number or size of units that fits.
 func (l *layout) checkListSize(devices []candidate) bool {
-	configured := func(c *candidate) (deviceid.Form, int) { return c.share.form, c.share.units }
-	if listBytes(devices, configured) <= maxListBytes {
-		return true
-	}
-	name := devices[0].resource
-	const must = "the list of %s must fit the kubelet's limit of %d MiB"
-	if e := devices[0].entry; e != nil && e.kind == SharingMemory { // then all devices are
-		largest := 0
-		for _, c := range devices {
-			largest = max(largest, int(c.device().Memory/mebibyte)) //nolint:gosec // no device has 8 YiB
-		}
-		smallest := 1 + sort.Search(largest, func(i int) bool {
-			of := *e
-			of.unit = uint64(i+1) * mebibyte //nolint:gosec // not negative
-			return listBytes(devices, func(c *candidate) (deviceid.Form, int) {
-				return of.form(), memoryUnits(c.device(), of.reserve, of.unit)
-			}) <= maxListBytes
-		})
-		l.misfits.Addf("", "plugin.%s.unit: expected at least %dMi, got %dMi: "+must, e.key, smallest, e.unit/mebibyte, name, maxListBytes>>20)
-		return false
-	}
-	// Of n replicas or fewer, as configured. The kubelet must be able to receive the list in any state of health.
-	atMost := func(n int) func(*candidate) (deviceid.Form, int) {
-		return func(c *candidate) (deviceid.Form, int) { return c.share.form, min(n, c.share.units) }
-	}
-	largest := sort.Search(maxReplicas, func(n int) bool { return listBytes(devices, atMost(n+1)) > maxListBytes })
-	var entries []*shareEntry
+	var whole, shared, units int
+	var memory uint64
 	counts := make(map[*shareEntry]int)
 	for i := range devices {
-		if e := devices[i].entry; e != nil {
-			if counts[e]++; counts[e] == 1 {
-				entries = append(entries, e)
-			}
+		if c := &devices[i]; c.share == nil {
+			whole++
+		} else {
+			shared, units, memory = shared+1, units+c.share.units, memory+c.device().Memory
+			counts[c.entry]++
 		}
 	}
-	slices.SortFunc(entries, func(a, b *shareEntry) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.index, b.index)) })
-	for _, e := range entries {
+	if whole+units <= maxIDs {
+		return true
+	}
+	const must = "the kubelet receives at most %d device IDs of %s"
+	name := devices[0].resource
+	if e := devices[0].entry; e != nil && e.kind == SharingMemory { // then all devices are
+		smallest := (memory + maxIDs*mebibyte - 1) / (maxIDs * mebibyte)
+		l.misfits.Addf("", "plugin.%s.unit: expected at least %dMi, got %dMi: "+must, e.key, smallest, e.unit/mebibyte, maxIDs, name)
+		return false
+	}
+	largest := max(0, maxIDs-whole) / shared
+	byKind := func(a, b *shareEntry) int { return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(a.index, b.index)) }
+	for _, e := range slices.SortedFunc(maps.Keys(counts), byKind) {
 		if e.replicas > largest {
 			l.misfits.Addf("", "plugin.%s.replicas: expected at most %d, found %d for each of %d devices: "+must,
-				e.key, largest, e.replicas, counts[e], name, maxListBytes>>20)
+				e.key, largest, e.replicas, counts[e], maxIDs, name)
 		}
 	}
 	return false
-}
-
-// listBytes returns the size of a ListAndWatch response with all IDs of these devices. units returns the form and the number of the IDs of
-// a shared device. All are unhealthy, because that takes more bytes than healthy.
-func listBytes(devices []candidate, units func(*candidate) (deviceid.Form, int)) (size int) {
-	for i := range devices {
-		c := &devices[i]
-		d := &pluginapi.Device{Health: pluginapi.Unhealthy, Topology: numaTopology(c.device().NUMA)}
-		list := &pluginapi.ListAndWatchResponse{Devices: []*pluginapi.Device{d}}
-		if d.ID = string(c.device().ID); c.share == nil {
-			size += proto.Size(list)
-			continue
-		}
-		// The IDs of the units from 10 to 99 are equally long, and so on.
-		form, n := units(c)
-		for from, next := 0, 10; from < n; from, next = next, 10*next {
-			d.ID = form.ID(c.device().ID, from).String()
-			size += proto.Size(list) * (min(next, n) - from)
-		}
-	}
-	return size
 }

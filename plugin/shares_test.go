@@ -560,7 +560,7 @@ func TestMemoryUnitsFillDevices(t *testing.T) {
 	}
 }
 
-// The unit in the error is the smallest whose list the kubelet can receive.
+// The kubelet can receive the list with the unit in the error, and half of that unit is too small.
 func TestSmallestUnit(t *testing.T) {
 	snap := withReserved(16)
 	for i := range snap.Devices {
@@ -577,10 +577,10 @@ func TestSmallestUnit(t *testing.T) {
 		len(l.resources) != 0 {
 		t.Fatalf("%q: %v", l.err, err)
 	}
-	fits, tooSmall := layoutOf(smallest), layoutOf(smallest-1)
+	fits, tooSmall := layoutOf(smallest), layoutOf(smallest/2)
 	size := proto.Size(&pluginapi.ListAndWatchResponse{Devices: fits.resources[0].message()})
-	if size > maxListBytes || !strings.Contains(tooSmall.err, "limit of 4 MiB") {
-		t.Errorf("%d MiB: %d bytes; one less: %q", smallest, size, tooSmall.err)
+	if size > maxListBytes || !strings.Contains(tooSmall.err, "at most 32768 device IDs") {
+		t.Errorf("%d MiB: %d bytes; half: %q", smallest, size, tooSmall.err)
 	}
 }
 

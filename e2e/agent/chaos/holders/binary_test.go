@@ -252,6 +252,14 @@ func builtBinary(path string, k newKubelet, v kubelettest.Version) setup {
 			}
 			return err
 		}
+		// An agent that finds its configuration unfit for the devices changes to the last good one. That may begin with other lost GPUs, and a
+		// new simulation forgets what its control socket did.
+		w.resync = func() (err error) {
+			for gpu, id := range w.gpus() {
+				err = errors.Join(err, w.fault(gpu, w.unhealthy[id]))
+			}
+			return err
+		}
 		return w, func() string {
 			var lines []string
 			for i, b := range agents {

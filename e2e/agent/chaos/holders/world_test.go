@@ -35,6 +35,7 @@ type world struct {
 	disk      *disk
 	unhealthy map[string]bool
 	fault     func(gpu int, unhealthy bool) error
+	resync    func() error // repeats the faults that are and are not there; nil if an agent cannot begin with others
 	patience  time.Duration
 	killed    time.Time // when an agent was killed last
 }
@@ -288,8 +289,10 @@ func (w *world) violated() error {
 }
 
 // check waits until the invariants hold. What holds at every moment was checked when it happened.
+//
+// After half of the patience it repeats the faults once, because they may be others than the model's. The agents are judged as before.
 func (w *world) check(ctx context.Context) error {
-	deadline := time.Now().Add(w.patience)
+	begin, resync := time.Now(), w.resync
 	for {
 		err := w.checkNow()
 		if v := errors.Join(w.violated(), w.checkCheckpoint()); v != nil {
@@ -298,8 +301,15 @@ func (w *world) check(ctx context.Context) error {
 		if err == nil {
 			return nil
 		}
-		if time.Now().After(deadline) {
+		if time.Since(begin) > w.patience {
 			return err
+		}
+		if resync != nil && time.Since(begin) > w.patience/2 {
+			w.log("  the faults are repeated, because of: %v", err)
+			if err := resync(); err != nil {
+				return err
+			}
+			resync = nil
 		}
 		select {
 		case <-ctx.Done():

@@ -1,9 +1,30 @@
 package main
 
 import (
+	"bytes"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
+
+func TestCopyBinary(t *testing.T) {
+	from, to := filepath.Join(t.TempDir(), "from"), filepath.Join(t.TempDir(), "to")
+	want := bytes.Repeat([]byte("#!/bin/sh\n"), 10_000)
+	if err := os.WriteFile(from, want, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := copyBinary(from, to); err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(to)
+	if err != nil || info.Mode() != 0o700 {
+		t.Errorf("the copy is %v, %v; want it executable", info, err)
+	}
+	if got, err := os.ReadFile(to); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("the copy has %d bytes, %v; want the %d of the binary", len(got), err, len(want))
+	}
+}
 
 func TestComparison(t *testing.T) {
 	other := []float64{100, 90, 1000, 100, 80, 100, 120}

@@ -77,6 +77,8 @@ type Verdict struct {
 	State    State     // the worst of the findings' states
 	Findings []Finding // in the order of sortFindings
 	Since    time.Time // since when State lasts
+
+	before *Verdict // while a detach is undecided: if it is given up, its State has lasted
 }
 
 // sortFindings sorts findings: worst first; of equal severity, the strongest action first. A fault comes before a decision of the same

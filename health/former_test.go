@@ -198,7 +198,7 @@ func (w *formerWorld) change() {
 	case 1:
 		w.vc.Held = w.held()
 	case 2:
-		w.vc.Detach = []Detachment{{}, {Since: w.now, Until: w.now.Add(time.Hour), For: time.Hour}, {Over: true}}[w.IntN(3)]
+		w.detach()
 	case 3:
 		w.vc.MPS.Daemons = nil
 		if w.IntN(2) == 0 {
@@ -236,9 +236,17 @@ func (w *formerWorld) clear() {
 	w.cleared[d.Device.ID] = d.Device.Kind == KindMIG
 }
 
-func (w *formerWorld) discard() {
-	w.devices, w.former = DiscardMeasurements(w.devices, w.now), former.DiscardMeasurements(w.former, w.now)
-	w.view(w.former)
+// detach has an operator detach the driver, keep it after all, or use it again.
+func (w *formerWorld) detach() {
+	switch unread := slices.ContainsFunc(w.devices, func(d DeviceState) bool { return d.Unread }); {
+	case !w.vc.Detach.InForce():
+		w.vc.Detach = Detachment{Since: w.now, Until: w.now.Add(time.Hour), For: time.Hour}
+	case unread || w.IntN(2) == 0: // if the driver was kept, the monitor, and not the former view, freed the devices that were read
+		w.vc.Detach = Detachment{Over: true}
+		w.devices, w.former = DiscardMeasurements(w.devices, w.now), former.DiscardMeasurements(w.former, w.now)
+	default:
+		w.vc.Detach = Detachment{}
+	}
 }
 
 // saved returns what the state file keeps of the devices for the next process, as statefile.FromSnapshot and Restore.
@@ -435,7 +443,7 @@ func (w *formerWorld) check(where string) {
 			w.t.Fatalf("%s: %s remembers %v %v %v, formerly %v %v %v", where, d.Device.ID, d.Memory.Trips, d.Memory.PendingXIDs, d.XIDHistory,
 				was.Trips, was.PendingXIDs, w.former[i].XIDHistory)
 		}
-		d.Memory, d.XIDHistory, d.XIDs = Memory{}, nil, Ledger{}
+		d.Memory, d.XIDHistory, d.XIDs, d.Unread = Memory{}, nil, Ledger{}, false
 		d.Sample.XIDs = each(d.Sample.XIDs)
 		d.Verdict.Findings, is.Verdict.Findings = stored(d.Verdict.Findings), stored(is.Verdict.Findings)
 		if !reflect.DeepEqual(d, is) {
@@ -460,8 +468,9 @@ func (w *formerWorld) step() string {
 		w.clear()
 		return "clear"
 	case n == 18:
-		w.discard()
-		return "discard"
+		w.detach()
+		w.view(w.former)
+		return "detach"
 	}
 	w.restart()
 	for range w.IntN(3) {

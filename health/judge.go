@@ -222,7 +222,7 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 	}
 	return DeviceState{
 		Device: d, Sample: sample, Memory: m, Verdict: old.Verdict, MPS: old.MPS,
-		XIDs: w.xids, XIDHistory: w.history, ResetAt: r.latest(old.ResetAt),
+		XIDs: w.xids, XIDHistory: w.history, ResetAt: r.latest(old.ResetAt), Unread: old.Unread && s.Presence == PresenceUnknown,
 	}, r
 }
 

@@ -200,12 +200,13 @@ func Rebase(t, now time.Time) time.Time {
 	return now.Add(-max(0, now.Sub(t)))
 }
 
-// DiscardMeasurements returns the devices without the effects of earlier measurements: how long a condition has been over,
-// how often a check showed a fault, whether a device is present, and the recovery action of an event.
+// DiscardMeasurements returns the devices without the effects of measurements from before the driver was released: how long a condition has
+// been over, how often a check showed a fault, whether a device is present, and the recovery action of an event. View withholds each GPU
+// until it is measured again.
 func DiscardMeasurements(devices []DeviceState, now time.Time) []DeviceState {
 	devices = slices.Clone(devices)
 	for i := range devices {
-		devices[i].Sample.Presence = PresenceUnknown
+		devices[i].Sample.Presence, devices[i].Unread = PresenceUnknown, devices[i].Device.Kind == KindGPU
 		devices[i].XIDs = devices[i].XIDs.unmeasured()
 		m := &devices[i].Memory
 		m.unconfirmed, m.eventAction, m.Findings = nil, eventAction{}, slices.Clone(m.Findings)

@@ -15,6 +15,7 @@ type DeviceState struct {
 	XIDs       Ledger
 	XIDHistory []XID // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
 
+	Unread  bool      // a GPU that was not measured since the driver was released: see DiscardMeasurements
 	ResetAt time.Time // when this process saw the latest reset of the device; zero if it saw none
 
 	MPS *MPSDaemon // of a device that MPS serves; nil for others, and until it is first examined

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -17,8 +18,8 @@ func (v Verdict) Decisions() []Finding {
 
 // ViewContext is what a device's verdict depends on beside its memory.
 type ViewContext struct {
-	Held   Held       // if nil, every device counts as held
-	Detach Detachment // zero while the driver is attached
+	Held   Held // if nil, every device counts as held
+	Detach Detachment
 	MPS    MPSState
 }
 
@@ -50,7 +51,7 @@ func View(c Config, devices []DeviceState, vc ViewContext, now time.Time) []Devi
 				decisions = append(decisions, add(isolation(*pending, free)))
 			}
 		}
-		if vc.Detach.withholds(*d, old) {
+		if d.Device.Kind == KindGPU && (vc.Detach.InForce() || d.Unread) { // MIG devices inherit the finding
 			decisions = append(decisions, add(vc.Detach.finding()))
 		}
 		ofGPU[d.Device.ID] = slices.Concat(own, decisions)
@@ -59,6 +60,12 @@ func View(c Config, devices []DeviceState, vc ViewContext, now time.Time) []Devi
 			findings = append(findings, add(f))
 		}
 		d.Verdict = newVerdict(inherit(findings, d.Device.Parent, inherited), d.Memory.measured, old, now)
+		if vc.Detach.Undecided {
+			before := old
+			d.Verdict.before = cmp.Or(old.before, &before)
+		} else if b := old.before; b != nil && b.State == d.Verdict.State && !b.Since.IsZero() {
+			d.Verdict.Since = b.Since
+		}
 	}
 	return view
 }
@@ -97,20 +104,9 @@ func isolation(pending Finding, free bool) Finding {
 	return f
 }
 
-// withholds reports whether the detachment keeps a device from pods. Attaching may take long, so a GPU stays withheld after
-// the end of the detachment until it is measured again.
-func (d Detachment) withholds(dev DeviceState, old Verdict) bool {
-	switch {
-	case d == (Detachment{}) || dev.Device.Kind != KindGPU: // MIG devices inherit the finding
-		return false
-	case !d.Over:
-		return true
-	}
-	return old.Has(CauseReleased) && dev.Sample.Presence == PresenceUnknown
-}
-
+// finding returns why a GPU is withheld. Attaching may take long, so a GPU stays withheld until it is measured again.
 func (d Detachment) finding() Finding {
-	if d.Over {
+	if !d.InForce() {
 		return Finding{
 			Cause: CauseReleased, Reason: "the agent is attaching the driver and has not measured the GPU since", Action: ActionCheckSource,
 		}

@@ -233,14 +233,14 @@ func TestOrderOfFaultsAndDecisions(t *testing.T) {
 	}
 }
 
-// After the end of a detach, a GPU is withheld until it has been measured; one that was not withheld stays free.
+// After the end of a detach, a GPU is withheld until it has been measured; one whose measurements count stays free.
 func TestDetachmentEndsWithMeasurement(t *testing.T) {
 	c := DefaultConfig()
 	unread := func() []DeviceState {
 		return judge(nil, 0, samples{gpu0.ID: blank(PresenceUnknown), gpu1.ID: blank(PresenceUnknown)}, gpu0, gpu1)
 	}
 	before := View(c, unread(), ViewContext{Detach: Detachment{Since: at(0), Until: at(60)}}, at(1))
-	over := View(c, before, ViewContext{Detach: Detachment{Over: true}}, at(2))
+	over := View(c, DiscardMeasurements(before, at(2)), ViewContext{}, at(2))
 	for action, devices := range map[Action][]DeviceState{ActionAttach: before, ActionCheckSource: over} {
 		for _, d := range devices {
 			if f := d.Verdict.Findings; len(f) != 1 || f[0].Cause != CauseReleased || !f[0].Since.Equal(at(1)) || f[0].Action != action {
@@ -249,9 +249,9 @@ func TestDetachmentEndsWithMeasurement(t *testing.T) {
 		}
 	}
 	r, now := reading(3, samples{gpu1.ID: blank(PresenceUnknown)}, gpu0, gpu1)
-	over = View(c, Judge(c, over, r, ReadingContext{}, now), ViewContext{Detach: Detachment{Over: true}}, now)
+	over = View(c, Judge(c, over, r, ReadingContext{}, now), ViewContext{}, now)
 	wantStates(t, over, map[DeviceID]State{gpu0.ID: Healthy, gpu1.ID: Unhealthy})
-	free := View(c, unread(), ViewContext{Detach: Detachment{Over: true}}, at(4))
+	free := View(c, before, ViewContext{}, at(4))
 	wantStates(t, free, map[DeviceID]State{gpu0.ID: Unknown, gpu1.ID: Unknown})
 }
 
@@ -263,7 +263,7 @@ func TestDecideDetachment(t *testing.T) {
 		devices[1].Verdict.State != Unhealthy {
 		t.Errorf("%+v", f)
 	}
-	devices = View(DefaultConfig(), devices, ViewContext{Detach: Detachment{Over: true}}, at(2))
+	devices = View(DefaultConfig(), devices, ViewContext{}, at(2))
 	wantStates(t, devices, map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy})
 }
 

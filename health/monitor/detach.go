@@ -40,17 +40,14 @@ type AttachResult struct {
 
 // Withholding is the state in which all devices are unhealthy while the agent asks who holds them, ahead of a Detach. The
 // agent still uses the driver.
-type Withholding struct {
-	m      *Monitor
-	before []health.DeviceState
-}
+type Withholding struct{ m *Monitor }
 
 // Withhold makes all devices unhealthy, so that the kubelet allocates none, until End. A Detach for the same time limit
 // continues from there. If the driver is detached already, Withhold changes nothing.
 func (m *Monitor) Withhold(limit time.Duration) (*Withholding, error) {
 	m.mu.Lock()
 	defer m.unlock()
-	w := &Withholding{m, m.now.Devices}
+	w := &Withholding{m}
 	switch {
 	case m.detach.detachRequested():
 		return w, nil
@@ -73,27 +70,7 @@ func (w *Withholding) End() {
 	if m.detach.withholding != w {
 		return
 	}
-	m.detach = m.detach.endWithholding(w)
-	before := make(map[health.DeviceID]health.Verdict, len(w.before))
-	for _, d := range w.before {
-		before[d.Device.ID] = d.Verdict
-	}
-	m.now.Devices = slices.Clone(m.now.Devices)
-	for i := range m.now.Devices { // a device that was not withheld before is not withheld for an earlier detach now
-		if v := &m.now.Devices[i].Verdict; !before[m.now.Devices[i].Device.ID].Has(health.CauseReleased) {
-			v.Findings = slices.DeleteFunc(slices.Clone(v.Findings), func(f health.Finding) bool {
-				return f.Cause == health.CauseReleased && f.From == ""
-			})
-		}
-	}
-	m.view(time.Now())
-	for i := range m.now.Devices {
-		v := &m.now.Devices[i].Verdict
-		if old := before[m.now.Devices[i].Device.ID]; old.State == v.State && !old.Since.IsZero() {
-			v.Since = old.Since
-		}
-	}
-	m.store()
+	m.setDetachment(m.detach.endWithholding(w), time.Now())
 }
 
 // Detach stops using the driver until Attach is called or the time limit is reached. It returns when the driver is detached

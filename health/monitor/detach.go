@@ -40,26 +40,28 @@ type AttachResult struct {
 
 // Withholding is the state in which all devices are unhealthy while the agent asks who holds them, ahead of a Detach. The
 // agent still uses the driver.
-type Withholding struct{ m *Monitor }
+type Withholding struct {
+	m      *Monitor
+	wanted health.Detachment
+}
 
 // Withhold makes all devices unhealthy, so that the kubelet allocates none, until End. A Detach for the same time limit
 // continues from there. If the driver is detached already, Withhold changes nothing.
 func (m *Monitor) Withhold(limit time.Duration) (*Withholding, error) {
 	m.mu.Lock()
 	defer m.unlock()
-	w := &Withholding{m}
 	switch {
 	case m.detach.detachRequested():
-		return w, nil
-	case m.detach.state == withheld:
+		return &Withholding{m: m}, nil
+	case m.detach.Undecided:
 		return nil, errDetachPending
 	}
 	if err := m.canDetach(); err != nil {
 		return nil, err
 	}
 	now := time.Now()
-	m.setDetachment(m.detach.withhold(w, now, limit, m.hasHostEngine()), now)
-	return w, nil
+	m.setDetachment(m.detach.withhold(now, limit, m.hasHostEngine()), now)
+	return &Withholding{m, m.detach.Detachment}, nil
 }
 
 // End returns the devices to their state before Withhold, apart from later measurements. It does nothing after a Detach.
@@ -67,10 +69,9 @@ func (w *Withholding) End() {
 	m := w.m
 	m.mu.Lock()
 	defer m.unlock()
-	if m.detach.withholding != w {
-		return
+	if d := m.detach.endWithholding(w.wanted); d.Detachment != m.detach.Detachment {
+		m.setDetachment(d, time.Now())
 	}
-	m.setDetachment(m.detach.endWithholding(w), time.Now())
 }
 
 // Detach stops using the driver until Attach is called or the time limit is reached. It returns when the driver is detached
@@ -91,8 +92,8 @@ func (m *Monitor) Detach(ctx context.Context, limit time.Duration) (DetachResult
 			return DetachResult{}, d.refusal
 		case !d.detachRequested():
 			return DetachResult{}, errDetachCanceled
-		case d.state == detached:
-			return DetachResult{source.Since, d.until, already, d.engineUnasked}, nil
+		case d.detached():
+			return DetachResult{source.Since, d.Until, already, d.EngineUnasked}, nil
 		}
 		select {
 		case <-ctx.Done():
@@ -114,8 +115,8 @@ func (m *Monitor) requestDetach(limit time.Duration) (already bool, err error) {
 		m.logLater(func() { m.log.Warn("detach requested", zap.Time("until", now.Add(limit))) })
 	}
 	d := m.detach.detach(now, limit, m.hasHostEngine())
-	if d.state == detached {
-		m.showDetached(d, now)
+	if d.detached() {
+		m.showDetached(d.Until, now)
 	}
 	m.setDetachment(d, now)
 	return already, nil
@@ -131,12 +132,13 @@ func (m *Monitor) Attach(ctx context.Context) (AttachResult, error) {
 		m.mu.Lock()
 		d, source, unread := m.detach, m.now.Source, withheldDevices(m.now.Devices)
 		m.mu.Unlock()
+		followed := d.followed == d.requests
 		switch {
 		case d.detachRequested():
 			return AttachResult{}, errAttachCanceled
 		case source.Status == health.SourceStalled,
-			d.begun && source.Status == health.SourceDown,
-			d.begun && source.Status == health.SourceUp && len(unread) == 0:
+			followed && source.Status == health.SourceDown,
+			followed && source.Status == health.SourceUp && len(unread) == 0:
 			return AttachResult{already, source.Status, source.Err}, nil
 		}
 		select {
@@ -158,7 +160,7 @@ func (m *Monitor) requestAttach(reason string) (already bool) {
 func (m *Monitor) attachAtLimit() {
 	m.mu.Lock()
 	defer m.unlock()
-	if m.detach.detachRequested() && !time.Now().Before(m.detach.until) {
+	if m.detach.detachRequested() && !time.Now().Before(m.detach.Until) {
 		m.attach("time limit reached")
 	}
 }
@@ -173,6 +175,9 @@ func (m *Monitor) attach(reason string) (already bool) {
 	}
 	m.logLater(func() { m.log.Info("attaching the driver", zap.String("reason", reason)) })
 	m.xids.seen = now
+	if !already && m.session == nil {
+		m.now.Devices = health.DiscardMeasurements(m.now.Devices, now)
+	}
 	if s := &m.now.Source; s.Status == health.SourceUp || s.Status == health.SourceDetached {
 		s.Until = time.Time{}
 		setStatus(s, health.SourceStarting, "", now)
@@ -190,10 +195,7 @@ func (m *Monitor) setDetachment(d detachment, now time.Time) {
 		m.timeLimit.Stop()
 	}
 	if d.detachRequested() {
-		m.timeLimit = time.AfterFunc(d.until.Sub(now), m.attachAtLimit)
-	}
-	if d.state == attaching && before.detachRequested() && d.refusal == nil { // after a refusal the last reading counts
-		m.now.Devices = health.DiscardMeasurements(m.now.Devices, now)
+		m.timeLimit = time.AfterFunc(d.Until.Sub(now), m.attachAtLimit)
 	}
 	m.view(now)
 	m.store()
@@ -218,8 +220,8 @@ func (m *Monitor) serve(process, ctx context.Context, w watchdog, src *Source) {
 	for ctx.Err() == nil {
 		r, same, cancel := health.WatchPart(ctx, &m.request, func(r *request) request { return *r })
 		if r.detach {
-			if m.awaitCompanions(same, w) == nil && m.releaseDriver(same, w, src) == nil {
-				m.completeDetach(src)
+			if m.releaseDriver(same, w, src) == nil {
+				m.completeDetach(src, r.number)
 			}
 			<-same.Done()
 		} else {
@@ -230,40 +232,42 @@ func (m *Monitor) serve(process, ctx context.Context, w watchdog, src *Source) {
 	}
 }
 
-// releaseDriver calls Source.Release. Every process that finds a detach in force does, because the process that began it may have ended
-// before.
+// releaseDriver returns nil when no companion and no other process uses the driver any more. Every process that finds a detach in force calls
+// it, because the process that began it may have ended before.
 func (m *Monitor) releaseDriver(ctx context.Context, w watchdog, src *Source) error {
-	if src.Release == nil {
-		return nil
+	err := m.awaitCompanions(ctx, w)
+	if err != nil || src.Release == nil {
+		return err
 	}
-	_, err := call(ctx, w, "stopping processes that use the driver", func(ctx context.Context) (struct{}, error) {
+	_, err = call(ctx, w, "stopping processes that use the driver", func(ctx context.Context) (struct{}, error) {
 		src.Release(ctx)
 		return struct{}{}, ctx.Err()
 	})
 	return err
 }
 
-// completeDetach publishes that nothing of the source uses the driver.
-func (m *Monitor) completeDetach(src *Source) {
+// completeDetach publishes that nothing of the source uses the driver after a request.
+func (m *Monitor) completeDetach(src *Source, request int) {
 	m.mu.Lock()
 	defer m.unlock()
-	if m.detach.state != detaching {
+	d := m.detach.follow(request)
+	if d.followed == m.detach.followed {
 		return
 	}
-	now, until := time.Now(), m.detach.until
-	m.logLater(func() { m.log.Info("driver detached", zap.Time("until", until)) })
+	now := time.Now()
+	m.logLater(func() { m.log.Info("driver detached", zap.Time("until", d.Until)) })
 	m.logged.Clear()
 	m.showEvents(src, health.EventsOff, reasonDetached)
-	m.showDetached(m.detach, now)
-	m.setDetachment(m.detach.sessionClosed(), now)
+	m.showDetached(d.Until, now)
+	m.setDetachment(d, now)
 }
 
 // showDetached requires m.mu.
-func (m *Monitor) showDetached(d detachment, since time.Time) {
+func (m *Monitor) showDetached(until, since time.Time) {
 	m.setAway(false, time.Now())
-	m.now.Source.Until = d.until
+	m.now.Source.Until = until
 	setStatus(&m.now.Source, health.SourceDetached, fmt.Sprintf("driver detached on request until %s; gpu-node-agent attach ends it",
-		d.until.UTC().Format(time.RFC3339)), since)
+		until.UTC().Format(time.RFC3339)), since)
 }
 
 // detachEngine asks the host engine behind a session that is about to be closed to detach, if that is requested. A session
@@ -279,7 +283,7 @@ func (m *Monitor) detachEngine(ctx context.Context, w watchdog, s health.Session
 	defer m.unlock()
 	switch {
 	case err == nil:
-		m.detach.engineUnasked = false
+		m.detach.EngineUnasked = false
 	case !errors.Is(err, health.ErrAbandoned) && m.detach.detachRequested():
 		m.logLater(func() { m.log.Warn("detach refused; keeping the driver", zap.Error(err)) })
 		m.setDetachment(m.detach.refuse(err), time.Now())
@@ -292,18 +296,19 @@ func (m *Monitor) detachEngine(ctx context.Context, w watchdog, s health.Session
 func (m *Monitor) opener(src *Source, request int) health.Opener {
 	return func(ctx context.Context) (health.Session, error) {
 		m.mu.Lock()
-		d := m.detach.sessionBegun(request)
-		if !m.detach.begun && d.begun && m.now.Source.Status != health.SourceStarting {
+		before := m.detach.followed
+		m.detach = m.detach.follow(request) // earlier results of the source do not answer the request
+		if m.detach.followed != before && m.now.Source.Status != health.SourceStarting {
 			setStatus(&m.now.Source, health.SourceStarting, "", time.Now())
 			m.store()
 		}
-		m.detach = d
+		engine := m.detach.engine
 		m.mu.Unlock()
-		if !d.engineAttach || src.Attach == nil {
+		if engine == engineAttached || src.Attach == nil {
 			return src.Open(ctx)
 		}
 		s, err := src.Attach(ctx)
-		if err == nil || d.state != attached {
+		if err == nil || engine == engineReleased {
 			return s, err
 		}
 		m.log.Warn("the host engine refused to attach", zap.Error(err))
@@ -318,7 +323,7 @@ func (m *Monitor) checkBack(r *health.Reading) error {
 	defer m.mu.Unlock()
 	reached := func(s health.Sample) bool { return s.Presence != health.Detached }
 	switch {
-	case m.detach.state != attaching || m.newInventory || len(withheldDevices(m.now.Devices)) == 0:
+	case m.newInventory || !someUnread(m.now.Devices):
 		return nil
 	case len(r.Devices) > 0 && (len(r.Samples) == 0 || slices.ContainsFunc(r.Samples, reached)):
 		return nil
@@ -338,6 +343,10 @@ func (m *Monitor) canDetach() error {
 func (m *Monitor) hasHostEngine() bool {
 	src := m.source.Load()
 	return src != nil && src.Attach != nil
+}
+
+func someUnread(devices []health.DeviceState) bool {
+	return slices.ContainsFunc(devices, func(d health.DeviceState) bool { return d.Unread })
 }
 
 // withheldDevices returns the IDs of the devices that are withheld for a detach.

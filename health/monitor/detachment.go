@@ -6,26 +6,21 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// driverState is the agent's relation to the GPUs' driver.
-type driverState uint8
-
-const (
-	attached  driverState = iota // sessions are open; no device is withheld
-	withheld                     // sessions are open; devices are withheld while the agent asks who holds them
-	detaching                    // devices are withheld; the session is being closed
-	detached                     // devices are withheld; no session is open
-	attaching                    // sessions are open; a device is withheld until a reading reports it
-)
-
-// detachment is the state machine of detach and attach. Its methods are pure: they return the next value.
+// detachment is what operators want of the driver, and what the agent has done about it. Its methods are pure: they return the next value.
 // The Monitor owns the only one, under its mutex.
+//
+//	attached   no detach is wanted; sessions are open
+//	withheld   a detach is Undecided; sessions are open; devices are withheld while the agent asks who holds them
+//	detaching  a detach is wanted; devices are withheld; the session is being closed
+//	detached   Run has followed that request; devices are withheld; no session is open
+//	attaching  no detach is wanted; sessions are open; the driver was released, and a device is withheld until a reading reports it
 //
 //	state                          event                                      next state
 //	attached, attaching            withhold                                   withheld
 //	withheld                       endWithholding                             attached (attaching if unread)
 //	attached, withheld, attaching  detach                                     detaching
 //	detaching, detached            detach: extends the time limit             unchanged
-//	detaching                      sessionClosed                              detached
+//	detaching                      follow                                     detached
 //	detaching                      refuse                                     attached (attaching if unread)
 //	detaching with a session       attach, by an operator or the time limit   attached (attaching if unread)
 //	detaching without, detached    attach, by an operator or the time limit   attaching
@@ -34,89 +29,72 @@ const (
 //
 // Any other event leaves the state unchanged.
 type detachment struct {
-	state driverState
-	since time.Time     // when the devices were withheld
-	until time.Time     // time limit: when the agent attaches the driver automatically
-	term  time.Duration // from the latest detach to until
+	health.Detachment // what is wanted; never Over
 
-	unread        bool // a device was not read since an earlier detach and stays withheld if this one ends early
-	engineUnasked bool // no host engine has been asked to detach: it may still use the driver
-	engineAttach  bool // the next session asks the host engine to attach first; outlives attaching until a session gives a reading
-
-	requests    int          // counts the events that end the session or allow the next one
-	begun       bool         // a session was opened since the last request
-	refusal     error        // why the last detach failed
-	withholding *Withholding // withheld: who may end it
+	requests int         // counts the events that end the session or allow the next one
+	followed int         // the latest request that Run has followed
+	engine   engineState // what the agent knows of the host engine, if there is one
+	refusal  error       // why the last detach failed
 }
+
+// engineState is whether a session has to ask the host engine to attach first.
+type engineState uint8
+
+const (
+	engineAttached engineState = iota
+	engineUnknown              // it is asked, but the source is used also if it refuses
+	engineReleased             // it is asked: the driver was released, and a device was not read since
+)
 
 // detachRequested reports whether a detach is in progress or complete: no session may be opened.
-func (d detachment) detachRequested() bool { return d.state == detaching || d.state == detached }
+func (d detachment) detachRequested() bool { return d.InForce() && !d.Undecided }
 
-func (d detachment) withhold(w *Withholding, now time.Time, term time.Duration, engine bool) detachment {
-	if d.state != attached && d.state != attaching {
-		return d
-	}
-	d.unread = d.state == attaching
-	d.state, d.withholding = withheld, w
-	d.since, d.until, d.term, d.engineUnasked = now, now.Add(term), term, engine
-	return d
-}
+// detached reports whether a detach is complete.
+func (d detachment) detached() bool { return d.detachRequested() && d.followed == d.requests }
 
-func (d detachment) endWithholding(w *Withholding) detachment {
-	if d.state == withheld && d.withholding == w {
-		d = d.keepDriver()
+func (d detachment) withhold(now time.Time, term time.Duration, engine bool) detachment {
+	if !d.InForce() {
+		d.Detachment = health.Detachment{Since: now, Until: now.Add(term), For: term, Undecided: true, EngineUnasked: engine}
 	}
 	return d
 }
 
-// keepDriver ends a detach whose session was not closed.
-func (d detachment) keepDriver() detachment {
-	d.state, d.withholding = attached, nil
-	if d.unread {
-		d.state = attaching
+func (d detachment) endWithholding(wanted health.Detachment) detachment {
+	if d.Undecided && d.Detachment == wanted {
+		d.Detachment = health.Detachment{}
 	}
 	return d
 }
 
 func (d detachment) detach(now time.Time, term time.Duration, engine bool) detachment {
-	switch d.state {
-	case attached, attaching:
-		d = d.withhold(nil, now, term, engine)
-		fallthrough
-	case withheld:
-		d.state, d.withholding, d.engineUnasked = detaching, nil, engine
-		d = d.request()
+	if !d.detachRequested() {
+		d = d.withhold(now, term, engine).request()
+		d.Undecided, d.EngineUnasked = false, engine
 	}
-	d.until, d.term = now.Add(term), term
-	return d
-}
-
-func (d detachment) sessionClosed() detachment {
-	if d.state == detaching {
-		d.state = detached
-	}
+	d.Until, d.For = now.Add(term), term
 	return d
 }
 
 // refuse keeps the driver because the host engine did not detach. It may have detached in part, so it is asked to attach.
 func (d detachment) refuse(err error) detachment {
-	if d.state == detaching {
-		d = d.keepDriver().request()
-		d.engineAttach, d.refusal = true, err
+	if d.detachRequested() && !d.detached() {
+		d = d.request()
+		d.Detachment, d.engine, d.refusal = health.Detachment{}, max(d.engine, engineUnknown), err
 	}
 	return d
 }
 
-// attach returns to the driver. If the state is neither detaching nor detached, it only asks the host engine, if there is
-// one to ask: an agent that was restarted does not know whether the engine detached.
+// attach returns to the driver. Without a detach it only asks the host engine, if there is one to ask: an agent that was restarted does not
+// know whether the engine detached.
 func (d detachment) attach(session, engine bool) detachment {
 	switch {
-	case d.state == detaching && session && !d.unread:
-		d = d.keepDriver()
 	case d.detachRequested():
-		d.state, d.engineAttach = attaching, true
+		if d.detached() || !session {
+			d.engine = engineReleased
+		}
+		d.Detachment = health.Detachment{}
 	case engine:
-		d.engineAttach = true
+		d.engine = max(d.engine, engineUnknown)
 	default:
 		return d
 	}
@@ -125,43 +103,30 @@ func (d detachment) attach(session, engine bool) detachment {
 
 func (d detachment) request() detachment {
 	d.requests++
-	d.begun, d.refusal = false, nil
+	d.refusal = nil
 	return d
 }
 
-// sessionBegun records that a session is opened after a request. Earlier results of the source do not answer the request.
-func (d detachment) sessionBegun(request int) detachment {
-	d.begun = d.begun || d.requests == request
-	return d
-}
-
-// devicesRead records a reading, after which some devices are still withheld, or none.
-func (d detachment) devicesRead(someWithheld bool) detachment {
-	if d.state == attaching && !someWithheld {
-		d.state = attached
-	}
-	if d.state == attached && d.begun { // otherwise the reading is of a session before the request
-		d.engineAttach = false
+// follow records that Run has begun a session after a request, or released the driver. It must be the latest one.
+func (d detachment) follow(request int) detachment {
+	if d.requests == request {
+		d.followed = request
 	}
 	return d
 }
 
-// withholds returns what health.View withholds devices for.
-func (d detachment) withholds() health.Detachment {
-	switch d.state {
-	case withheld, detaching, detached:
-		return health.Detachment{Since: d.since, Until: d.until, For: d.term, Undecided: d.state == withheld, EngineUnasked: d.engineUnasked}
-	case attaching:
-		return health.Detachment{Over: true}
-	case attached:
+// devicesRead records a reading, after which some GPUs are still unread, or none. A reading of a session before the request does not count.
+func (d detachment) devicesRead(someUnread bool) detachment {
+	if d.followed == d.requests && !someUnread {
+		d.engine = engineAttached
 	}
-	return health.Detachment{}
+	return d
 }
 
 // saved returns the detachment from which a later process continues.
 func (d detachment) saved() health.Detachment {
-	if d.state == attached && d.engineAttach {
+	if !d.InForce() && d.engine != engineAttached {
 		return health.Detachment{Over: true}
 	}
-	return d.withholds()
+	return d.Detachment
 }

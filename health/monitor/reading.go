@@ -34,7 +34,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 		DriverReloaded: m.driverReloaded(r.Versions.Driver),
 	}
 	devices := m.judge(before, r, basis, now)
-	m.detach = m.detach.devicesRead(len(withheldDevices(devices)) > 0)
+	m.detach = m.detach.devicesRead(someUnread(devices))
 	if m.now.Source.Status != health.SourceUp {
 		m.logLater(func() {
 			m.log.Info("source up", zap.Int("devices", len(r.Devices)), zap.String("driver", r.Versions.Driver),
@@ -95,7 +95,7 @@ func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health
 
 // viewContext requires m.mu.
 func (m *Monitor) viewContext() health.ViewContext {
-	return health.ViewContext{Held: m.held, Detach: m.detach.withholds(), MPS: m.mpsState()}
+	return health.ViewContext{Held: m.held, Detach: m.detach.Detachment, MPS: m.mpsState()}
 }
 
 // driverReloaded reports whether the driver was loaded again, or another version of it, since the latest reading. Unknown

@@ -20,14 +20,16 @@ func (m *Monitor) Restore(r statefile.Restored) {
 	m.now.Source.DriverLoad = r.DriverLoad
 	d := r.Detachment
 	if !d.InForce() {
-		m.detach.engineAttach = d.Over // the earlier process may have ended before it asked the host engine
+		if d.Over { // the earlier process may have ended before it asked the host engine
+			m.detach.engine = engineUnknown
+		}
 		return
 	}
 	m.now.Source.Kind, m.now.Source.Inventory, m.now.At = r.Source, r.Inventory, r.Polled
 	m.logLater(func() { m.log.Warn("driver stays detached as before the restart", zap.Time("until", d.Until)) })
-	restored := detachment{state: detached, since: d.Since, until: d.Until, term: d.For, engineUnasked: d.EngineUnasked}
-	m.showDetached(restored, d.Since)
-	m.setDetachment(restored.request(), time.Now())
+	d.Undecided = false
+	m.showDetached(d.Until, d.Since)
+	m.setDetachment(detachment{Detachment: d, requests: 1, followed: 1}, time.Now())
 }
 
 // AwaitRestore has the monitor keep what RestoreLate needs: the saved state could not be read yet. Call it before Run, instead of Restore.
@@ -78,7 +80,7 @@ func (m *Monitor) RestoreLate(r statefile.Restored) {
 	m.logChangesLater(before, m.now.Devices)
 	m.store()
 	switch d := r.Detachment; {
-	case d.InForce() && m.detach.state == attached && m.detach.requests == 0:
+	case d.InForce() && !m.detach.InForce() && m.detach.requests == 0:
 		m.logLater(func() { m.log.Warn("detaching the driver, as before the restart", zap.Time("until", d.Until)) })
 		m.setDetachment(m.detach.detach(now, d.Until.Sub(now), m.hasHostEngine()), now)
 	case d.Over:

@@ -82,23 +82,36 @@ func (m *Monitor) Detach(ctx context.Context, limit time.Duration) (DetachResult
 	if err != nil {
 		return DetachResult{}, err
 	}
+	var r DetachResult
+	err = m.await(ctx, func() (done bool, err error) {
+		switch d := m.detach; {
+		case d.refusal != nil:
+			return true, d.refusal
+		case !d.detachRequested():
+			return true, errDetachCanceled
+		case d.detached():
+			r = DetachResult{m.now.Source.Since, d.Until, already, d.EngineUnasked}
+			return true, nil
+		}
+		return false, fmt.Errorf("driver not detached yet, source %s; the agent keeps trying and withholds the GPUs; "+
+			"run detach again to wait, or attach to cancel", describe(m.now.Source))
+	})
+	return r, err
+}
+
+// await calls done, with m.mu held, until it reports true or ctx ends, and returns its last error.
+func (m *Monitor) await(ctx context.Context, done func() (bool, error)) error {
 	for {
 		_, changed := m.out.Watch()
 		m.mu.Lock()
-		d, source := m.detach, m.now.Source
+		ok, err := done()
 		m.mu.Unlock()
-		switch {
-		case d.refusal != nil:
-			return DetachResult{}, d.refusal
-		case !d.detachRequested():
-			return DetachResult{}, errDetachCanceled
-		case d.detached():
-			return DetachResult{source.Since, d.Until, already, d.EngineUnasked}, nil
+		if ok {
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return DetachResult{}, fmt.Errorf("driver not detached yet, source %s; the agent keeps trying and withholds the GPUs; "+
-				"run detach again to wait, or attach to cancel", describe(source))
+			return err
 		case <-changed:
 		}
 	}
@@ -127,27 +140,23 @@ func (m *Monitor) requestDetach(limit time.Duration) (already bool, err error) {
 // restarted does not know.
 func (m *Monitor) Attach(ctx context.Context) (AttachResult, error) {
 	already := m.requestAttach("requested")
-	for {
-		_, changed := m.out.Watch()
-		m.mu.Lock()
+	var r AttachResult
+	err := m.await(ctx, func() (done bool, err error) {
 		d, source, unread := m.detach, m.now.Source, withheldDevices(m.now.Devices)
-		m.mu.Unlock()
 		followed := d.followed == d.requests
 		switch {
 		case d.detachRequested():
-			return AttachResult{}, errAttachCanceled
+			return true, errAttachCanceled
 		case source.Status == health.SourceStalled,
 			followed && source.Status == health.SourceDown,
 			followed && source.Status == health.SourceUp && len(unread) == 0:
-			return AttachResult{already, source.Status, source.Err}, nil
+			r = AttachResult{already, source.Status, source.Err}
+			return true, nil
 		}
-		select {
-		case <-ctx.Done():
-			return AttachResult{}, fmt.Errorf("driver not attached yet, source %s; devices not read since detach: %s; "+
-				"the agent keeps trying, see gpu-node-agent status", describe(source), cmp.Or(strings.Join(unread, ", "), "none"))
-		case <-changed:
-		}
-	}
+		return false, fmt.Errorf("driver not attached yet, source %s; devices not read since detach: %s; "+
+			"the agent keeps trying, see gpu-node-agent status", describe(source), cmp.Or(strings.Join(unread, ", "), "none"))
+	})
+	return r, err
 }
 
 func (m *Monitor) requestAttach(reason string) (already bool) {

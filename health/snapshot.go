@@ -52,7 +52,6 @@ type Source struct {
 	Status     SourceStatus
 	Err        string // why the source is not up; empty if it is
 	Since      time.Time
-	Until      time.Time // SourceDetached: when the agent attaches the driver automatically
 	Versions   Versions
 	DriverLoad string // identifies the load of the driver; "" if unknown
 	Reconnects uint64 // sessions opened after the first

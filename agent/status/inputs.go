@@ -86,10 +86,13 @@ func New(k Inputs) Node {
 	s.Bindings = Bindings(k.Snapshot.Bindings)
 	src := k.Snapshot.Source
 	s.Source = Source{
-		Kind: src.Kind, Status: src.Status.String(), Since: src.Since.UTC(), Until: src.Until.UTC(), Error: src.Err, Reconnects: src.Reconnects,
+		Kind: src.Kind, Status: src.Status.String(), Since: src.Since.UTC(), Error: src.Err, Reconnects: src.Reconnects,
 		Measured: k.Snapshot.At.UTC(), Driver: src.Versions.Driver, CUDA: src.Versions.CUDA, DCGM: src.Versions.DCGM, Engine: src.Versions.Engine,
 		Checks:    Checks{src.Checks.Status.String(), src.Checks.Since.UTC(), src.Checks.Err},
 		Incidents: incidentsStatus(src.Incidents), Events: eventSourcesStatus(src.Events),
+	}
+	if src.Status == health.SourceDetached {
+		s.Source.Until = src.Detachment.Until.UTC()
 	}
 	if g := src.XIDGap; !g.Since.IsZero() {
 		s.Source.XIDGap = &XIDGap{g.Since.UTC(), g.Until.UTC(), g.Of(k.Now).Seconds()}

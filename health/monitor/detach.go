@@ -127,11 +127,7 @@ func (m *Monitor) requestDetach(limit time.Duration) (already bool, err error) {
 		}
 		m.logLater(func() { m.log.Warn("detach requested", zap.Time("until", now.Add(limit))) })
 	}
-	d := m.detach.detach(now, limit, m.hasHostEngine())
-	if d.detached() {
-		m.showDetached(d.Until, now)
-	}
-	m.setDetachment(d, now)
+	m.setDetachment(m.detach.detach(now, limit, m.hasHostEngine()), now)
 	return already, nil
 }
 
@@ -188,14 +184,13 @@ func (m *Monitor) attach(reason string) (already bool) {
 		m.now.Devices = health.DiscardMeasurements(m.now.Devices, now)
 	}
 	if s := &m.now.Source; s.Status == health.SourceUp || s.Status == health.SourceDetached {
-		s.Until = time.Time{}
 		setStatus(s, health.SourceStarting, "", now)
 	}
 	m.setDetachment(d, now)
 	return already
 }
 
-// setDetachment puts a state into effect: it decides which devices are withheld, publishes, and has Run follow a request.
+// setDetachment puts a detachment into effect: it decides which devices are withheld, publishes, and has Run follow a request.
 // m.mu is held.
 func (m *Monitor) setDetachment(d detachment, now time.Time) {
 	before := m.detach
@@ -205,6 +200,11 @@ func (m *Monitor) setDetachment(d detachment, now time.Time) {
 	}
 	if d.detachRequested() {
 		m.timeLimit = time.AfterFunc(d.Until.Sub(now), m.attachAtLimit)
+	}
+	if d.detached() {
+		m.setAway(false, now)
+		setStatus(&m.now.Source, health.SourceDetached, fmt.Sprintf("driver detached on request until %s; gpu-node-agent attach ends it",
+			d.Until.UTC().Format(time.RFC3339)), now)
 	}
 	m.view(now)
 	m.store()
@@ -241,8 +241,8 @@ func (m *Monitor) serve(process, ctx context.Context, w watchdog, src *Source) {
 	}
 }
 
-// releaseDriver returns nil when no companion and no other process uses the driver any more. Every process that finds a detach in force calls
-// it, because the process that began it may have ended before.
+// releaseDriver returns nil when no companion and no other process uses the driver any more. Every process that finds a detach in force
+// calls it, because the process that began it may have ended before.
 func (m *Monitor) releaseDriver(ctx context.Context, w watchdog, src *Source) error {
 	err := m.awaitCompanions(ctx, w)
 	if err != nil || src.Release == nil {
@@ -260,23 +260,13 @@ func (m *Monitor) completeDetach(src *Source, request int) {
 	m.mu.Lock()
 	defer m.unlock()
 	d := m.detach.follow(request)
-	if d.followed == m.detach.followed {
+	if !d.detached() || m.now.Source.Status == health.SourceDetached {
 		return
 	}
-	now := time.Now()
 	m.logLater(func() { m.log.Info("driver detached", zap.Time("until", d.Until)) })
 	m.logged.Clear()
 	m.showEvents(src, health.EventsOff, reasonDetached)
-	m.showDetached(d.Until, now)
-	m.setDetachment(d, now)
-}
-
-// showDetached requires m.mu.
-func (m *Monitor) showDetached(until, since time.Time) {
-	m.setAway(false, time.Now())
-	m.now.Source.Until = until
-	setStatus(&m.now.Source, health.SourceDetached, fmt.Sprintf("driver detached on request until %s; gpu-node-agent attach ends it",
-		until.UTC().Format(time.RFC3339)), since)
+	m.setDetachment(d, time.Now())
 }
 
 // detachEngine asks the host engine behind a session that is about to be closed to detach, if that is requested. A session

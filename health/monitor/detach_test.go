@@ -25,7 +25,8 @@ func TestDetach(t *testing.T) {
 			t.Errorf("verdict when the session was closed: %+v", v)
 		}
 		if s := h.status(); first.Already || first.EngineUnasked || !first.Until.Equal(first.Since.Add(time.Hour)) ||
-			s.Status != health.SourceDetached || !s.Until.Equal(first.Until) || !strings.Contains(s.Err, first.Until.UTC().Format(time.RFC3339)) {
+			s.Status != health.SourceDetached || !s.Detachment.Until.Equal(first.Until) ||
+			!strings.Contains(s.Err, first.Until.UTC().Format(time.RFC3339)) {
 			t.Errorf("%+v, source %+v", first, s)
 		}
 		if v := h.verdict(); v.Cause() != health.CauseReleased || v.State != health.Unhealthy || !v.Decided() {
@@ -41,7 +42,7 @@ func TestDetach(t *testing.T) {
 		if again := h.detach(t, 2*time.Hour); !again.Already || !again.Since.Equal(first.Since) || !again.Until.Equal(until) {
 			t.Errorf("second detach: %+v", again)
 		}
-		if s := h.status(); !s.Until.Equal(until) || s.Detachment.For != 2*time.Hour ||
+		if s := h.status(); !s.Detachment.Until.Equal(until) || s.Detachment.For != 2*time.Hour ||
 			!strings.Contains(s.Err, until.UTC().Format(time.RFC3339)) {
 			t.Errorf("source %+v", s)
 		}
@@ -61,7 +62,7 @@ func TestAttach(t *testing.T) {
 		if r := h.attach(t); r.Already || r.Status != health.SourceUp {
 			t.Errorf("%+v", r)
 		}
-		if v := h.verdict(); v.State != health.Healthy || h.trips() > 0 || !h.status().Until.IsZero() {
+		if v := h.verdict(); v.State != health.Healthy || h.trips() > 0 || !h.status().Detachment.Until.IsZero() {
 			t.Errorf("%+v, source %+v", v, h.status())
 		}
 		if r := h.attach(t); !r.Already || r.Status != health.SourceUp || h.count(&h.opens) != 2 {
@@ -87,7 +88,7 @@ func TestDetachReachesTimeLimit(t *testing.T) {
 		h.set(func(s *fakeSource) { s.openErr = errors.New("no driver") })
 		advance(2 * time.Second)
 		h.wantCauses(t, "after the time limit", health.SourceDown, health.CauseReleased)
-		if s := h.status(); s.Err != "no driver" || !s.Until.IsZero() {
+		if s := h.status(); s.Err != "no driver" || !s.Detachment.Until.IsZero() {
 			t.Errorf("source %+v", s)
 		}
 		if r := h.attach(t); !r.Already || r.Status != health.SourceDown || r.Err != "no driver" {

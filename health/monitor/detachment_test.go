@@ -104,7 +104,7 @@ func checkRequests(t *testing.T, event string, from, got detachment) {
 		t.Errorf("%d requests, before %d", got.requests, from.requests)
 	}
 	asked := requested && (event == "refuse" || got.state() == attaching || event == "attach, host engine" && !from.detachRequested()) ||
-		from.engine == engineReleased && !(event == "all devices read" && from.followed == from.requests) // still
+		from.engine == engineReleased && (event != "all devices read" || from.followed != from.requests) // still
 	if (got.engine != engineAttached) != asked {
 		t.Errorf("the host engine is asked to attach: %t, want %t", got.engine != engineAttached, asked)
 	}

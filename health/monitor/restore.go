@@ -28,7 +28,7 @@ func (m *Monitor) Restore(r statefile.Restored) {
 	m.now.Source.Kind, m.now.Source.Inventory, m.now.At = r.Source, r.Inventory, r.Polled
 	m.logLater(func() { m.log.Warn("driver stays detached as before the restart", zap.Time("until", d.Until)) })
 	d.Undecided = false
-	m.showDetached(d.Until, d.Since)
+	m.now.Source.Status, m.now.Source.Since = health.SourceDetached, d.Since
 	m.setDetachment(detachment{Detachment: d, requests: 1, followed: 1}, time.Now())
 }
 

@@ -1,8 +1,10 @@
 package monitor
 
 import (
+	"context"
 	"encoding/json"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -48,7 +50,8 @@ func TestRestartDuringDetach(t *testing.T) {
 		// The devices are published as withheld before Run.
 		next := h.restart(t, "boot", time.Minute)
 		next.wantCauses(t, "before Run", health.SourceDetached, health.CauseReleased, "row-remap-failed,driver-released")
-		if s := next.out.Load(); !s.At.Equal(polledAt) || !s.Source.Until.Equal(first.Until) || s.Devices[1].Device.ID != healthtest.GPU1.ID {
+		if s := next.out.Load(); !s.At.Equal(polledAt) || !s.Source.Detachment.Until.Equal(first.Until) ||
+			s.Devices[1].Device.ID != healthtest.GPU1.ID {
 			t.Fatalf("%+v", s)
 		}
 		next.start(t)
@@ -67,6 +70,25 @@ func TestRestartDuringDetach(t *testing.T) {
 		if d := statefile.FromSnapshot(next.out.Load(), "boot").Detachment; d != (health.Detachment{}) {
 			t.Errorf("saved %+v", d)
 		}
+	})
+}
+
+// A release that takes long after a restart does not hide the detach for good.
+func TestRestartReleasesSlowly(t *testing.T) {
+	runTest(t, func(t *testing.T, h *harness) {
+		advance(time.Second)
+		h.detach(t, time.Hour)
+		next := h.restart(t, "boot", 0)
+		src, released := *next.source.Load(), make(chan struct{})
+		src.Release = func(context.Context) { <-released }
+		next.source.Store(&src)
+		next.start(t)
+		defer next.stop()
+		advance(time.Minute)
+		next.wantCauses(t, "releasing", health.SourceStalled, health.CauseReleased)
+		close(released)
+		synctest.Wait()
+		next.wantCauses(t, "released", health.SourceDetached, health.CauseReleased)
 	})
 }
 

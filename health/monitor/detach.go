@@ -259,8 +259,8 @@ func (m *Monitor) releaseDriver(ctx context.Context, w watchdog, src *Source) er
 func (m *Monitor) completeDetach(src *Source, request int) {
 	m.mu.Lock()
 	defer m.unlock()
-	d := m.detach.follow(request)
-	if !d.detached() || m.now.Source.Status == health.SourceDetached {
+	d := m.detach
+	if d.followed = request; !d.detached() || m.now.Source.Status == health.SourceDetached {
 		return
 	}
 	m.logLater(func() { m.log.Info("driver detached", zap.Time("until", d.Until)) })
@@ -295,10 +295,9 @@ func (m *Monitor) detachEngine(ctx context.Context, w watchdog, s health.Session
 func (m *Monitor) opener(src *Source, request int) health.Opener {
 	return func(ctx context.Context) (health.Session, error) {
 		m.mu.Lock()
-		before := m.detach.followed
-		m.detach = m.detach.follow(request) // earlier results of the source do not answer the request
-		if m.detach.followed != before && m.now.Source.Status != health.SourceStarting {
-			setStatus(&m.now.Source, health.SourceStarting, "", time.Now())
+		if m.detach.followed != request {
+			m.detach.followed = request
+			setStatus(&m.now.Source, health.SourceStarting, "", time.Now()) // earlier results of the source do not answer the request
 			m.store()
 		}
 		engine := m.detach.engine

@@ -20,7 +20,7 @@ import (
 //	withheld                       endWithholding                             attached (attaching if unread)
 //	attached, withheld, attaching  detach                                     detaching
 //	detaching, detached            detach: extends the time limit             unchanged
-//	detaching                      follow                                     detached
+//	detaching                      Run follows                                detached
 //	detaching                      refuse                                     attached (attaching if unread)
 //	detaching with a session       attach, by an operator or the time limit   attached (attaching if unread)
 //	detaching without, detached    attach, by an operator or the time limit   attaching
@@ -32,7 +32,7 @@ type detachment struct {
 	health.Detachment // what is wanted; never Over
 
 	requests int         // counts the events that end the session or allow the next one
-	followed int         // the latest request that Run has followed
+	followed int         // the latest request that Run has followed: it has begun a session, or released the driver
 	engine   engineState // what the agent knows of the host engine, if there is one
 	refusal  error       // why the last detach failed
 }
@@ -104,14 +104,6 @@ func (d detachment) attach(session, engine bool) detachment {
 func (d detachment) request() detachment {
 	d.requests++
 	d.refusal = nil
-	return d
-}
-
-// follow records that Run has begun a session after a request, or released the driver. It must be the latest one.
-func (d detachment) follow(request int) detachment {
-	if d.requests == request {
-		d.followed = request
-	}
 	return d
 }
 

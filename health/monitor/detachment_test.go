@@ -36,11 +36,15 @@ func (d detachment) state() driverState {
 	return attached
 }
 
+func follow(d detachment) detachment {
+	d.followed = d.requests
+	return d
+}
+
 func TestDetachmentTransitions(t *testing.T) {
 	now := healthtest.Epoch
 	withholding := detachment{}.withhold(now, time.Minute, false)
 	unreadWithholding := detachment{engine: engineReleased}.withhold(now, time.Minute, false)
-	follow := func(d detachment) detachment { return d.follow(d.requests) }
 	type events map[string]func(detachment) detachment
 	all := events{
 		"withhold":            func(d detachment) detachment { return d.withhold(now, time.Hour, true) },
@@ -129,10 +133,10 @@ func TestDetachmentAsksEngineUntilReading(t *testing.T) {
 	if d = d.devicesRead(false); d.engine != engineUnknown {
 		t.Error("a reading of the session before the request counts")
 	}
-	if d = d.follow(d.requests - 1).devicesRead(false); d.engine != engineUnknown {
+	if d.followed = d.requests - 1; d.devicesRead(false).engine != engineUnknown {
 		t.Error("a session for an earlier request counts")
 	}
-	if d = d.follow(d.requests).devicesRead(true); d.engine != engineUnknown {
+	if d = follow(d).devicesRead(true); d.engine != engineUnknown {
 		t.Error("a reading that lacks a GPU counts")
 	}
 	if d = d.devicesRead(false); d.engine != engineAttached {

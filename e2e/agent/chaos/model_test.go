@@ -42,6 +42,7 @@ type gpu struct {
 	migMeasured   string         // mig, as last measured
 	counts        map[string]int // XIDs that the agent must have counted, by number
 	pendingXIDs   map[string]int // XIDs that the agent cannot know yet
+	owed          bool           // an XID counts by its event, and the source has not reported it yet
 	changes       int            // times that pods lost or regained it
 	changesBefore int            // changes before the agent's start
 	failures      int            // changes to unhealthy since the agent's start
@@ -116,6 +117,7 @@ func (m *model) changeCount() (n int) {
 func (m *model) xid(i int, code string, n int) {
 	if m.knowsXIDs() {
 		m.gpu[i].counts[code] += n
+		m.gpu[i].owed = m.gpu[i].owed || !m.measuring()
 	} else {
 		m.gpu[i].pendingXIDs[code] += n
 	}
@@ -133,6 +135,7 @@ func (m *model) measure() {
 			g.counts[code] += n
 		}
 		clear(g.pendingXIDs)
+		g.owed = false
 		g.change(func() {
 			g.measure()
 			g.released = false

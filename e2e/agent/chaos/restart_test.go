@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -63,6 +64,9 @@ func (w *world) restart(ctx context.Context, how string) error {
 	}
 	if w.detached {
 		return nil // a detach survives: the tests of health/monitor restart during one
+	}
+	if slices.ContainsFunc(w.gpu[:], func(g gpu) bool { return g.owed }) {
+		return nil // the new simulation will never report it, so the next XID with its number would pay the debt and not count
 	}
 	s, err := w.snapshot(ctx)
 	if err != nil {

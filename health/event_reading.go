@@ -36,7 +36,7 @@ type reports struct {
 	action     eventAction
 }
 
-// takeReports pairs the XIDs of the reading, and removes the XIDs that do not count from the samples.
+// takeReports looks up which listed rows are new, pairs the XIDs of the reading, and removes the XIDs that do not count from the samples.
 func (rc ReadingContext) takeReports(
 	previous map[DeviceID]DeviceState, before []DeviceState, r *Reading, samples map[DeviceID]Sample, now time.Time,
 ) map[DeviceID]reports {
@@ -68,6 +68,7 @@ func (rc ReadingContext) takeReports(
 				w.action = eventAction{s.At, awaitAction}
 			}
 		} else {
+			old.XIDs, s = rc.listRows(old, previous[d.Parent].XIDs, d, s)
 			w.history = appendHistory(old.XIDHistory, s)
 			w.action.left = max(0, w.action.left-elapsedStep(measures, old.Sample.At, s.At))
 		}
@@ -90,4 +91,15 @@ func (rc ReadingContext) takeReports(
 		all[d.ID] = w
 	}
 	return all
+}
+
+// listRows replaces the rows of a sample by the XIDs that are new. gpu is the ledger of a MIG device's GPU before the reading.
+func (rc ReadingContext) listRows(old DeviceState, gpu Ledger, d Device, s Sample) (Ledger, Sample) {
+	l := old.XIDs
+	if d.Kind == KindMIG && old.Device.ID == "" {
+		l.Later = gpu.Read
+	}
+	l, fresh := l.list(s.Rows, s.RowsWhole, rc.XIDHistory)
+	s.Rows, s.RowsWhole, s.XIDs = nil, false, slices.Concat(fresh, s.XIDs)
+	return l, s
 }

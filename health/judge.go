@@ -26,7 +26,7 @@ type ReadingContext struct {
 // An XID that another witness has reported before does not count again: see Ledger. DeviceState.Sample has the XIDs that count.
 //
 // A GPU that the reading lacks stays, Unhealthy and "missing". A MIG device that the reading lacks was destroyed, unless its
-// GPU is missing too.
+// GPU is missing too, or the reading is incomplete.
 func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
 	if rc.Events {
 		r = eventsOnly(before, r, now)
@@ -73,8 +73,11 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 		if d.Device.Kind == KindMIG {
 			// The MIG devices of an unreachable GPU stay, because its partitioning is unknown.
 			gpu, listed := gpus[d.Device.Parent]
-			if !listed || gpu.presence == Present && !gpu.memory.has(CauseMissing) {
+			if !listed || gpu.presence == Present && !gpu.memory.has(CauseMissing) && !r.Incomplete {
 				continue
+			}
+			if r.Incomplete && gpu.presence <= Present {
+				s.Presence = PresenceUnknown
 			}
 		}
 		if _, left := previous[d.Device.ID]; left {
@@ -286,7 +289,7 @@ func keepFindingsOfDestroyed(previous map[DeviceID]DeviceState, before []DeviceS
 	}
 	for _, d := range before {
 		gpu := previous[d.Device.Parent]
-		if d.Device.Kind != KindMIG || listed[d.Device.ID] || samples[d.Device.Parent].Presence != Present {
+		if d.Device.Kind != KindMIG || listed[d.Device.ID] || r.Incomplete || samples[d.Device.Parent].Presence != Present {
 			continue
 		}
 		findings := slices.Clone(gpu.Memory.Findings)

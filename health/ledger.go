@@ -6,10 +6,11 @@ import (
 	"time"
 )
 
-// XIDRow is a row of the source's stream of XIDs.
+// XIDRow is a row of the source's stream of XIDs. Its code and time identify it.
 type XIDRow struct {
 	Code int
 	At   int64 // when the driver reported it, in microseconds since 1970 by the clock of the source's host
+	Old  bool  // from the old kernel log: a starting engine reads it, and reports what is from long before
 }
 
 // XID returns the XID of the row.
@@ -17,7 +18,7 @@ func (r XIDRow) XID() XID { return XID{Code: r.Code, At: time.UnixMicro(r.At)} }
 
 // same reports whether two rows of a device are one event: see XID.SameEvent.
 func (r XIDRow) same(s XIDRow) bool {
-	return r == s || r.Code == s.Code && InKernelLog(r.Code) && r.XID().SameEvent(s.XID())
+	return r.Code == s.Code && (r.At == s.At || InKernelLog(r.Code) && r.XID().SameEvent(s.XID()))
 }
 
 // Ledger holds the XIDs of a device: the rows that the source listed, which XIDs count, and which ones a witness still has to report. It is
@@ -98,77 +99,134 @@ const (
 	maxLedgerRows = 1024
 )
 
-// RowsRead are the rows of a device that one read of the source lists.
-type RowsRead struct {
-	Rows  []XIDRow // oldest first
-	Whole bool     // the whole stream was read, not only the latest value or its end
-
-	// Old reports whether a row is from the old kernel log: the engine reads it after its start, and reports what is from long before. Nil
-	// if no row can be.
-	Old func(XIDRow) bool
-}
-
-// list takes the rows of a read and returns the XIDs that are new. restored means that the ledger began with all XIDs that counted before
-// the agent's start; otherwise a row from before the start is skipped.
-func (l Ledger) list(read RowsRead, restored bool) (next Ledger, fresh []XID) {
-	l.Rows = slices.Clip(l.Rows)
-	for _, r := range read.Rows {
-		if l.knows(r) {
+// list takes the rows of a read, oldest first, and returns the XIDs that are new. whole means that the whole stream was read, not only the
+// latest value or its end. restored means that the ledger began with all XIDs that counted before the agent's start; otherwise a row from
+// before the start is skipped.
+func (l Ledger) list(rows []XIDRow, whole, restored bool) (next Ledger, fresh []XID) {
+	known := knownRows{rows: slices.Clip(l.Rows), listed: make([]bool, len(l.Rows))}
+	for _, r := range rows {
+		if known.find(r) {
 			continue
 		}
-		before := !l.Read || read.Old != nil && read.Old(r)
-		row := LedgerRow{XIDRow: r, Skipped: before && !restored && !l.Later, Predecessor: l.Later}
-		l.Rows = append(l.Rows, row)
+		before := !l.Read || r.Old
+		row := LedgerRow{XIDRow: XIDRow{Code: r.Code, At: r.At}, Skipped: before && !restored && !l.Later, Predecessor: l.Later}
+		known.add(row)
 		if !row.Skipped && !row.Predecessor {
 			fresh = append(fresh, r.XID())
 		}
 	}
-	if read.Whole {
-		l.Read, l.Later = true, false
-		l.Rows = withoutForgotten(l.Rows, read.Rows)
+	l.Rows = known.rows
+	if whole {
+		l.Read, l.Later, l.Rows = true, false, known.withoutForgotten()
 	}
 	return l, fresh
 }
 
-// knows reports whether the ledger has a row. The newest are looked at first: most reads list only these.
-func (l *Ledger) knows(row XIDRow) bool {
-	for _, r := range slices.Backward(l.Rows) {
-		if r.same(row) {
-			return true
-		}
+// lacks reports whether a read lists a new row with a number.
+func (l *Ledger) lacks(code int, rows []XIDRow) bool {
+	if !l.Read {
+		return false
 	}
-	return false
+	known := knownRows{rows: l.Rows, listed: make([]bool, len(l.Rows))}
+	return slices.ContainsFunc(rows, func(r XIDRow) bool { return r.Code == code && !r.Old && !known.find(r) })
 }
 
-// withoutForgotten drops the oldest rows above maxLedgerRows that the source no longer lists. The others would be new in the next read.
-func withoutForgotten(rows []LedgerRow, listed []XIDRow) []LedgerRow {
-	excess := len(rows) - maxLedgerRows
-	if excess <= 0 {
-		return rows
+// knownRows are the rows of a ledger while a read is compared with them.
+type knownRows struct {
+	rows   []LedgerRow
+	listed []bool         // by the read
+	next   int            // the row after the one that was found last
+	index  map[XIDRow]int // by place; nil until it is needed
+}
+
+// newestRows is how many of the newest rows are looked at before the index: most reads list only these.
+const newestRows = 64
+
+// place returns what an index has instead of a row. For an XID that may have two times, it is the window of SameEvent that the row is in.
+func (r XIDRow) place() XIDRow {
+	if InKernelLog(r.Code) {
+		r.At /= sameEventWindow.Microseconds()
 	}
-	return slices.DeleteFunc(slices.Clone(rows), func(r LedgerRow) bool {
-		if excess == 0 || slices.ContainsFunc(listed, r.same) {
-			return false
+	return XIDRow{Code: r.Code, At: r.At}
+}
+
+// find reports whether a row is known.
+func (k *knownRows) find(row XIDRow) bool {
+	i := k.next // a source lists most rows in the order of their arrival
+	if i >= len(k.rows) || !k.rows[i].same(row) {
+		i = k.search(row)
+	}
+	if i < 0 {
+		return false
+	}
+	k.listed[i], k.next = true, i+1
+	return true
+}
+
+// search returns the position of a row, -1 if it is unknown.
+func (k *knownRows) search(row XIDRow) int {
+	if k.index == nil {
+		for i := len(k.rows) - 1; i >= max(0, len(k.rows)-newestRows); i-- {
+			if k.rows[i].same(row) {
+				return i
+			}
 		}
-		excess--
-		return true
-	})
+		if len(k.rows) <= newestRows {
+			return -1
+		}
+		k.index = make(map[XIDRow]int, len(k.rows))
+		for i, r := range k.rows {
+			k.index[r.place()] = i
+		}
+	}
+	place := row.place()
+	for at := place.At - 1; at <= place.At+1; at++ {
+		if i, ok := k.index[XIDRow{Code: row.Code, At: at}]; ok && k.rows[i].same(row) {
+			return i
+		}
+	}
+	return -1
+}
+
+func (k *knownRows) add(row LedgerRow) {
+	if k.index != nil {
+		k.index[row.place()] = len(k.rows)
+	}
+	k.rows, k.listed = append(k.rows, row), append(k.listed, true)
+}
+
+// withoutForgotten returns the rows without the oldest above maxLedgerRows that the source no longer lists. The others would be new in the
+// next read.
+func (k *knownRows) withoutForgotten() []LedgerRow {
+	excess := len(k.rows) - maxLedgerRows
+	if excess <= 0 || !slices.Contains(k.listed, false) {
+		return k.rows
+	}
+	left := make([]LedgerRow, 0, len(k.rows))
+	for i, r := range k.rows {
+		if excess > 0 && !k.listed[i] {
+			excess--
+			continue
+		}
+		left = append(left, r)
+	}
+	return left
 }
 
 // restoreLate adds what an earlier process saved. It returns the XIDs that the ledger skipped and that the saved one lacks; restored is as
 // for list, of the saved one.
 func (l Ledger) restoreLate(saved Ledger, restored bool) (next Ledger, fresh []XID) {
-	rows := slices.Clone(saved.Rows)
+	known := knownRows{rows: slices.Clone(saved.Rows), listed: make([]bool, len(saved.Rows))}
 	for _, r := range l.Rows {
-		if saved.knows(r.XIDRow) {
+		if known.find(r.XIDRow) {
 			continue
 		}
 		if r.Skipped && restored {
 			r.Skipped, fresh = false, append(fresh, r.XID())
 		}
-		rows = append(rows, r)
+		known.add(r)
 	}
-	l.Rows = rows
+	l.Rows = known.rows
 	// The clock of the saved debts goes on with this ledger's.
 	owed := slices.Clone(saved.Owed)
 	for i := range owed {

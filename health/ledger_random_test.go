@@ -40,7 +40,14 @@ func newFormerXIDs() *formerXIDs {
 	}
 }
 
+// formerRead is what one read of the source lists.
+type formerRead struct {
+	Rows  []XIDRow
+	Whole bool
+}
+
 func (f *formerXIDs) find(row XIDRow) *formerRow {
+	row.Old = false
 	if old := f.rows[row]; old != nil || !InKernelLog(row.Code) {
 		return old
 	}
@@ -53,7 +60,7 @@ func (f *formerXIDs) find(row XIDRow) *formerRow {
 }
 
 // deliver is what the source does with the rows of a read.
-func (f *formerXIDs) deliver(read RowsRead) (fresh, past []XID) {
+func (f *formerXIDs) deliver(read formerRead) (fresh, past []XID) {
 	f.reads++
 	for _, row := range read.Rows {
 		if old := f.find(row); old != nil {
@@ -61,10 +68,10 @@ func (f *formerXIDs) deliver(read RowsRead) (fresh, past []XID) {
 			continue
 		}
 		f.arrivals++
-		f.rows[row] = &formerRow{arrival: f.arrivals, lastListed: f.reads, predecessor: f.created}
+		f.rows[XIDRow{Code: row.Code, At: row.At}] = &formerRow{arrival: f.arrivals, lastListed: f.reads, predecessor: f.created}
 		switch {
 		case f.created:
-		case !f.read, read.Old != nil && read.Old(row):
+		case !f.read, row.Old:
 			past = append(past, row.XID())
 		default:
 			fresh = append(fresh, row.XID())
@@ -84,7 +91,7 @@ func (f *formerXIDs) deliver(read RowsRead) (fresh, past []XID) {
 }
 
 // list is what judging does with the rows of a read: it returns the XIDs to pair.
-func (f *formerXIDs) list(read RowsRead, restored, unread bool) []XID {
+func (f *formerXIDs) list(read formerRead, restored, unread bool) []XID {
 	fresh, past := f.deliver(read)
 	var unjudged []XID
 	for _, x := range past {
@@ -182,10 +189,10 @@ func (w *xidWorld) occur() {
 		w.kernelLog = append(w.kernelLog, w.engineTime())
 	}
 	if w.IntN(4) > 0 {
-		row := XIDRow{code, w.engineTime() + int64(w.IntN(100_000))} // no two are at one microsecond, after a step of the clock either
+		row := XIDRow{Code: code, At: w.engineTime() + int64(w.IntN(100_000))} // no two are at one microsecond, after a step of the clock either
 		rows := []XIDRow{row}
 		if InKernelLog(code) && w.IntN(2) == 0 {
-			rows = append(rows, XIDRow{code, row.At + int64(w.IntN(4_000_000)) - 2_000_000})
+			rows = append(rows, XIDRow{Code: code, At: row.At + int64(w.IntN(4_000_000)) - 2_000_000})
 		}
 		w.late[device] = append(w.late[device], rows...)
 	}
@@ -241,9 +248,11 @@ func (w *xidWorld) read() {
 		if n := len(rows); !whole && n > 0 {
 			rows = rows[w.IntN(n):]
 		}
-		started := w.started
-		read := RowsRead{Rows: rows, Whole: whole, Old: func(r XIDRow) bool { return InKernelLog(r.Code) && r.At < started }}
-		l, fresh := w.new[d].list(read, w.restored)
+		for i := range rows {
+			rows[i].Old = InKernelLog(rows[i].Code) && rows[i].At < w.started
+		}
+		read := formerRead{rows, whole}
+		l, fresh := w.new[d].list(rows, whole, w.restored)
 		l = l.expireEvents(w.now)
 		for _, x := range fresh {
 			var counted int
@@ -274,7 +283,7 @@ func (w *xidWorld) restartEngine() {
 		w.stream[d] = slices.DeleteFunc(w.stream[d], func(r XIDRow) bool { return !InKernelLog(r.Code) || w.IntN(2) == 0 })
 		w.late[d] = nil
 		if w.IntN(3) == 0 {
-			w.stream[d] = append(w.stream[d], XIDRow{79, w.started - 1e10 - 1e7*int64(w.IntN(100))})
+			w.stream[d] = append(w.stream[d], XIDRow{Code: 79, At: w.started - 1e10 - 1e7*int64(w.IntN(100))})
 		}
 	}
 }
@@ -343,7 +352,7 @@ func (w *xidWorld) reportForLong() {
 		if i%40 == 0 {
 			w.occur()
 		}
-		w.late[d] = append(w.late[d], XIDRow{[]int{13, 31, 48}[w.IntN(3)], w.engineTime() + int64(w.IntN(100_000))})
+		w.late[d] = append(w.late[d], XIDRow{Code: []int{13, 31, 48}[w.IntN(3)], At: w.engineTime() + int64(w.IntN(100_000))})
 		w.read()
 	}
 }

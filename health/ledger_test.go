@@ -1,6 +1,7 @@
 package health
 
 import (
+	"slices"
 	"testing"
 )
 
@@ -9,41 +10,43 @@ import (
 func TestLedgerKeepsListedRows(t *testing.T) {
 	var rows []XIDRow
 	for i := range 1500 {
-		rows = append(rows, XIDRow{31, int64(i)})
+		rows = append(rows, XIDRow{Code: 31, At: int64(i)})
 	}
-	whole := RowsRead{Rows: rows, Whole: true}
-	l, fresh := Ledger{}.list(RowsRead{Whole: true}, false)
+	l, fresh := Ledger{}.list(nil, true, false)
 	total := len(fresh)
 	for range 3 {
-		l, fresh = l.list(whole, false)
+		l, fresh = l.list(rows, true, false)
 		total += len(fresh)
 	}
 	l = l.Restarted()
-	for _, read := range []RowsRead{{Rows: rows[1400:]}, whole, whole} {
-		l, fresh = l.list(read, true)
+	for _, first := range []int{1400, 0, 0} {
+		l, fresh = l.list(rows[first:], first == 0, true)
 		total += len(fresh)
 	}
 	if total != len(rows) || len(l.Rows) != len(rows) {
 		t.Fatalf("%d XIDs are new and %d rows known, want %d", total, len(l.Rows), len(rows))
 	}
 
-	l, _ = l.list(RowsRead{Rows: rows[:10]}, true)
+	l, _ = l.list(rows[:10], false, true)
 	if len(l.Rows) != len(rows) {
 		t.Errorf("a read of a part left %d rows", len(l.Rows))
 	}
-	l, _ = l.list(RowsRead{Rows: rows[:10], Whole: true}, true)
-	if len(l.Rows) != maxLedgerRows || !l.knows(rows[0]) || l.knows(rows[10]) || !l.knows(rows[1499]) {
+	l, _ = l.list(rows[:10], true, true)
+	knows := func(row XIDRow) bool {
+		return slices.ContainsFunc(l.Rows, func(r LedgerRow) bool { return r.same(row) })
+	}
+	if len(l.Rows) != maxLedgerRows || !knows(rows[0]) || knows(rows[10]) || !knows(rows[1499]) {
 		t.Errorf("%d rows, want %d, with the listed ones and the newest", len(l.Rows), maxLedgerRows)
 	}
 }
 
 // Ledgers are values: each method leaves the earlier one as it was.
 func TestLedgerIsAValue(t *testing.T) {
-	l, _ := Ledger{}.list(RowsRead{Rows: []XIDRow{{31, 1}}, Whole: true}, false)
+	l, _ := Ledger{}.list([]XIDRow{{Code: 31, At: 1}}, true, false)
 	l, _, _ = l.report(XID{Code: 31, Witness: WitnessNVML, Times: 2}, at(0), []Witness{WitnessNVML}, at(0))
 	rows, owed, total := len(l.Rows), l.Owed[0], l.Codes[31].Total
-	next, _ := l.list(RowsRead{Rows: []XIDRow{{31, 2}}}, false)
-	other, _ := l.list(RowsRead{Rows: []XIDRow{{48, 3}}}, false)
+	next, _ := l.list([]XIDRow{{Code: 31, At: 2}}, false, false)
+	other, _ := l.list([]XIDRow{{Code: 48, At: 3}}, false, false)
 	next, _, _ = next.report(XID{Code: 31}, at(1), nil, at(1))
 	next = next.pass(maxStep, &sourceProgress{reports: true}).expireEvents(at(60))
 	if len(next.Rows) != 2 || next.Rows[1].At != 2 || len(other.Rows) != 2 || other.Rows[1].At != 3 {

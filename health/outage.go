@@ -109,12 +109,18 @@ func fallenOffBus(before []DeviceState, r *Reading, since time.Time) map[DeviceI
 	for i := range r.Devices {
 		gpus[r.Devices[i].ID] = r.Devices[i].GPU()
 	}
-	for _, s := range r.Samples {
+	samples := make(map[DeviceID]*Sample, len(r.Samples))
+	for i := range r.Samples {
+		s := &r.Samples[i]
+		samples[s.Device] = s
 		if slices.ContainsFunc(s.XIDs, func(x XID) bool { return x.Code == 79 }) {
 			all[gpus[s.Device]] = true
 		}
 	}
 	for _, b := range before {
+		if s := samples[b.Device.ID]; s != nil && b.XIDs.lacks(79, s.Rows) {
+			all[b.Device.GPU()] = true
+		}
 		if f := b.Memory.find(hasCause(xidCause(79))); f != nil && !f.Last.Before(since) {
 			all[b.Device.ID] = true
 		}

@@ -60,12 +60,14 @@ type XIDDetail struct {
 // InKernelLog reports whether DCGM reads an XID from /dev/kmsg as well as from the driver (DCGM, DcgmKmsgReader.cpp).
 func InKernelLog(code int) bool { return code == 79 || code == 119 || code == 120 }
 
+// sameEventWindow merges no two events: 119 and 120 follow an RPC to the GSP that times out after six seconds.
+const sameEventWindow = 5 * time.Second
+
 // SameEvent reports whether two XIDs of a device are one event. DCGM delivers an XID that it reads from both places twice,
-// with two times. The window of five seconds merges no two events: 119 and 120 follow an RPC to the GSP that times out after
-// six seconds.
+// with two times.
 func (x XID) SameEvent(y XID) bool {
 	if x.Code == y.Code && InKernelLog(x.Code) {
-		return x.At.Sub(y.At).Abs() < 5*time.Second
+		return x.At.Sub(y.At).Abs() < sameEventWindow
 	}
 	return x.Code == y.Code && x.At.Equal(y.At)
 }
@@ -98,7 +100,9 @@ type Sample struct {
 	At        time.Time
 	Presence  Presence
 	Values    map[Field]float64 // a blank is absent, never 0; not modified once returned
-	XIDs      []XID             // reported since the previous poll, oldest first
+	Rows      []XIDRow          // of the stream of XIDs that this poll listed, oldest first, again and again; none once judged
+	RowsWhole bool              // Rows are the whole stream, not only the latest value or the end
+	XIDs      []XID             // reported since the previous poll and in no row, oldest first; once judged, those that count
 	Past      []XID             // reported before this process first read the device, oldest first; delivered once
 	Stale     bool              // the source measures other devices but has no current value of this one; Values is empty
 	Checked   bool              // Incidents holds the result of DCGM's health checks
@@ -115,7 +119,9 @@ type Versions struct {
 
 // Reading is the result of one poll. It holds devices and samples together so that both are of the same inventory.
 type Reading struct {
-	Devices  []Device // a GPU before its MIG devices
+	Devices    []Device // a GPU before its MIG devices
+	Incomplete bool     // the driver has MIG devices whose names are unknown, so one that Devices lack may exist
+
 	Samples  []Sample // at most one per device, in any order
 	Entities []Entity // only with requested fields; not modified once returned
 	Versions Versions

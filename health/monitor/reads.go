@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"slices"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -62,11 +63,17 @@ func (r *reads) add(began, ended, measured time.Time) {
 	r.recent[maxReads-1] = began
 }
 
-// learnXIDs learns when the engine records XIDs from the XIDs of the latest read, which was a poll. It compares two times of the engine's
-// clock, which are at most seconds apart.
+// learnXIDs learns when the engine records XIDs from the newest XIDs of the latest read, which was a poll. It compares two times of the
+// engine's clock.
 func (r *reads) learnXIDs(samples []health.Sample) {
 	for i := range samples {
-		for _, x := range samples[i].XIDs {
+		xids := samples[i].XIDs
+		for _, row := range samples[i].Rows {
+			if x := row.XID(); x.At.Sub(r.measured).Abs() < 2*measurePeriod {
+				xids = append(slices.Clip(xids), x)
+			}
+		}
+		for _, x := range xids {
 			if !r.measured.IsZero() && !health.InKernelLog(x.Code) { // the time of one in the kernel log is the driver's
 				r.xidDelay, r.xidAt = inPeriod(x.At.Sub(r.measured)), r.ended
 			}

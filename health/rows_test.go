@@ -1,0 +1,157 @@
+package health
+
+import (
+	"slices"
+	"testing"
+)
+
+// rows returns a sample's rows as the whole stream, by code and seconds.
+func rows(list ...[2]int) func(*Sample) {
+	return func(s *Sample) {
+		for _, r := range list {
+			s.Rows = append(s.Rows, XIDRow{Code: r[0], At: at(r[1]).UnixMicro()})
+		}
+		s.RowsWhole = true
+	}
+}
+
+// The source lists its rows again in every read. Each counts once, over reconnects and a restart of the agent. The first read of a process
+// without a complete saved state only learns them.
+func TestListedRowsCountOnce(t *testing.T) {
+	var many [][2]int
+	for i := range 1500 {
+		many = append(many, [2]int{31, i})
+	}
+	all := present(rows(many...))
+	part := all
+	part.Rows, part.RowsWhole = all.Rows[1400:], false
+	for _, restored := range []bool{false, true} {
+		rc := ReadingContext{XIDHistory: restored, FirstReading: true}
+		var devices []DeviceState
+		judge := func(second int, s Sample) uint64 {
+			r, now := reading(second, samples{gpu0.ID: s}, gpu0)
+			devices = judgeReading(DefaultConfig(), devices, r, rc, now)
+			rc.FirstReading = false
+			if s := devices[0].Sample; s.Rows != nil || s.RowsWhole {
+				t.Fatalf("%d rows are kept", len(s.Rows))
+			}
+			return devices[0].XIDs.Codes[31].Total
+		}
+		want := uint64(0)
+		if restored {
+			want = 1500
+		}
+		for i, s := range []Sample{all, all, all, part, present(), all} {
+			if got := judge(i, s); got != want {
+				t.Errorf("restored %v, read %d: %d XIDs count, want %d", restored, i, got, want)
+			}
+		}
+		next := all
+		next.Rows = append(slices.Clone(all.Rows), XIDRow{Code: 31, At: at(-100).UnixMicro()}) // after the clock was set back
+		if got := judge(10, next); got != want+1 {
+			t.Errorf("restored %v: %d XIDs count with a new row, want %d", restored, got, want+1)
+		}
+		devices[0] = DeviceState{Device: gpu0, XIDs: devices[0].XIDs.Restarted()}
+		rc = ReadingContext{XIDHistory: true, FirstReading: true}
+		if got := judge(20, next); got != 0 {
+			t.Errorf("restored %v: after a restart %d XIDs count again", restored, got)
+		}
+	}
+}
+
+// The rows of a MIG device that is newer than its GPU may be those of an earlier one with the same number in the source.
+func TestRowsOfNewMIGDevice(t *testing.T) {
+	for name, c := range map[string]struct {
+		gpu  Sample // in the reading before
+		want uint64
+	}{
+		"with its GPU":         {Sample{}, 1},
+		"its GPU was not read": {present(), 1},
+		"newer than its GPU":   {present(rows()), 0},
+	} {
+		var devices []DeviceState
+		if c.gpu.Values != nil {
+			devices = judge(devices, 0, samples{gpu0.ID: c.gpu}, gpu0)
+		}
+		devices = judge(devices, 1, samples{gpu0.ID: present(rows()), mig0.ID: present(rows([2]int{31, -5}))}, gpu0, mig0)
+		if got := devices[1].XIDs.Codes[31].Total; got != c.want {
+			t.Errorf("%s: %d XIDs count, want %d", name, got, c.want)
+		}
+		devices = judge(devices, 2, samples{mig0.ID: present(rows([2]int{31, -5}, [2]int{31, 1}))}, gpu0, mig0)
+		if got := devices[1].XIDs.Codes[31].Total; got != c.want+1 {
+			t.Errorf("%s: %d XIDs count with one of its own, want %d", name, got, c.want+1)
+		}
+	}
+}
+
+// The old kernel log is from before the agent's start, also when a restarted engine reads it later.
+func TestOldRows(t *testing.T) {
+	for _, restored := range []bool{false, true} {
+		rc := ReadingContext{XIDHistory: restored}
+		d := judgeGPU(nil, 0, present(rows()), rc)
+		old := present(rows([2]int{79, -3600}))
+		old.Rows[0].Old = true
+		for i := range 2 {
+			d = judgeGPU([]DeviceState{d}, i+1, old, rc)
+		}
+		if got := d.XIDs.Codes[79].Total > 0; got != restored {
+			t.Errorf("restored %v: an XID of the old kernel log counts: %v", restored, got)
+		}
+	}
+}
+
+// A new row with XID 79 means that its GPU has fallen off the bus, so its loss is not delayed. A row that is known means nothing.
+func TestNewRowOf79IsNotDelayed(t *testing.T) {
+	var filter OutageFilter
+	r, now := reading(0, samples{gpu0.ID: present(rows([2]int{79, -60})), gpu1.ID: present(rows())}, gpu0, gpu1)
+	before := judgeReading(DefaultConfig(), nil, r, ReadingContext{}, now)
+	for _, c := range []struct {
+		rows [][2]int
+		want Presence
+	}{
+		{[][2]int{{79, -60}}, PresenceUnknown},
+		{[][2]int{{79, -60}, {79, 1}}, Lost},
+	} {
+		gone := func(list ...[2]int) Sample { return Sample{Presence: Lost, Rows: present(rows(list...)).Rows} }
+		r, now := reading(1, samples{gpu0.ID: gone(c.rows...), gpu1.ID: gone()}, gpu0, gpu1)
+		judged, _ := filter.Filter(before, r, now)
+		for _, s := range judged.Samples {
+			if s.Device == gpu0.ID && s.Presence != c.want {
+				t.Errorf("rows %v: GPU-0 is %v, want %v", c.rows, s.Presence, c.want)
+			}
+		}
+	}
+}
+
+// A MIG device that an incomplete inventory lacks may exist: it keeps its verdict and its XIDs until a complete one lacks it.
+func TestIncompleteInventory(t *testing.T) {
+	all := []DeviceID{gpu0.ID, gpu1.ID, mig0.ID, mig1.ID}
+	check := func(where string, devices []DeviceState, ids ...DeviceID) {
+		t.Helper()
+		var got []DeviceID
+		for _, d := range devices {
+			got = append(got, d.Device.ID)
+			if d.Device.ID == mig0.ID && (d.Verdict.State != Unhealthy || d.XIDs.Codes[48].Total != 1) {
+				t.Errorf("%s: %+v", where, d)
+			}
+		}
+		if slices.Sort(got); !slices.Equal(got, ids) {
+			t.Errorf("%s: %v, want %v", where, got, ids)
+		}
+	}
+	devices := judge(nil, 0, samples{mig0.ID: migXIDs(48)}, gpu0, mig0, mig1, gpu1)
+	for i := range 2 {
+		r, now := reading(i+1, nil, gpu0, mig1, gpu1)
+		r.Incomplete = true
+		devices = judgeAndView(DefaultConfig(), devices, r, nil, now)
+		check("incomplete", devices, all...)
+		if devices[0].Verdict.State != Healthy {
+			t.Errorf("the GPU has the finding of its MIG device, as if that were destroyed: %v", devices[0].Verdict)
+		}
+	}
+	check("with its name again", judge(devices, 3, nil, gpu0, mig0, mig1, gpu1), all...)
+	check("destroyed", judge(devices, 4, nil, gpu0, mig1, gpu1), gpu0.ID, gpu1.ID, mig1.ID)
+	r, now := reading(5, samples{gpu0.ID: {Presence: Lost}}, gpu0, mig1, gpu1)
+	r.Incomplete = true
+	check("with a lost GPU", judgeAndView(DefaultConfig(), devices, r, nil, now), all...)
+}

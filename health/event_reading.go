@@ -1,6 +1,7 @@
 package health
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -101,5 +102,11 @@ func (rc ReadingContext) listRows(old DeviceState, gpu Ledger, d Device, s Sampl
 	}
 	l, fresh := l.list(s.Rows, s.RowsWhole, rc.XIDHistory)
 	s.Rows, s.RowsWhole, s.XIDs = nil, false, slices.Concat(fresh, s.XIDs)
+	if value, ok := s.Values[FieldXID]; ok {
+		if last := l.lastXID(value); last != value {
+			s.Values = maps.Clone(s.Values)
+			s.Values[FieldXID] = last
+		}
+	}
 	return l, s
 }

@@ -122,6 +122,23 @@ func (l Ledger) list(rows []XIDRow, whole, restored bool) (next Ledger, fresh []
 	return l, fresh
 }
 
+// lastXID returns field 230 of the device. value is that of the source, which loses it with its samples, and may have that of a predecessor.
+func (l *Ledger) lastXID(value float64) float64 {
+	var newest, own LedgerRow
+	for _, r := range l.Rows {
+		if r.At >= newest.At {
+			newest = r
+		}
+		if !r.Predecessor && r.At >= own.At {
+			own = r
+		}
+	}
+	if value == 0 || newest.Predecessor {
+		return float64(own.Code)
+	}
+	return value
+}
+
 // lacks reports whether a read lists a new row with a number.
 func (l *Ledger) lacks(code int, rows []XIDRow) bool {
 	if !l.Read {

@@ -155,3 +155,35 @@ func TestIncompleteInventory(t *testing.T) {
 	r.Incomplete = true
 	check("with a lost GPU", judgeAndView(DefaultConfig(), devices, r, nil, now), all...)
 }
+
+// Field 230 is the newest XID of the device itself, also after the source has lost its samples.
+func TestLastXIDOfRows(t *testing.T) {
+	var devices []DeviceState
+	for i, c := range []struct {
+		gpu       Sample
+		mig       []Device
+		gpuValue  float64
+		migSample Sample
+		migValue  float64
+	}{
+		{present(value(FieldXID, 0), rows()), nil, 0, Sample{}, 0},
+		{present(value(FieldXID, 31), rows([2]int{31, 1})), nil, 31, Sample{}, 0},
+		{present(value(FieldXID, 0)), []Device{mig0}, 31, present(value(FieldXID, 43), rows([2]int{43, -5})), 0},
+		{present(value(FieldXID, 31)), []Device{mig0}, 31, present(value(FieldXID, 43)), 0},
+		{present(value(FieldXID, 48)), []Device{mig0}, 48, present(value(FieldXID, 13), rows([2]int{43, -5}, [2]int{13, 2})), 13},
+	} {
+		source := c.migSample.Values[FieldXID]
+		devices = judge(devices, i, samples{gpu0.ID: c.gpu, mig0.ID: c.migSample}, append([]Device{gpu0}, c.mig...)...)
+		for j, want := range []float64{c.gpuValue, c.migValue}[:len(devices)] {
+			if got, ok := devices[j].Sample.Values[FieldXID]; got != want || !ok {
+				t.Errorf("reading %d: field 230 of %s is %v, want %v", i, devices[j].Device.ID, got, want)
+			}
+		}
+		if c.migSample.Values[FieldXID] != source {
+			t.Errorf("reading %d: the source's values were modified", i)
+		}
+	}
+	if d := judge(nil, 0, samples{gpu0.ID: present(rows([2]int{31, 1}))}, gpu0)[0]; len(d.Sample.Values) != len(present().Values) {
+		t.Errorf("field 230 is not readable, but is %v", d.Sample.Values[FieldXID])
+	}
+}

@@ -4,6 +4,8 @@ package dcgm
 
 import (
 	"context"
+	"runtime"
+	"syscall"
 	"testing"
 	"time"
 
@@ -38,7 +40,7 @@ func BenchmarkPoll(b *testing.B) {
 			for b.Loop() {
 				n.add(step)
 				if stream {
-					n.xidsAt = time.Time{}
+					n.wholeAt = time.Time{}
 				}
 				n.lib.Int(script.GPU, 0, 395, 0, 0, n.clock.now())
 				if _, err := n.Poll(context.Background()); err != nil {
@@ -86,4 +88,44 @@ func (b *fixture) sevenths(gpus uint) {
 		}
 		b.addInstances(gpu, partition)
 	}
+}
+
+// BenchmarkRows polls and judges 8 GPUs for 15 minutes, without rows in the stream of XIDs and with 1,200. It compares the processor time of
+// the process, and what it allocates.
+func BenchmarkRows(b *testing.B) {
+	var cpu, allocated [2]float64
+	for b.Loop() {
+		for i, rows := range []int{0, manyRows} {
+			n := newFixture(b, 8)
+			n.addRows(0, rows)
+			n.open(testConfig()).poll()
+			runtime.GC()
+			before, bytes := used(b)
+			for range 15 * 60 {
+				n.add(time.Second)
+				n.lib.Int(script.GPU, 0, 395, 0, 0, n.clock.now())
+				n.poll()
+			}
+			after, total := used(b)
+			cpu[i] += (after - before).Seconds()
+			allocated[i] += float64(total - bytes)
+			n.close()
+		}
+	}
+	b.ReportMetric(cpu[1]/cpu[0], "cpu-ratio")
+	b.ReportMetric(allocated[1]/allocated[0], "B-ratio")
+	b.ReportMetric(cpu[0]/float64(b.N)/15/60*1e6, "cpu-µs/poll")
+	b.ReportMetric(allocated[0]/float64(b.N)/15/60, "B/poll")
+}
+
+// used returns the processor time of the process and the bytes that it has allocated.
+func used(b *testing.B) (cpu time.Duration, bytes uint64) {
+	b.Helper()
+	var usage syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+		b.Fatal(err)
+	}
+	var mem runtime.MemStats
+	runtime.ReadMemStats(&mem)
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano()), mem.TotalAlloc
 }

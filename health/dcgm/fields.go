@@ -16,6 +16,8 @@ import (
 // fieldXID is the field whose samples are XIDs (dcgm_fields.h: DCGM_FI_DEV_XID_ERROR).
 const fieldXID = dcgm.Short(health.FieldXID)
 
+const fieldRecoveryAction = dcgm.Short(health.FieldRecoveryAction)
+
 // Fields of the inventory (dcgm_fields.h; for instances as observed on DCGM 4.6).
 const (
 	fieldDriver   dcgm.Short = 1

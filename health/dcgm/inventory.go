@@ -197,6 +197,7 @@ func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[u
 		s.lastDevices[entity{dcgm.FE_GPU, id}] = *d
 		devices = append(devices, dcgmDevice{*d, entity{dcgm.FE_GPU, id}, id})
 	}
+	s.hasUnnamedMIG = false
 	for _, in := range h.instances {
 		parent, ok := gpus[in.gpu]
 		if !ok || in.kind != dcgm.FE_GPU_CI {
@@ -204,11 +205,12 @@ func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[u
 		}
 		d, ok := s.migDevice(in, parent, values[in.entity])
 		if !ok {
-			s.hasUnnamed = s.hasUnnamed || reachable(status[in.gpu])
+			s.hasUnnamedMIG = s.hasUnnamedMIG || reachable(status[in.gpu])
 			continue
 		}
 		devices = append(devices, dcgmDevice{d, in.entity, in.gpu})
 	}
+	s.hasUnnamed = s.hasUnnamed || s.hasUnnamedMIG
 	slices.SortFunc(devices, func(a, b dcgmDevice) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.Kind, b.Kind),
 			cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI))

@@ -141,7 +141,7 @@ func (s *session) restartEngine() error {
 // they are dropped with the watches.
 func (s *session) rebuild(h hierarchy) error {
 	if len(s.watches.gpus) > 0 {
-		if err := s.readXIDs(s.now()); err != nil {
+		if err := s.readStream(0); err != nil {
 			s.log.Debug("cannot read XIDs before removing the watches", zap.Error(err))
 		}
 	}
@@ -191,24 +191,21 @@ func (s *session) setDevices(devices []dcgmDevice) {
 	s.state = make([]deviceState, len(devices))
 	s.devices = make([]health.Device, len(devices))
 	s.devicesOf = map[entity][]int{}
-	parents := map[health.DeviceID]health.DeviceID{} // of MIG devices
-	gpus := map[health.DeviceID]bool{}
 	for i, d := range devices {
 		s.devices[i] = d.Device
-		s.state[i] = deviceState{device: d, rows: before[d.ID].rows, hadXID: before[d.ID].hadXID, watched: watched[d.entity]}
+		s.state[i] = deviceState{device: d, rows: before[d.ID].rows, watched: watched[d.entity]}
 		if watched[d.entity] { // otherwise its values will not be read again
 			s.state[i].values = before[d.ID].values
 		}
-		s.devicesOf[d.entity] = append(s.devicesOf[d.entity], i)
-		if d.Kind == health.KindGPU {
-			gpus[d.ID] = true
+		if watched[d.entity] && !before[d.ID].watched {
+			s.wholeAt = time.Time{} // none of its rows may have been read
 		}
+		s.devicesOf[d.entity] = append(s.devicesOf[d.entity], i)
 		if d.Kind == health.KindMIG {
-			parents[d.ID] = d.Parent
 			s.devicesOf[parentEntity[d.entity]] = append(s.devicesOf[parentEntity[d.entity]], i)
 		}
 	}
-	s.history.setMIGDevices(parents, gpus, s.hasUnnamed || s.inventoryPending)
+	s.wholeRead = false
 	gpuStaleness := map[uint]*staleness{}
 	for _, e := range s.watches.gpus {
 		gpuStaleness[e.id] = cmp.Or(s.gpuStaleness[e.id], &staleness{})

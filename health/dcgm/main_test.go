@@ -151,6 +151,9 @@ type fixture struct {
 	*clock
 	*session
 	log *zap.Logger
+
+	judged []health.DeviceState      // from the polls of all sessions
+	past   map[health.DeviceID][]int // the XIDs from before the start that the latest poll showed first
 }
 
 // newFixture resets the library and the history of this process, and adds n GPUs.
@@ -313,7 +316,54 @@ func (b *fixture) poll() (map[health.DeviceID]health.Sample, *health.Reading) {
 		}
 		samples[s.Device] = s
 	}
+	b.judge(r, samples)
 	return samples, r
+}
+
+// judge judges a reading and sets the XIDs that count in the samples.
+func (b *fixture) judge(r *health.Reading, samples map[health.DeviceID]health.Sample) {
+	known := map[health.DeviceID]int{} // rows
+	for _, d := range b.judged {
+		known[d.Device.ID] = len(d.XIDs.Rows)
+	}
+	b.judged = health.Judge(health.DefaultConfig(), b.judged, r, health.ReadingContext{FirstReading: b.judged == nil}, b.clock.now())
+	b.past = map[health.DeviceID][]int{}
+	for _, d := range b.judged {
+		id := d.Device.ID
+		if s, ok := samples[id]; ok {
+			s.XIDs = d.Sample.XIDs
+			samples[id] = s
+		}
+		for _, row := range d.XIDs.Rows[known[id]:] {
+			if row.Skipped {
+				b.past[id] = append(b.past[id], row.Code)
+			}
+		}
+	}
+}
+
+// device returns a device as of the latest poll.
+func (b *fixture) device(id health.DeviceID) health.DeviceState {
+	b.t.Helper()
+	for _, d := range b.judged {
+		if d.Device.ID == id {
+			return d
+		}
+	}
+	b.t.Errorf("%s is not listed", id)
+	return health.DeviceState{}
+}
+
+// expectLastXID compares field 230 of a device as judged; want is negative if it is unknown.
+func (b *fixture) expectLastXID(id health.DeviceID, want float64) {
+	b.t.Helper()
+	got, ok := b.device(id).Sample.Values[health.FieldXID]
+	if !ok {
+		got = -1
+	}
+	if got != want {
+		b.t.Errorf("%s: field 230 is %v, want %v", id, got, want)
+	}
 }
 
 // pollUntilFailure polls once a second after sample, passes each reading to check, and returns the second in which a poll

@@ -160,9 +160,11 @@ func TestInstanceXIDs(t *testing.T) {
 	want := codes{gpuID(0): {63}, gpuID(1): {79}, migID(0): {94}, migID(1): {94}, migID(2): {31}}
 	b.expectCodes(samples, want, nil)
 	for id, s := range samples {
-		if got := s.Values[health.FieldXID]; len(want[id]) != 1 || got != float64(want[id][0]) {
-			t.Errorf("%s: value of field 230: %v, want %v", id, got, want[id])
+		if len(want[id]) != 1 || len(s.XIDs) != 1 {
+			t.Errorf("%s: XIDs %v, want %v", id, s.XIDs, want[id])
+			continue
 		}
+		b.expectLastXID(id, float64(want[id][0]))
 	}
 	if len(samples) != len(want) {
 		t.Errorf("%d samples, want %d", len(samples), len(want))
@@ -231,9 +233,10 @@ func TestXIDOfPreviousInstance(t *testing.T) {
 	samples := b.pollAfter(2*time.Second, 1)
 	createdAt := b.clock.now()
 	s, ok := samples[migID(70)]
-	if v := s.Values[health.FieldXID]; !ok || len(s.XIDs) != 0 || v != 0 {
-		t.Errorf("new device listed %v: XIDs %v, value of field 230 %v", ok, s.XIDs, v)
+	if !ok || len(s.XIDs) != 0 {
+		t.Errorf("new device listed %v: XIDs %v", ok, s.XIDs)
 	}
+	b.expectLastXID(migID(70), 0)
 	b.lib.Row(script.CI, 0, 95, 0, at) // another client watches it
 	b.lib.Row(script.CI, 0, 31, 0, createdAt)
 	b.expectXIDs(10*time.Second, 1, migID(70), 31)
@@ -248,12 +251,10 @@ func TestXIDOfReplacingInstance(t *testing.T) {
 	b := startMIG(t, 1, 0, map[uint][]uint{0: {0}})
 	b.pollAfter(10*time.Second, 1)
 	xids := codes{}
-	after := func(d time.Duration) map[health.DeviceID]health.Sample {
-		samples := b.pollAfter(d, 1)
-		for id, s := range samples {
+	after := func(d time.Duration) {
+		for id, s := range b.pollAfter(d, 1) {
 			xids[id] = append(xids[id], xidCodes(s.XIDs)...)
 		}
-		return samples
 	}
 	replace := func(uuid string, gi uint) {
 		t.Helper()
@@ -267,14 +268,14 @@ func TestXIDOfReplacingInstance(t *testing.T) {
 	b.xid(script.CI, 0, 95, b.clock.now())
 	after(10 * time.Second)
 	replace(migUUID(0), 0)
-	if v := after(10 * time.Second)[migID(0)].Values[health.FieldXID]; v != 0 {
-		t.Errorf("field 230 of the recreated instance is %v", v)
-	}
+	after(10 * time.Second)
+	b.expectLastXID(migID(0), 0)
 	b.xid(script.CI, 0, 31, b.clock.now())
-	s := after(10 * time.Second)[migID(0)]
-	if !slices.Equal(xids[migID(70)], []int{95}) || !slices.Equal(xids[migID(0)], []int{31}) || s.Values[health.FieldXID] != 31 {
-		t.Errorf("XIDs %v, field 230 of the recreated instance is %v", xids, s.Values[health.FieldXID])
+	after(10 * time.Second)
+	if !slices.Equal(xids[migID(70)], []int{95}) || !slices.Equal(xids[migID(0)], []int{31}) {
+		t.Errorf("XIDs %v", xids)
 	}
+	b.expectLastXID(migID(0), 31)
 }
 
 // An instance with a reused number is omitted until it has a UUID.
@@ -320,20 +321,4 @@ func TestXIDOfInstanceNamedLate(t *testing.T) {
 	b.pollAfter(10*time.Second, 1)
 	b.lib.Text(script.CI, 0, 54, migUUID(0), 0, b.clock.now())
 	b.expectXIDs(retryInterval, 1, migID(0), 94)
-}
-
-// The history drops removed devices.
-func TestHistoryForgetsInstances(t *testing.T) {
-	b := newFixture(t, 1)
-	b.addInstances(0, map[uint][]uint{0: {0}})
-	b.open(testConfig())
-	for i := range uint(10) {
-		b.replaceInstance(i, migUUID(100+i))
-		b.xid(script.CI, 0, 31, b.clock.now())
-		b.pollAfter(10*time.Second, 1)
-		b.pollAfter(2*time.Second, 1)
-	}
-	if n := len(b.history.devices); n > 2 {
-		t.Errorf("%d devices in the history, want 2", n)
-	}
 }

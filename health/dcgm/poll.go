@@ -70,7 +70,7 @@ func (s *session) poll() (*health.Reading, error) {
 	}
 	checked := full && s.runHealthCheck()
 	if s.updatePresence(s.hierarchy.gpus) {
-		s.fullAt = time.Time{} // replace the earlier values soon
+		s.fullAt, s.wholeAt = time.Time{}, time.Time{} // replace the earlier values soon
 	}
 	r := s.reading(now, checked)
 	r.Entities = s.measureEntities(now)
@@ -113,28 +113,26 @@ func (s *session) updatePresence(gpus []uint) (changed bool) {
 	return changed
 }
 
-// reading returns the result of a successful poll. Nothing after it can fail: it marks XIDs as delivered. checked means
-// that the incidents are of this poll; they are not for a GPU that DCGM cannot measure (OBSERVED.md#blind-engine).
+// reading returns the result of a successful poll. checked means that the incidents are of this poll; they are not for a GPU that DCGM
+// cannot measure (OBSERVED.md#blind-engine).
 func (s *session) reading(now time.Time, checked bool) *health.Reading {
 	r := &health.Reading{
 		Devices: s.devices, Samples: make([]health.Sample, len(s.state)), Versions: s.versions, Measured: s.measured,
-		Checks: s.checks.state(), Incidents: s.nodeIncidents,
+		Checks: s.checks.state(), Incidents: s.nodeIncidents, Incomplete: s.hasUnnamedMIG,
 	}
-	s.history.updateClock(s.allGPUs.allCount.newest)
-	kernelLog := !elapsed(s.openedAt, now, kernelLogWindow)
 	for i := range s.state {
 		st := &s.state[i]
+		rows := s.takeRows(st, now)
 		stale := s.stale[st.device.gpu] && reachable(s.presence[st.device.gpu].status)
 		if stale {
 			st.values = nil
 		} else {
-			s.addNoXID(st)
-			st.merge()
+			st.merge(s.lastXID(st))
 		}
 		r.Samples[i] = health.Sample{
 			Device: st.device.ID, At: now, Presence: s.presence[st.device.gpu].current, Stale: stale, Values: st.values,
+			Rows: rows, RowsWhole: s.wholeRead && st.watched,
 		}
-		r.Samples[i].XIDs, r.Samples[i].Past = s.takeXIDs(i, kernelLog)
 		if st.device.Kind == health.KindGPU && r.Checks.Status != health.ChecksDown {
 			r.Samples[i].Incidents = s.incidents[st.device.gpu]
 			r.Samples[i].Checked = checked && !s.unmeasured(st.device.gpu)

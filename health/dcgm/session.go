@@ -26,6 +26,7 @@ type session struct {
 	history *history
 
 	groupCount atomic.Uint64 // groups created so far
+	xidOverdue atomic.Bool   // ReadAllXIDs was called
 
 	mu       sync.Mutex // guards everything below
 	closed   bool
@@ -44,6 +45,7 @@ type session struct {
 
 	lastDevices      map[entity]health.Device // for entities whose inventory is blank
 	hasUnnamed       bool                     // a reachable GPU or MIG device has no UUID
+	hasUnnamedMIG    bool                     // a MIG device of a reachable GPU has none
 	inventoryPending bool                     // a reachable GPU lacks a required field, which may arrive soon
 	pendingSince     map[uint]time.Time       // since when a GPU lacks a required field, by DCGM's number
 	presence         map[uint]*presence       // by DCGM's number of the GPU
@@ -51,13 +53,15 @@ type session struct {
 	state            []deviceState
 	devices          []health.Device // shared with readings: immutable
 
-	fullAt        time.Time              // of the last full poll
-	xidsAt        time.Time              // of the last read of the XID stream
-	xidsDue       bool                   // the stream has new rows
-	xidStreamRead bool                   // the stream was read in this poll
-	latestXID     map[entity]xidRow      // as of the last poll
-	paceGPU       []dcgm.GroupEntityPair // whose paceField tells when DCGM has measured; empty if none does
-	measured      time.Time              // of that field, in this poll
+	fullAt    time.Time                // of the last full poll
+	latestXID map[entity]health.XIDRow // as of the last poll
+	unlisted  map[entity]health.XIDRow // of latestXID, the rows that no read of the stream has listed
+	newestRow int64                    // the newest time of a row that a read of the stream has listed, 0 if none has
+	wholeAt   time.Time                // of the last read of the whole stream; zero if the next is due
+	wholeRead bool                     // the whole stream was read in this poll, for all devices
+	actions   map[entity]float64       // the latest recovery actions of GPUs
+	paceGPU   []dcgm.GroupEntityPair   // whose paceField tells when DCGM has measured; empty if none does
+	measured  time.Time                // of that field, in this poll
 
 	rewatchedAt  time.Time           // when the watches were last recreated because DCGM took no new samples
 	allGPUs      staleness           // of all watched GPUs
@@ -110,8 +114,8 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 	s := &session{
 		cfg: cfg, systems: systems, log: log, now: now, history: history, openedAt: now(),
 		lastDevices: map[entity]health.Device{}, incidents: map[uint][]health.Incident{},
-		presence: map[uint]*presence{}, latestXID: map[entity]xidRow{}, watches: &watches{}, checks: newHealthChecks(health.ChecksUnknown),
-		pendingSince: map[uint]time.Time{}, stale: map[uint]bool{},
+		presence: map[uint]*presence{}, latestXID: map[entity]health.XIDRow{}, watches: &watches{}, checks: newHealthChecks(health.ChecksUnknown),
+		pendingSince: map[uint]time.Time{}, stale: map[uint]bool{}, unlisted: map[entity]health.XIDRow{}, actions: map[entity]float64{},
 	}
 	s.readVersions()
 	s.takeEntityFields()

@@ -118,14 +118,19 @@ var (
 	errFrozen = errors.New("DCGM takes no new samples")
 )
 
-// checkStaleness fails if DCGM measures no GPU. It marks GPUs as stale that DCGM does not measure while it measures
-// others: the fault is then the GPU's and not DCGM's (OBSERVED.md#stale-gpu).
-func (s *session) checkStaleness(now time.Time, full bool) error {
+// countValues adds up the values of all GPUs, and takes the engine's time of them.
+func (s *session) countValues() {
 	s.allGPUs.healthCount, s.allGPUs.allCount = readCount{}, readCount{}
 	for _, g := range s.gpuStaleness {
 		s.allGPUs.healthCount.add(g.healthCount)
 		s.allGPUs.allCount.add(g.allCount)
 	}
+	s.history.updateClock(s.allGPUs.allCount.newest)
+}
+
+// checkStaleness fails if DCGM measures no GPU. It marks GPUs as stale that DCGM does not measure while it measures
+// others: the fault is then the GPU's and not DCGM's (OBSERVED.md#stale-gpu).
+func (s *session) checkStaleness(now time.Time, full bool) error {
 	s.allGPUs.update(now, full, s.cfg.Interval)
 	switch g := s.allGPUs.gap; {
 	case g.blank:
@@ -133,7 +138,7 @@ func (s *session) checkStaleness(now time.Time, full bool) error {
 	case g.idle > 0:
 		if s.cfg.Address != "" && elapsed(s.rewatchedAt, now, 2*staleAfter) {
 			// A host engine whose clock was set back returns the samples from before until its clock has caught up. It drops
-			// them with the last watch (OBSERVED.md#sample-order). rebuild reads the XIDs first, and this poll delivers them.
+			// them with the last watch (OBSERVED.md#sample-order). rebuild reads the XIDs first, and this poll lists them.
 			s.rewatchedAt, s.allGPUs = now, staleness{}
 			s.gpuStaleness = nil
 			return s.rebuild(s.hierarchy)

@@ -53,26 +53,23 @@ type deviceState struct {
 	device      dcgmDevice
 	values      map[health.Field]float64 // shared with readings: immutable
 	read        []fieldValue             // in this poll; the memory is reused
-	xid         fieldValue               // the newest XID in this poll, of the device's entities
-	xidAt       int64
-	xidReadable bool     // field 230 of the device's entities was readable in this poll, also if it is blank
-	hadXID      bool     // it had an XID in this session
-	rows        []xidRow // XIDs in this poll
-	watched     bool     // DCGM watches its entity
+	latest      health.XIDRow            // the newest of the latest values of its entities, zero if there is none
+	xidReadable bool                     // field 230 of the device's entities was readable in this poll, also if it is blank
+	rows        []health.XIDRow          // of the device's entities in this poll
+	watched     bool                     // DCGM watches its entity
 }
 
-// readValues reads the health fields, in a full poll the metric fields too, and then the XIDs.
+// readValues reads the health fields, in a full poll the metric fields too, and then the rows of field 230.
 func (s *session) readValues(now time.Time, full bool) error {
 	w := s.watches
 	for i := range s.state {
 		st := &s.state[i]
-		st.read, st.xidAt = st.read[:0], 0
-		st.xid, st.xidReadable = fieldValue{field: health.FieldXID}, st.watched
+		st.read, st.latest, st.xidReadable = st.read[:0], health.XIDRow{}, st.watched
 	}
 	for _, g := range s.gpuStaleness {
 		g.healthCount, g.allCount = readCount{}, readCount{}
 	}
-	s.xidStreamRead, s.measured = false, time.Time{}
+	s.wholeRead, s.measured = false, time.Time{}
 	s.choosePaceGPU()
 	xidField := w.computeFields[:min(1, len(w.computeFields))]
 	gpuFields, computeFields := w.lightFields, xidField
@@ -91,11 +88,11 @@ func (s *session) readValues(now time.Time, full bool) error {
 	if full {
 		s.logUnsupported()
 	}
-	// Not in each poll: go-dcgm allocates a mebibyte for each read of the stream.
-	if len(w.gpus) > 0 && (full || s.xidsDue || s.latestMayHideXIDs(now) && elapsed(s.xidsAt, now, xidStreamInterval)) {
-		return s.readXIDs(now)
+	s.countValues()
+	if len(w.gpus) == 0 {
+		return nil
 	}
-	return nil
+	return s.readXIDs(now, full)
 }
 
 // addValue adds a value to the devices of its entity.
@@ -103,40 +100,24 @@ func (s *session) addValue(v *dcgm.FieldValue_v2) {
 	e := entity{v.EntityGroupId, v.EntityID}
 	n, ok := floatValue(v)
 	if v.FieldID == fieldXID {
-		row, isXID := parseXID(v)
-		if isXID && row != s.latestXID[e] {
-			s.latestXID[e], s.xidsDue = row, true
-		}
-		s.collectXID(e, v)
-		for _, i := range s.devicesOf[e] {
-			if st := &s.state[i]; ok && v.TS >= st.xidAt && (!isXID || !s.history.ofPredecessor(st.device.ID, row)) {
-				st.xid, st.xidAt = fieldValue{health.FieldXID, n, true}, v.TS
-				st.hadXID = st.hadXID || isXID
-			}
-			if isNotSupported(v) || v.Status == dcgm.DCGM_ST_NOT_WATCHED {
-				s.state[i].xidReadable = false
-			}
-		}
+		s.addLatestXID(e, v)
 		return
 	}
 	if e.kind == dcgm.FE_GPU {
 		if v.FieldID == paceField && len(s.paceGPU) == 1 && e.id == s.paceGPU[0].EntityId {
 			s.measured = measuredAt(v)
 		}
+		if v.FieldID == fieldRecoveryAction && ok {
+			if old, known := s.actions[e]; known && old != n {
+				s.wholeAt = time.Time{} // a row of the kernel log may be the cause
+			}
+			s.actions[e] = n
+		}
 		s.countValue(e.id, v, ok)
 	}
 	for _, i := range s.devicesOf[e] {
 		st := &s.state[i]
 		st.read = append(st.read, fieldValue{health.Field(v.FieldID), n, ok})
-	}
-}
-
-// addNoXID sets field 230 to 0 on a device without an XID: DCGM has no value then. DCGM never resets the field, so a blank
-// after an XID means that its samples are lost.
-func (s *session) addNoXID(st *deviceState) {
-	g, p := s.gpuStaleness[st.device.gpu], s.presence[st.device.gpu].current
-	if st.xidReadable && !st.xid.ok && !st.hadXID && p <= health.Present && g != nil && g.everMeasured() {
-		st.xid = fieldValue{health.FieldXID, 0, true}
 	}
 }
 
@@ -181,9 +162,9 @@ func (s *session) logUnsupported() {
 	s.lastUnsupported = fields
 }
 
-// merge takes over the values of this poll. If any differs, it creates a new map, because readings share the old one.
-func (st *deviceState) merge() {
-	read := append(st.read, st.xid)
+// merge takes over the values of this poll and field 230. If any differs, it creates a new map, because readings share the old one.
+func (st *deviceState) merge(xid fieldValue) {
+	read := append(st.read, xid)
 	st.read = read[:len(read)-1]
 	changed := func(v fieldValue) bool {
 		old, existed := st.values[v.field]

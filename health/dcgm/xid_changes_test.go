@@ -64,7 +64,7 @@ func TestXIDsChanged(t *testing.T) {
 	}
 }
 
-// A burst on five GPUs takes five seconds to read (OBSERVED.md#xid-rate); each XID is delivered at once.
+// A burst on five GPUs takes five seconds to read (OBSERVED.md#xid-rate); each XID counts at once.
 func TestXIDsChangedInBurst(t *testing.T) {
 	b := startFixture(t, 5)
 	b.add(time.Second)

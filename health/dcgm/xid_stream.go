@@ -13,10 +13,20 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
+// How often the whole stream of XIDs is read. A read of its window, from xidWindow before its newest row on, costs little, but can miss a
+// row that DCGM sorts before it (OBSERVED.md#kernel-log-xid, OBSERVED.md#sample-order).
 const (
-	// xidStreamInterval is how often the stream is read while an XID may arrive without changing a latest value: see
-	// latestMayHideXIDs.
-	xidStreamInterval = time.Second - pollShift
+	xidWindow = time.Minute
+
+	// wholeInterval is how often if nothing suggests that the window lacks a row.
+	wholeInterval = 5*time.Minute - pollShift
+	// wholeIfHidden is how often while an XID may arrive without changing a latest value: see latestMayHideXIDs.
+	wholeIfHidden = time.Second - pollShift
+	// wholeIfOverdue is how often while ReadAllXIDs asks for it. An XID that DCGM owes counts again after health.OwedBySource.
+	wholeIfOverdue = 5*time.Second - pollShift
+)
+
+const (
 	// maxSampleAge is the maximum age of the newest sample of the health fields, which are sampled once a second.
 	maxSampleAge = 1500 * time.Millisecond
 	// kernelLogWindow is how long after connecting rows of the old kernel log may arrive: a starting engine reads /dev/kmsg
@@ -29,60 +39,115 @@ const (
 // are older than before.
 func (s *session) latestMayHideXIDs(now time.Time) bool {
 	age := s.allGPUs.health
-	return !age.measured || elapsed(age.changedAt, now, maxSampleAge) ||
-		s.history.newestSample < s.history.maxSample-maxSampleSkew.Microseconds()
+	age.update(s.allGPUs.healthCount, now)
+	return !age.measured || elapsed(age.changedAt, now, maxSampleAge) || s.history.steppedBack()
 }
 
 // parseXID returns the XID in a value of field 230; ok is false for a blank, a row without data, and 0, which means none.
-func parseXID(v *dcgm.FieldValue_v2) (row xidRow, ok bool) {
+func parseXID(v *dcgm.FieldValue_v2) (row health.XIDRow, ok bool) {
 	code, ok := intValue(v)
 	ok = ok && v.FieldID == fieldXID && code > 0
-	return xidRow{at: v.TS, code: health.XIDNumber(uint64(max(0, code)))}, ok
+	return health.XIDRow{Code: health.XIDNumber(uint64(max(0, code))), At: v.TS}, ok
 }
 
-// readXIDs reads the stream of field 230 from its beginning and collects all rows. A cursor would miss the rows that DCGM
-// sorts before it (OBSERVED.md#kernel-log-xid, OBSERVED.md#sample-order).
-func (s *session) readXIDs(now time.Time) error {
-	rows, _, err := dcgm.GetValuesSince(s.watches.allGroup, s.watches.xidFields, time.UnixMicro(0))
+// ReadAllXIDs makes the next poll read the whole stream of XIDs, unless it was read lately.
+func (s *session) ReadAllXIDs() { s.xidOverdue.Store(true) }
+
+// readXIDs reads the stream of XIDs in full polls, and when it has new rows: its window or, when that may lack a row, the whole. Not in
+// each poll: go-dcgm allocates a mebibyte for each read of the stream.
+func (s *session) readXIDs(now time.Time, full bool) error {
+	whole := wholeInterval
+	if s.xidOverdue.Swap(false) {
+		whole = wholeIfOverdue
+	}
+	if s.latestMayHideXIDs(now) {
+		whole = wholeIfHidden
+	}
+	if !elapsed(s.wholeAt, now, whole) {
+		if !full && len(s.unlisted) == 0 {
+			return nil
+		}
+		// After a step back, rows from before it are newer than any sample.
+		from := min(s.newestRow, s.history.newestSample) - xidWindow.Microseconds()
+		if err := s.readStream(max(0, from)); err != nil || len(s.unlisted) == 0 {
+			return err
+		}
+	}
+	s.newestRow = 0
+	if err := s.readStream(0); err != nil {
+		return err
+	}
+	s.wholeAt, s.wholeRead = now, true
+	clear(s.unlisted) // a latest value need not be in the stream
+	return nil
+}
+
+// readStream reads the rows of the stream from a time on, by the engine's clock in microseconds since 1970.
+func (s *session) readStream(from int64) error {
+	rows, _, err := dcgm.GetValuesSince(s.watches.allGroup, s.watches.xidFields, time.UnixMicro(from))
 	if err != nil {
 		return fmt.Errorf("read XIDs: %w", err)
 	}
 	for i := range rows {
-		s.collectXID(entity{rows[i].EntityGroupId, rows[i].EntityID}, &rows[i])
+		row, ok := parseXID(&rows[i])
+		if !ok {
+			continue
+		}
+		e := entity{rows[i].EntityGroupId, rows[i].EntityID}
+		if s.unlisted[e] == row {
+			delete(s.unlisted, e)
+		}
+		s.newestRow = max(s.newestRow, row.At)
+		s.addRow(e, row)
 	}
-	s.xidsAt, s.xidsDue, s.xidStreamRead = now, false, true
 	return nil
 }
 
-// collectXID keeps a row for takeXIDs, which only a successful poll calls; otherwise the rows of a failed poll would be
-// lost. An XID of a GPU instance belongs to all its compute instances. An XID of a GPU belongs to the GPU only; judging
-// applies it to the MIG devices.
-func (s *session) collectXID(e entity, v *dcgm.FieldValue_v2) {
-	row, ok := parseXID(v)
-	if !ok {
-		return
+// addLatestXID adds the XID in the latest value of an entity.
+func (s *session) addLatestXID(e entity, v *dcgm.FieldValue_v2) {
+	if row, ok := parseXID(v); ok {
+		if row != s.latestXID[e] {
+			s.latestXID[e], s.unlisted[e] = row, row
+		}
+		s.addRow(e, row)
+		for _, i := range s.devicesOf[e] {
+			if st := &s.state[i]; row.At >= st.latest.At {
+				st.latest = row
+			}
+		}
 	}
-	for _, device := range s.devicesOf[e] {
-		s.state[device].rows = append(s.state[device].rows, row)
+	if isNotSupported(v) || v.Status == dcgm.DCGM_ST_NOT_WATCHED {
+		for _, i := range s.devicesOf[e] {
+			s.state[i].xidReadable = false
+		}
 	}
 }
 
-// takeXIDs returns the new XIDs of a device in this poll, and its past XIDs, from before this process first read the device. Both are
-// oldest first.
-func (s *session) takeXIDs(device int, kernelLog bool) (fresh, past []health.XID) {
-	st := &s.state[device]
-	if len(st.rows) == 0 && !st.watched {
-		return nil, nil // not read
+// addRow adds a row to the devices of its entity. An XID of a GPU instance belongs to all its compute instances. An XID of a GPU belongs to
+// the GPU only; judging applies it to the MIG devices.
+func (s *session) addRow(e entity, row health.XIDRow) {
+	for _, i := range s.devicesOf[e] {
+		s.state[i].rows = append(s.state[i].rows, row)
 	}
-	slices.SortFunc(st.rows, func(a, b xidRow) int { return cmp.Compare(a.at, b.at) })
-	freshRows, pastRows := s.history.deliver(st.device.ID, st.rows, s.xidStreamRead && st.watched, kernelLog)
-	st.rows = st.rows[:0]
-	return toXIDs(freshRows), toXIDs(pastRows)
 }
 
-func toXIDs(rows []xidRow) (xids []health.XID) {
-	for _, row := range rows {
-		xids = append(xids, row.xid())
+// takeRows returns the rows of the device in this poll, oldest first, and each once.
+func (s *session) takeRows(st *deviceState, now time.Time) []health.XIDRow {
+	rows := st.rows
+	st.rows = nil // readings share it
+	slices.SortFunc(rows, func(a, b health.XIDRow) int { return cmp.Or(cmp.Compare(a.At, b.At), cmp.Compare(a.Code, b.Code)) })
+	rows = slices.Compact(rows)
+	if !elapsed(s.openedAt, now, kernelLogWindow) {
+		for i := range rows {
+			rows[i].Old = health.InKernelLog(rows[i].Code) && rows[i].At < s.history.firstSample
+		}
 	}
-	return xids
+	return rows
+}
+
+// lastXID returns field 230 of the device, which is 0 if there is none: DCGM has no value before the first XID.
+func (s *session) lastXID(st *deviceState) fieldValue {
+	g, p := s.gpuStaleness[st.device.gpu], s.presence[st.device.gpu].current
+	readable := st.xidReadable && p <= health.Present && g != nil && g.everMeasured()
+	return fieldValue{health.FieldXID, float64(st.latest.Code), readable || st.latest.Code > 0}
 }

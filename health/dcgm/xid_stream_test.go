@@ -28,7 +28,8 @@ func xidCodes(xids []health.XID) (codes []int) {
 // codes holds the numbers of XIDs by device.
 type codes map[health.DeviceID][]int
 
-// expectCodes compares the new and the past XIDs of all devices; each device in fresh and past must have a sample.
+// expectCodes compares the XIDs of all devices in the latest poll that count, and those from before the start; each device in fresh and
+// past must have a sample.
 func (b *fixture) expectCodes(samples map[health.DeviceID]health.Sample, fresh, past codes) {
 	b.t.Helper()
 	for _, want := range []codes{fresh, past} {
@@ -39,8 +40,8 @@ func (b *fixture) expectCodes(samples map[health.DeviceID]health.Sample, fresh, 
 		}
 	}
 	for id, s := range samples {
-		if !slices.Equal(xidCodes(s.XIDs), fresh[id]) || !slices.Equal(xidCodes(s.Past), past[id]) {
-			b.t.Errorf("%s: XIDs %v, past %v; want %v, past %v", id, s.XIDs, s.Past, fresh[id], past[id])
+		if !slices.Equal(xidCodes(s.XIDs), fresh[id]) || !slices.Equal(b.past[id], past[id]) {
+			b.t.Errorf("%s: XIDs %v, past %v; want %v, past %v", id, s.XIDs, b.past[id], fresh[id], past[id])
 		}
 	}
 }
@@ -51,7 +52,7 @@ func (b *fixture) expectXIDs(after time.Duration, gpus uint, id health.DeviceID,
 	b.expectCodes(b.pollAfter(after, gpus), codes{id: want}, nil)
 }
 
-func TestXIDIsDeliveredOnce(t *testing.T) {
+func TestXIDCountsOnce(t *testing.T) {
 	b := startFixture(t, 2)
 	b.add(time.Second)
 	at := b.clock.now().Truncate(time.Microsecond)
@@ -60,38 +61,35 @@ func TestXIDIsDeliveredOnce(t *testing.T) {
 	if got := samples[gpuID(1)].XIDs; len(got) != 1 || got[0].Code != 79 || !got[0].At.Equal(at) {
 		t.Errorf("XIDs %v, want 79 at %v", got, at)
 	}
-	if got := samples[gpuID(1)].Values[health.FieldXID]; got != 79 {
-		t.Errorf("value of field 230: %v", got)
-	}
 	b.expectCodes(samples, codes{gpuID(1): {79}}, nil)
-	if v, ok := samples[gpuID(0)].Values[health.FieldXID]; !ok || v != 0 {
-		t.Errorf("value of field 230 on a GPU without XIDs: %v, %v; want 0", v, ok)
-	}
+	b.expectLastXID(gpuID(1), 79)
+	b.expectLastXID(gpuID(0), 0)
 	for range 100 {
 		b.expectXIDs(7*time.Second, 2, gpuID(1))
 	}
 }
 
-// DCGM has no value of field 230 before the first XID of a GPU. The value is then 0, and unknown if DCGM cannot tell.
+// DCGM has no value of field 230 before the first XID of a GPU. The value is then 0, and unknown if DCGM cannot tell. It stays when DCGM
+// loses the samples.
 func TestValueWithoutXID(t *testing.T) {
 	const blank = 9223372036854775792
 	for name, c := range map[string]struct {
 		prepare func(b *fixture) // of GPU 1
-		unknown bool
+		want    float64          // negative: unknown
 	}{
 		"no data":        {prepare: func(*fixture) {}},
 		"blank":          {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank, 0, b.clock.now()) }},
 		"status unknown": {prepare: func(b *fixture) { b.lib.Entity(script.GPU, 1, 0) }},
-		"not supported":  {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank+2, 0, b.clock.now()) }, unknown: true},
-		"not watched":    {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank, errNotWatched, b.clock.now()) }, unknown: true},
-		"lost":           {prepare: func(b *fixture) { b.lib.Entity(script.GPU, 1, statusLost) }, unknown: true},
+		"not supported":  {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank+2, 0, b.clock.now()) }, want: -1},
+		"not watched":    {prepare: func(b *fixture) { b.lib.Int(script.GPU, 1, 230, blank, errNotWatched, b.clock.now()) }, want: -1},
+		"lost":           {prepare: func(b *fixture) { b.lib.Entity(script.GPU, 1, statusLost) }, want: -1},
 		"no samples in this session": {
 			prepare: func(b *fixture) {
 				b.close()
 				b.blankGPUs(1)
 				b.open(testConfig())
 			},
-			unknown: true,
+			want: -1,
 		},
 		"samples lost after an XID": {
 			prepare: func(b *fixture) {
@@ -99,20 +97,16 @@ func TestValueWithoutXID(t *testing.T) {
 				b.pollAfter(time.Second, 1)
 				b.lib.Int(script.GPU, 1, 230, 79, errNoData, b.clock.now())
 			},
-			unknown: true,
+			want: 79,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := startFixture(t, 2)
 			b.pollAfter(time.Second, 1)
 			c.prepare(b)
-			samples := b.pollAfter(time.Second, 1)
-			if v, ok := samples[gpuID(1)].Values[health.FieldXID]; ok == c.unknown || v != 0 {
-				t.Errorf("value of field 230: %v, %v; want unknown: %v", v, ok, c.unknown)
-			}
-			if v, ok := samples[gpuID(0)].Values[health.FieldXID]; !ok || v != 0 {
-				t.Errorf("value of field 230 of the other GPU: %v, %v; want 0", v, ok)
-			}
+			b.pollAfter(time.Second, 1)
+			b.expectLastXID(gpuID(1), c.want)
+			b.expectLastXID(gpuID(0), 0)
 		})
 	}
 }
@@ -142,7 +136,7 @@ func TestXIDNumbersAreLimited(t *testing.T) {
 	b.expectXIDs(time.Second, 1, gpuID(0), health.MaxXID, health.UnknownXID, health.UnknownXID)
 }
 
-// Rows that are older than other entities' rows, and duplicates, are delivered once.
+// Rows that are older than other entities' rows, and duplicates, count once.
 func TestXIDRowsOutOfOrder(t *testing.T) {
 	b := startFixture(t, 2)
 	b.add(20 * time.Second)
@@ -157,19 +151,32 @@ func TestXIDRowsOutOfOrder(t *testing.T) {
 
 // An XID 79 of the kernel log has an earlier time (OBSERVED.md#kernel-log-xid).
 func TestXIDInLatestValueOnly(t *testing.T) {
-	b := startFixture(t, 1)
-	b.add(time.Hour)
-	start := b.clock.now()
-	b.xid(script.GPU, 0, 31, start)
-	b.pollAfter(time.Second, 1)
-	b.lib.Int(script.GPU, 0, 230, 79, 0, start.Add(-10*time.Minute))
-	b.expectXIDs(time.Second, 1, gpuID(0), 79)
-	// The driver reports the same XID with another time.
-	b.lib.Row(script.GPU, 0, 79, 0, start.Add(-10*time.Minute+3*time.Second))
-	b.xid(script.GPU, 0, 79, start.Add(-10*time.Minute-4*time.Second))
-	b.expectXIDs(time.Second, 1, gpuID(0))
-	b.xid(script.GPU, 0, 79, start.Add(time.Minute))
-	b.expectXIDs(time.Minute, 1, gpuID(0), 79)
+	forRows(t, func(t *testing.T, rows int) {
+		b := startFixture(t, 1)
+		b.add(time.Hour)
+		b.addRows(0, rows)
+		start := b.clock.now()
+		b.xid(script.GPU, 0, 31, start)
+		b.pollAfter(time.Second, 1)
+		b.lib.Int(script.GPU, 0, 230, 79, 0, start.Add(-10*time.Minute))
+		b.expectXIDs(time.Second, 1, gpuID(0), 79)
+		b.expectLastXID(gpuID(0), 79)
+		// The driver reports the same XID with another time.
+		b.lib.Row(script.GPU, 0, 79, 0, start.Add(-10*time.Minute+3*time.Second))
+		b.xid(script.GPU, 0, 79, start.Add(-10*time.Minute-4*time.Second))
+		b.expectXIDs(time.Second, 1, gpuID(0))
+		b.expectXIDs(wholeInterval, 1, gpuID(0))
+		b.xid(script.GPU, 0, 79, start.Add(time.Minute))
+		b.expectXIDs(time.Minute, 1, gpuID(0), 79)
+		b.expectXIDs(wholeInterval, 1, gpuID(0))
+	})
+}
+
+// forRows runs a test without other rows in the stream, and with many.
+func forRows(t *testing.T, test func(t *testing.T, rows int)) {
+	for _, rows := range []int{0, manyRows} {
+		t.Run(fmt.Sprintf("%d rows", rows), func(t *testing.T) { test(t, rows) })
+	}
 }
 
 func TestRowsWithoutXID(t *testing.T) {
@@ -185,9 +192,7 @@ func TestRowsWithoutXID(t *testing.T) {
 	if len(s.XIDs) != 0 {
 		t.Errorf("XIDs %v", s.XIDs)
 	}
-	if v, ok := s.Values[health.FieldXID]; !ok || v != 0 {
-		t.Errorf("value of field 230: %v, %v; want 0", v, ok)
-	}
+	b.expectLastXID(gpuID(0), 0)
 }
 
 func TestXIDBeforeOpenIsPast(t *testing.T) {
@@ -195,9 +200,7 @@ func TestXIDBeforeOpenIsPast(t *testing.T) {
 	b.xid(script.GPU, 0, 48, b.clock.now().Add(-time.Minute))
 	samples, _ := b.open(testConfig()).poll()
 	b.expectCodes(samples, nil, codes{gpuID(0): {48}})
-	if got := samples[gpuID(0)].Values[health.FieldXID]; got != 48 {
-		t.Errorf("value of field 230: %v, want 48", got)
-	}
+	b.expectLastXID(gpuID(0), 48)
 	for range 20 {
 		b.expectXIDs(time.Second, 1, gpuID(0))
 	}
@@ -228,7 +231,7 @@ func TestPastXIDsPerDevice(t *testing.T) {
 	b.expectCodes(samples, nil, nil)
 }
 
-// After a step of the engine's clock or ours, every row is delivered once within two seconds (OBSERVED.md#sample-order).
+// After a step of the engine's clock or ours, every row counts once within two seconds (OBSERVED.md#sample-order).
 func TestXIDsAfterClockStep(t *testing.T) {
 	for name, tt := range map[string]struct{ engine, ours time.Duration }{
 		"the engine's back":     {-time.Hour, 0},
@@ -239,42 +242,47 @@ func TestXIDsAfterClockStep(t *testing.T) {
 		"the engine's by hours": {-100 * time.Hour, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newFixture(t, 2)
-			b.addInstances(1, map[uint][]uint{0: {0}})
-			cfg := testConfig()
-			cfg.Interval = 10 * time.Minute // health polls only
-			b.open(cfg).poll()
-			for range 15 { // longer than kernelLogWindow
-				b.pollAfter(time.Second, 2)
-			}
-			b.xid(script.GPU, 0, 13, b.clock.now())
-			got := codes{}
-			pass := func(seconds int) {
-				for range seconds {
-					for id, s := range b.pollAfter(time.Second, 2) {
-						got[id] = append(got[id], xidCodes(s.XIDs)...)
-						if len(s.Past) != 0 {
-							t.Errorf("%s: past XIDs %v", id, s.Past)
-						}
-					}
-				}
-			}
-			pass(1)
-			b.lib.Clock(tt.engine - tt.ours) // the library gets our times
-			b.add(tt.ours)
-			pass(1)
-			b.xid(script.GPU, 0, 79, b.clock.now())
-			b.xid(script.CI, 0, 94, b.clock.now())
-			pass(2)
-			if want := (codes{gpuID(0): {13, 79}, migID(0): {94}, gpuID(1): nil}); !reflect.DeepEqual(got, want) {
-				t.Errorf("XIDs %v, want %v", got, want)
-			}
-			b.xid(script.GPU, 0, 48, b.clock.now())
-			pass(20)
-			if want := (codes{gpuID(0): {13, 79, 48}, migID(0): {94}, gpuID(1): nil}); !reflect.DeepEqual(got, want) {
-				t.Errorf("finally: XIDs %v, want %v", got, want)
-			}
+			forRows(t, func(t *testing.T, rows int) { testXIDsAfterClockStep(t, rows, tt.engine, tt.ours) })
 		})
+	}
+}
+
+func testXIDsAfterClockStep(t *testing.T, rows int, engine, ours time.Duration) {
+	b := newFixture(t, 2)
+	b.addRows(0, rows)
+	b.addInstances(1, map[uint][]uint{0: {0}})
+	cfg := testConfig()
+	cfg.Interval = 10 * time.Minute // health polls only
+	b.open(cfg).poll()
+	for range 15 { // longer than kernelLogWindow
+		b.pollAfter(time.Second, 2)
+	}
+	b.xid(script.GPU, 0, 13, b.clock.now())
+	got := codes{}
+	pass := func(seconds int) {
+		for range seconds {
+			for id, s := range b.pollAfter(time.Second, 2) {
+				got[id] = append(got[id], xidCodes(s.XIDs)...)
+			}
+			if len(b.past) != 0 {
+				t.Errorf("past XIDs %v", b.past)
+			}
+		}
+	}
+	pass(1)
+	b.lib.Clock(engine - ours) // the library gets our times
+	b.add(ours)
+	pass(1)
+	b.xid(script.GPU, 0, 79, b.clock.now())
+	b.xid(script.CI, 0, 94, b.clock.now())
+	pass(2)
+	if want := (codes{gpuID(0): {13, 79}, migID(0): {94}, gpuID(1): nil}); !reflect.DeepEqual(got, want) {
+		t.Errorf("XIDs %v, want %v", got, want)
+	}
+	b.xid(script.GPU, 0, 48, b.clock.now())
+	pass(20)
+	if want := (codes{gpuID(0): {13, 79, 48}, migID(0): {94}, gpuID(1): nil}); !reflect.DeepEqual(got, want) {
+		t.Errorf("finally: XIDs %v, want %v", got, want)
 	}
 }
 
@@ -314,8 +322,8 @@ func TestXIDsOfOldKernelLog(t *testing.T) {
 			}
 			b.xid(script.GPU, 0, tt.code, first.Add(-tt.age))
 			s := b.pollAfter(time.Second, 1)[gpuID(0)]
-			if (len(s.Past) == 1) != tt.past || (len(s.XIDs) == 1) == tt.past {
-				t.Errorf("past %v, XIDs %v", s.Past, s.XIDs)
+			if past := b.past[gpuID(0)]; (len(past) == 1) != tt.past || (len(s.XIDs) == 1) == tt.past {
+				t.Errorf("past %v, XIDs %v", past, s.XIDs)
 			}
 		})
 	}
@@ -324,8 +332,10 @@ func TestXIDsOfOldKernelLog(t *testing.T) {
 // DCGM gets some XIDs from the driver and from the kernel log, seconds apart.
 func TestXIDInLogAndDriverIsOne(t *testing.T) {
 	for _, code := range []int64{79, 119, 120} {
-		t.Run(fmt.Sprint(code), func(t *testing.T) {
-			b := startFixture(t, 1)
+		forRows(t, func(t *testing.T, rows int) {
+			b := newFixture(t, 1)
+			b.addRows(0, rows)
+			b.open(testConfig()).poll()
 			b.add(20 * time.Second)
 			at := b.clock.now()
 			b.xid(script.GPU, 0, code, at)
@@ -334,6 +344,7 @@ func TestXIDInLogAndDriverIsOne(t *testing.T) {
 			for range 12 {
 				got = append(got, xidCodes(b.pollAfter(time.Second, 1)[gpuID(0)].XIDs)...)
 			}
+			got = append(got, xidCodes(b.pollAfter(wholeInterval, 1)[gpuID(0)].XIDs)...)
 			if !slices.Equal(got, []int{int(code)}) {
 				t.Errorf("XIDs %v, want one %d", got, code)
 			}
@@ -341,7 +352,7 @@ func TestXIDInLogAndDriverIsOne(t *testing.T) {
 	}
 }
 
-// After a reconnect, delivered XIDs are not new, XIDs from between the sessions are, and the XIDs of a failed poll are not lost.
+// After a reconnect, counted XIDs are not new, XIDs from between the sessions are, and the XIDs of a failed poll are not lost.
 func TestXIDsAcrossReconnect(t *testing.T) {
 	b := startFixture(t, 2)
 	b.add(time.Second)
@@ -388,7 +399,7 @@ func TestXIDsAfterEmptyList(t *testing.T) {
 	got := codes{}
 	for range 20 {
 		for id, s := range b.pollAfter(time.Second, 1) {
-			got[id] = slices.Concat(got[id], xidCodes(s.XIDs), xidCodes(s.Past))
+			got[id] = slices.Concat(got[id], xidCodes(s.XIDs), b.past[id])
 		}
 	}
 	if !slices.Equal(got[gpuID(0)], []int{48}) || !slices.Equal(got[migID(0)], []int{95}) {

@@ -426,6 +426,18 @@ func (l Ledger) unmeasured() Ledger {
 	return l
 }
 
+// overdueAfter is how long the source may take to list the row of an XID: DCGM reads one event per second, and is polled once a second.
+const overdueAfter = 3 * time.Second
+
+// OverdueXIDs reports whether the source owes an XID for longer than that. Those from before the agent's start or a detach do not count.
+func OverdueXIDs(devices []DeviceState, now time.Time) bool {
+	return slices.ContainsFunc(devices, func(d DeviceState) bool {
+		return slices.ContainsFunc(d.XIDs.Owed, func(o OwedXIDs) bool {
+			return o.Witness == WitnessSource && !o.Since.IsZero() && now.Sub(o.Since) > overdueAfter
+		})
+	})
+}
+
 // owesSource reports whether the source owes an XID.
 func (l *Ledger) owesSource() bool {
 	return slices.ContainsFunc(l.Owed, func(o OwedXIDs) bool { return o.Witness == WitnessSource })

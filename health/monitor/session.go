@@ -65,6 +65,7 @@ func (m *Monitor) runSession(ctx context.Context, w watchdog, open health.Opener
 	m.sessions++
 	var reads reads
 	for {
+		m.askForXIDs(s)
 		started := time.Now()
 		r, err := call(ctx, w, "reading the GPUs", s.Poll)
 		if err != nil {
@@ -85,6 +86,16 @@ func (m *Monitor) runSession(ctx context.Context, w watchdog, open health.Opener
 		if ctx.Err() != nil {
 			return cmp.Or(m.pollFinally(ctx, w, s, apply), ctx.Err())
 		}
+	}
+}
+
+// askForXIDs asks the session for the rows of XIDs that are overdue.
+func (m *Monitor) askForXIDs(s health.Session) {
+	m.mu.Lock()
+	overdue := health.OverdueXIDs(m.now.Devices, time.Now())
+	m.mu.Unlock()
+	if watcher, ok := s.(health.XIDWatcher); ok && overdue {
+		watcher.ReadAllXIDs()
 	}
 }
 

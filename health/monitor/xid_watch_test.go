@@ -9,12 +9,14 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
 // fakeWatcher is a fakeSource that is an XIDWatcher. The result of a check is set by the test.
 type fakeWatcher struct {
 	*fakeSource
 	checks   atomic.Int64
+	asked    atomic.Int64 // how often for all rows
 	reported atomic.Bool // for one check
 	err      atomic.Pointer[error]
 	hang     atomic.Pointer[chan struct{}]
@@ -32,6 +34,8 @@ func (w *fakeWatcher) XIDsChanged(context.Context) (bool, time.Time, error) {
 	}
 	return w.reported.Swap(false), time.Time{}, nil
 }
+
+func (w *fakeWatcher) ReadAllXIDs() { w.asked.Add(1) }
 
 // hangChecks makes checks block until the function that it returns is called.
 func (w *fakeWatcher) hangChecks() (resume func()) {
@@ -137,4 +141,49 @@ func TestFinalPollAfterXIDCheck(t *testing.T) {
 			t.Errorf("XIDs %v", d.XIDs.Codes)
 		}
 	})
+}
+
+// All rows are asked for while the source owes an XID for more than three seconds, until it reports the XID or the debt expires.
+func TestOverdueXIDsAreAskedFor(t *testing.T) {
+	for name, tt := range map[string]struct {
+		reportedAfter time.Duration // by the source
+		from, to      int           // the seconds after the XID in which they are asked for
+	}{
+		"in time":  {1500 * time.Millisecond, 0, -1},
+		"late":     {5500 * time.Millisecond, 4, 7},
+		"never":    {time.Hour, 4, 16},
+		"with 999": {0, 4, 16},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
+				w := &fakeWatcher{fakeSource: h.fakeSource}
+				src := h.withEvents(f)
+				open := src.Open
+				src.Open = func(ctx context.Context) (health.Session, error) {
+					if _, err := open(ctx); err != nil {
+						return nil, err
+					}
+					return w, nil
+				}
+				h.source.Store(src)
+				h.reportGPU0(healthtest.Present())
+				advance(2500 * time.Millisecond)
+				f.receive(xidEvent("GPU-0", 48))
+				time.AfterFunc(tt.reportedAfter, func() {
+					code := 48
+					if tt.reportedAfter == 0 {
+						code = health.UnknownXID
+					}
+					h.reportXID(code)
+				})
+				for second := 1; second <= 20; second++ {
+					before := w.asked.Load()
+					advance(time.Second)
+					if asked, want := w.asked.Load() > before, second >= tt.from && second <= tt.to; asked != want {
+						t.Errorf("in second %d all rows were asked for: %v, want %v", second, asked, want)
+					}
+				}
+			})
+		})
+	}
 }

@@ -33,7 +33,6 @@ type reports struct {
 	details    []XID // with the detail of an XID that another witness reported before
 	unreported []int // see unreportedXIDs
 	xids       Ledger
-	history    []XID
 	action     eventAction
 }
 
@@ -47,8 +46,7 @@ func (rc ReadingContext) takeReports(
 	for i := range before { // also the devices that the reading lacks
 		d := &before[i]
 		all[d.Device.ID] = reports{
-			xids: d.XIDs, history: d.XIDHistory, unreported: unreported[d.Device.ID],
-			action: d.Memory.eventAction,
+			xids: d.XIDs, unreported: unreported[d.Device.ID], action: d.Memory.eventAction,
 		}
 	}
 	raise := func(to []XID, xids []XID) []XID {
@@ -70,7 +68,6 @@ func (rc ReadingContext) takeReports(
 			}
 		} else {
 			old.XIDs, s = rc.listRows(old, previous[d.Parent].XIDs, d, s)
-			w.history = appendHistory(old.XIDHistory, s)
 			w.action.left = max(0, w.action.left-elapsedStep(measures, old.Sample.At, s.At))
 		}
 		next, counted, details := old.XIDs.expireEvents(now).take(s, rc.Witnesses, now, &shown)

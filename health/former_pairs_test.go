@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// The former pairing of XIDs, for ledger_random_test.go.
+// The former pairing and history of XIDs, for ledger_random_test.go.
 //
 // Several witnesses report one XID. Their reports are paired by order and count, for each device and number: the n-th XID of one witness is
 // the n-th of another. Times cannot pair them, because each witness has its own clock and delay. The first report makes the XID count. The
@@ -155,4 +155,17 @@ func (p *pairing) await(x AwaitedXIDs) {
 	}
 	p.awaited = append(p.awaited, x)
 	p.awaited = p.awaited[max(0, len(p.awaited)-maxAwaited):]
+}
+
+// maxXIDHistory is how many of the newest XIDs of the stream a device remembered.
+const maxXIDHistory = 1024
+
+func appendHistory(history []XID, added ...[]XID) []XID {
+	all := slices.Clone(history)
+	for _, x := range slices.Concat(added...) {
+		if !slices.ContainsFunc(all, x.SameEvent) {
+			all = append(all, x)
+		}
+	}
+	return all[max(0, len(all)-maxXIDHistory):]
 }

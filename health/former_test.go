@@ -73,20 +73,32 @@ type formerWorld struct {
 	config  Config
 	rc      ReadingContext
 	vc      ViewContext
-	unread  []XID              // XIDs of GPU-0 that the source has not reported
-	cleared map[DeviceID]bool  // MIG devices that were cleared since the latest reading: see clearedInherits
-	lasts   map[DeviceID]State // the states in which they were left
+	unread  []int             // XIDs of GPU-0 that the source has not reported
+	cleared map[DeviceID]bool // MIG devices that were cleared since the latest reading: see clearedInherits
+	lasts   map[DeviceID]left // the states in which they were left
+
+	stream    map[DeviceID][]XIDRow // what the source lists
+	rowAt     int64                 // of the newest row
+	kernelLog []int64               // the times of XIDs in the kernel log
 
 	filter       OutageFilter
 	devices      []DeviceState
 	formerFilter former.OutageFilter
 	former       []former.DeviceState
+
+	source map[DeviceID]*formerXIDs         // what the former source has delivered, since the start
+	past   map[former.DeviceID][]former.XID // XIDs from before the start, while the saved state is unread
+}
+
+type left struct {
+	state State
+	at    time.Time
 }
 
 func newFormerWorld(t *testing.T, seed uint64) *formerWorld {
 	w := &formerWorld{
 		random: random{rand.New(rand.NewPCG(seed, 4))}, t: t, now: at(0), cleared: map[DeviceID]bool{},
-		lasts: map[DeviceID]State{},
+		lasts: map[DeviceID]left{}, stream: map[DeviceID][]XIDRow{}, source: map[DeviceID]*formerXIDs{},
 	}
 	w.config = w.random.config()
 	w.rc = ReadingContext{
@@ -108,10 +120,9 @@ func (w *formerWorld) view(before []former.DeviceState) {
 }
 
 // judge judges a reading and derives the verdicts.
-func (w *formerWorld) judge(r, formerReading *Reading, rc ReadingContext) {
+func (w *formerWorld) judge(r *Reading, oldReading *former.Reading, rc ReadingContext) {
 	defer clear(w.cleared)
-	before, old := w.former, convert[former.Reading](*formerReading)
-	oldReading := &old
+	before := w.former
 	if !rc.Events {
 		var warning, formerWarning string
 		r, warning = w.filter.Filter(w.devices, r, w.now)
@@ -124,26 +135,134 @@ func (w *formerWorld) judge(r, formerReading *Reading, rc ReadingContext) {
 	w.view(before)
 }
 
+// occur adds an XID to the stream of the source. It is listed with two times at most, as the driver and the kernel log have it.
+func (w *formerWorld) occur(id DeviceID, code int) {
+	w.rowAt = max(w.rowAt+1, w.now.UnixMicro())
+	if InKernelLog(code) {
+		near := slices.ContainsFunc(w.kernelLog, func(at int64) bool { return w.rowAt-at < 10_000_000 })
+		if near {
+			return
+		}
+		w.kernelLog = append(w.kernelLog, w.rowAt)
+		if w.IntN(2) == 0 {
+			w.stream[id] = append(w.stream[id], XIDRow{Code: code, At: w.rowAt})
+			w.rowAt += int64(w.IntN(4_000_000))
+		}
+	}
+	w.stream[id] = append(w.stream[id], XIDRow{Code: code, At: w.rowAt})
+}
+
+// read judges a reading of the source. It lists its rows again and again; formerly it delivered each once.
 func (w *formerWorld) read() {
 	r, _ := w.reading(int(w.now.Sub(at(0)) / time.Second))
+	if w.IntN(20) == 0 {
+		clear(w.stream) // the engine was restarted
+	}
 	for i := range r.Samples {
 		s := &r.Samples[i]
 		s.At = w.now
-		if s.Device == gpu0.ID && len(w.unread) > 0 && w.IntN(2) == 0 {
-			s.XIDs, w.unread = append(s.XIDs, w.unread...), nil
+		for _, x := range s.XIDs {
+			w.occur(s.Device, x.Code)
 		}
-		for j := range s.XIDs {
-			s.XIDs[j].Witness = WitnessSource
-			s.XIDs[j].At = s.XIDs[j].At.Add(time.Duration(j) * time.Microsecond)
+		if s.Device == gpu0.ID && w.IntN(2) == 0 {
+			for _, code := range w.unread {
+				w.occur(s.Device, code)
+			}
+			w.unread = nil
 		}
+		s.XIDs, s.Rows, s.RowsWhole = nil, nil, false
 	}
 	if w.IntN(6) == 0 {
 		r.Checks.Status = ChecksDown
 	}
+	old := w.list(&r)
+	if w.past != nil {
+		for id, xids := range old.UnjudgedPast(w.former) {
+			w.past[id] = append(w.past[id], xids...)
+		}
+	}
 	rc := w.rc
 	rc.DriverReloaded = w.IntN(20) == 0
-	w.judge(&r, &r, rc)
+	w.judge(&r, &old, rc)
 	w.rc.FirstReading = false
+	maps.DeleteFunc(w.source, func(id DeviceID, _ *formerXIDs) bool { return w.find(id) == nil })
+	w.pastOfDestroyed()
+}
+
+// pastOfDestroyed is an allowed difference: formerly the XIDs from before the start of a MIG device that was destroyed while the saved state
+// was unread counted for the next with its ID.
+func (w *formerWorld) pastOfDestroyed() {
+	for id, xids := range w.past {
+		if w.find(DeviceID(id)) == nil {
+			hits["pastOfDestroyed"] += len(xids)
+			delete(w.past, id)
+		}
+	}
+}
+
+func (w *formerWorld) find(id DeviceID) *DeviceState {
+	if i := slices.IndexFunc(w.devices, func(d DeviceState) bool { return d.Device.ID == id }); i >= 0 {
+		return &w.devices[i]
+	}
+	return nil
+}
+
+// list adds the rows to a reading, and returns the former reading.
+func (w *formerWorld) list(r *Reading) former.Reading {
+	for _, d := range r.Devices {
+		gpu := w.find(d.Parent)
+		switch {
+		case d.Kind != KindMIG || w.source[d.ID] != nil:
+		case w.find(d.ID) == nil && w.source[d.Parent] != nil:
+			w.source[d.ID] = newFormerXIDs()
+			w.source[d.ID].created = true
+		case w.source[d.Parent] != nil || gpu != nil && gpu.Memory.measured:
+			w.listedLate(d.ID)
+		}
+	}
+	old := convert[former.Reading](*r)
+	for i := range r.Samples {
+		s := &r.Samples[i]
+		if !slices.ContainsFunc(r.Devices, func(d Device) bool { return d.ID == s.Device }) {
+			continue
+		}
+		f := w.source[s.Device]
+		if f == nil {
+			f = newFormerXIDs()
+			w.source[s.Device] = f
+		}
+		s.Rows, s.RowsWhole = slices.Clone(w.stream[s.Device]), w.IntN(3) == 0 || !f.read && !f.created
+		if n := len(s.Rows); n > 0 && !s.RowsWhole {
+			s.Rows = s.Rows[w.IntN(n):]
+		}
+		fresh, past := f.deliver(formerRead{s.Rows, s.RowsWhole})
+		old.Samples[i].XIDs, old.Samples[i].Past = convert[[]former.XID](fresh), convert[[]former.XID](past)
+	}
+	return old
+}
+
+// listedLate is an allowed difference: formerly the XIDs from before the start of a MIG device did not count if the source listed it later
+// than its GPU, or listed both later than others.
+func (w *formerWorld) listedLate(id DeviceID) {
+	before := len(w.stream[id])
+	var known knownRows
+	if d := w.find(id); d != nil {
+		known = knownRows{rows: d.XIDs.Rows, listed: make([]bool, len(d.XIDs.Rows))}
+	}
+	w.stream[id] = slices.DeleteFunc(w.stream[id], func(r XIDRow) bool { return !known.find(r) })
+	hits["listedLate"] += before - len(w.stream[id])
+}
+
+// predecessorsOverRestart is an allowed difference: formerly only the process knew which rows are of the instance that had the number of a
+// MIG device before, so they counted after a restart.
+func (w *formerWorld) predecessorsOverRestart() {
+	for _, d := range w.devices {
+		before := len(w.stream[d.Device.ID])
+		w.stream[d.Device.ID] = slices.DeleteFunc(w.stream[d.Device.ID], func(r XIDRow) bool {
+			return slices.ContainsFunc(d.XIDs.Rows, func(l LedgerRow) bool { return l.Predecessor && l.same(r) })
+		})
+		hits["predecessorsOverRestart"] += before - len(w.stream[d.Device.ID])
+	}
 }
 
 func (w *formerWorld) events() {
@@ -164,9 +283,7 @@ func (w *formerWorld) events() {
 			}
 			x.Times = []int{0, 0, 1, 3}[w.IntN(4)]
 			if d.Device.ID == gpu0.ID && w.IntN(2) == 0 {
-				for i := range x.Count() {
-					w.unread = append(w.unread, XID{Code: x.Code, At: x.At.Add(time.Duration(i) * time.Microsecond)})
-				}
+				w.unread = append(w.unread, slices.Repeat([]int{x.Code}, x.Count())...)
 			}
 			s.XIDs = append(s.XIDs, x)
 		}
@@ -177,7 +294,7 @@ func (w *formerWorld) events() {
 		s.XIDs = each(s.XIDs)
 		old.Samples = append(old.Samples, s)
 	}
-	w.judge(&r, &old, rc)
+	w.judge(&r, new(convert[former.Reading](old)), rc)
 }
 
 // each returns XIDs as they were formerly: one for each report.
@@ -252,7 +369,7 @@ func (w *formerWorld) detach() {
 // saved returns what the state file keeps of the devices for the next process, as statefile.FromSnapshot and Restore.
 func (w *formerWorld) saved(sameBoot bool) (devices []DeviceState, old []former.DeviceState) {
 	for _, d := range w.devices {
-		s := DeviceState{Device: d.Device, Memory: d.Memory, XIDHistory: d.XIDHistory}
+		s := DeviceState{Device: d.Device, Memory: d.Memory}
 		s.Verdict = Verdict{Since: d.Verdict.Since, Findings: slices.Concat(d.Memory.Findings, d.Verdict.Decisions())}
 		for _, f := range s.Verdict.Findings {
 			s.Verdict.State = max(s.Verdict.State, f.State)
@@ -325,10 +442,12 @@ func storedXIDs(xids []XID) (all []XID) {
 func (w *formerWorld) restart() {
 	sameBoot := w.IntN(4) > 0
 	history := sameBoot && w.IntN(2) == 0
+	w.predecessorsOverRestart()
 	devices, old := w.saved(sameBoot)
+	clear(w.source)
 	if !history {
 		for i := range devices {
-			devices[i].XIDHistory, old[i].XIDHistory = nil, nil
+			devices[i].XIDs.Rows, old[i].XIDHistory = nil, nil
 		}
 	}
 	w.filter, w.formerFilter, w.vc.Held = OutageFilter{}, former.OutageFilter{}, nil
@@ -338,7 +457,7 @@ func (w *formerWorld) restart() {
 		w.devices, w.former, w.rc.XIDHistory = devices, old, history
 		return
 	}
-	w.devices, w.former, w.rc.XIDHistory = nil, nil, false
+	w.devices, w.former, w.rc.XIDHistory, w.past = nil, nil, false, map[former.DeviceID][]former.XID{}
 	for range w.IntN(4) {
 		w.pass(time.Second)
 		w.read()
@@ -346,22 +465,28 @@ func (w *formerWorld) restart() {
 	reloaded := w.IntN(4) == 0
 	after, unjudged := RestoreLate(w.config, w.devices, LateState{Devices: devices, DriverReloaded: reloaded, XIDHistory: history}, w.now)
 	oldAfter, oldUnjudged := former.RestoreLate(convert[former.Config](w.config), w.former,
-		former.LateState{Devices: old, DriverReloaded: reloaded, XIDHistory: history}, w.now)
+		former.LateState{Devices: old, DriverReloaded: reloaded, XIDHistory: history, Past: w.past}, w.now)
+	w.past = nil
 	if len(unjudged) != len(oldUnjudged) {
+		for _, d := range w.devices {
+			fmt.Println("dev", d.Device.ID, d.XIDs.Rows, d.XIDs.Later, d.XIDs.Read)
+		}
+		fmt.Println("saved", devices[0].XIDs.Rows)
+		fmt.Println(history, "NEW", unjudged, "OLD", oldUnjudged)
 		w.t.Fatalf("%d samples are not judged, formerly %d", len(unjudged), len(oldUnjudged))
 	}
 	undecidedOverRestart(oldAfter)
 	w.devices, w.former, w.rc.XIDHistory = after, oldAfter, history
 	rc := w.rc
 	rc.Events = true
-	w.judge(&Reading{Samples: unjudged}, &Reading{Samples: unjudged}, rc)
+	w.judge(&Reading{Samples: unjudged}, &former.Reading{Samples: oldUnjudged}, rc)
 }
 
 // clearedInherits is an allowed difference: an operator cleared the own finding of a MIG device whose GPU has a finding with the same
 // cause. The MIG device now inherits the GPU's at once, and formerly from the next reading on. So formerly its state did not last.
 func (w *formerWorld) clearedInherits(d, old *DeviceState) {
 	if w.cleared[d.Device.ID] {
-		w.lasts[d.Device.ID] = d.Verdict.State // until the next reading, another clear may change both
+		w.lasts[d.Device.ID] = left{d.Verdict.State, w.now} // until the next reading, another clear may change both
 		lacks := func(f Finding) bool { return f.From != "" && !slices.Contains(old.Verdict.Causes(), f.Cause) }
 		common := slices.DeleteFunc(slices.Clone(d.Verdict.Findings), lacks)
 		if len(common) < len(d.Verdict.Findings) && reflect.DeepEqual(stored(common), stored(old.Verdict.Findings)) {
@@ -369,12 +494,16 @@ func (w *formerWorld) clearedInherits(d, old *DeviceState) {
 			hits["clearedInherits"]++
 		}
 	}
-	state, lasts := w.lasts[d.Device.ID]
+	lasts, cleared := w.lasts[d.Device.ID]
 	switch {
-	case !lasts:
-	case d.Verdict.State != state:
+	case !cleared:
+	case d.Verdict.State != lasts.state && !old.Verdict.Since.Equal(lasts.at):
 		delete(w.lasts, d.Device.ID)
-	case old.Verdict.State == state && !old.Verdict.Since.Equal(d.Verdict.Since):
+	case d.Verdict.State != lasts.state: // it was left in this state formerly
+		w.lasts[d.Device.ID] = left{d.Verdict.State, lasts.at}
+		old.Verdict.Since = d.Verdict.Since
+		hits["clearedInherits, state"]++
+	case old.Verdict.State == lasts.state && !old.Verdict.Since.Equal(d.Verdict.Since):
 		old.Verdict.Since = d.Verdict.Since
 		hits["clearedInherits, since"]++
 	}
@@ -438,12 +567,11 @@ func (w *formerWorld) check(where string) {
 		}
 		was := w.former[i].Verdict
 		if !slices.Equal(d.Memory.Trips, was.Trips) ||
-			!slices.Equal(storedXIDs(d.Memory.PendingXIDs), storedXIDs(convert[[]XID](was.PendingXIDs))) ||
-			!slices.Equal(storedXIDs(d.XIDHistory), storedXIDs(convert[[]XID](w.former[i].XIDHistory))) {
-			w.t.Fatalf("%s: %s remembers %v %v %v, formerly %v %v %v", where, d.Device.ID, d.Memory.Trips, d.Memory.PendingXIDs, d.XIDHistory,
-				was.Trips, was.PendingXIDs, w.former[i].XIDHistory)
+			!slices.Equal(storedXIDs(d.Memory.PendingXIDs), storedXIDs(convert[[]XID](was.PendingXIDs))) {
+			w.t.Fatalf("%s: %s remembers %v %v, formerly %v %v", where, d.Device.ID, d.Memory.Trips, d.Memory.PendingXIDs, was.Trips,
+				was.PendingXIDs)
 		}
-		d.Memory, d.XIDHistory, d.XIDs, d.Unread = Memory{}, nil, Ledger{}, false
+		d.Memory, d.XIDs, d.Unread = Memory{}, Ledger{}, false
 		d.Sample.XIDs = each(d.Sample.XIDs)
 		d.Verdict.Findings, is.Verdict.Findings = stored(d.Verdict.Findings), stored(is.Verdict.Findings)
 		if !reflect.DeepEqual(d, is) {
@@ -471,6 +599,9 @@ func (w *formerWorld) step() string {
 		w.detach()
 		w.view(w.former)
 		return "detach"
+	}
+	for range w.IntN(4) { // the driver reports XIDs while no agent runs
+		w.occur([]DeviceID{gpu0.ID, gpu1.ID, mig0.ID}[w.IntN(3)], []int{31, 48, 79, 94, 95}[w.IntN(5)])
 	}
 	w.restart()
 	for range w.IntN(3) {

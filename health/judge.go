@@ -9,7 +9,7 @@ import (
 
 // ReadingContext describes how a reading relates to the process, the saved state and the driver.
 type ReadingContext struct {
-	XIDHistory     bool // the saved state holds all XIDs of this boot, so an XID of Sample.Past that is not in DeviceState.XIDHistory is new
+	XIDHistory     bool // the saved state holds all rows of XIDs of this boot, so a row that the ledger lacks is new
 	FirstReading   bool // it is the first reading of this process
 	DriverReloaded bool // the driver was reloaded after the previous reading
 
@@ -44,7 +44,7 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 		if d.Kind == KindGPU && r.Checks.Status != ChecksDown {
 			s.Incidents = slices.Concat(s.Incidents, c.Incidents.ofEveryGPU(r.Incidents))
 		}
-		samples[d.ID] = rc.withPast(previous[d.ID], previous[d.Parent].Memory.measured, d, s)
+		samples[d.ID] = s
 	}
 	reports := rc.takeReports(previous, before, r, samples, now)
 	keepFindingsOfDestroyed(previous, before, r, samples)
@@ -225,7 +225,7 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 	}
 	return DeviceState{
 		Device: d, Sample: sample, Memory: m, Verdict: old.Verdict, MPS: old.MPS,
-		XIDs: w.xids, XIDHistory: w.history, ResetAt: r.latest(old.ResetAt), Unread: old.Unread && s.Presence == PresenceUnknown,
+		XIDs: w.xids, ResetAt: r.latest(old.ResetAt), Unread: old.Unread && s.Presence == PresenceUnknown,
 	}, r
 }
 

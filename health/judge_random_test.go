@@ -54,7 +54,7 @@ func (r random) sample(d Device, seconds int) Sample {
 		s.Values = nil
 	}
 	if r.IntN(8) == 0 {
-		s.Past = []XID{{Code: 95, At: at(-seconds)}, {Code: 48, At: at(0)}}
+		s.Rows, s.RowsWhole = []XIDRow{{Code: 95, At: at(-seconds).UnixMicro()}, {Code: 48, At: at(0).UnixMicro()}}, r.IntN(2) == 0
 	}
 	s.Checked = r.IntN(2) == 0
 	if s.Checked && r.IntN(3) == 0 {
@@ -317,7 +317,7 @@ func (r random) fullReading(seconds int, xids []XID) Reading {
 	reading := Reading{Devices: []Device{gpu0, mig0, mig1, gpu1}}
 	for _, d := range reading.Devices {
 		s := r.sample(d, seconds)
-		s.XIDs, s.Past = nil, nil
+		s.XIDs, s.Rows = nil, nil
 		if d.ID == gpu0.ID {
 			s.XIDs = xids
 		}
@@ -331,7 +331,6 @@ func (r random) events(devices []Device, seconds int) (events Reading, samples m
 	samples = make(map[DeviceID]Sample)
 	for _, d := range devices {
 		s := r.sample(d, seconds)
-		s.Past = nil
 		for j := range s.XIDs {
 			s.XIDs[j].Witness, s.XIDs[j].At = WitnessNVML, s.XIDs[j].At.Add(time.Duration(j))
 		}

@@ -44,7 +44,6 @@ func xids(codes ...int) func(*Sample) {
 }
 
 // past adds XIDs from before the agent's start.
-func past(list ...XID) func(*Sample) { return func(s *Sample) { s.Past = list } }
 
 // blank returns a sample without values.
 func blank(p Presence) Sample { return Sample{Presence: p} }

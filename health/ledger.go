@@ -10,7 +10,7 @@ import (
 type XIDRow struct {
 	Code int
 	At   int64 // when the driver reported it, in microseconds since 1970 by the clock of the source's host
-	Old  bool  // from the old kernel log: a starting engine reads it, and reports what is from long before
+	Old  bool  // from long before the source reports it: a starting engine reads the old kernel log
 }
 
 // XID returns the XID of the row.

@@ -107,7 +107,7 @@ func (f *formerXIDs) list(read formerRead, restored, unread bool) []XID {
 	} else if unread {
 		f.skipped = append(f.skipped, unjudged...)
 	}
-	f.history = appendHistory(f.history, Sample{Past: past, XIDs: xids})
+	f.history = appendHistory(f.history, past, xids)
 	return xids
 }
 
@@ -325,7 +325,7 @@ func (w *xidWorld) restoreLate() {
 			unjudged = slices.DeleteFunc(f.skipped, func(x XID) bool { return slices.ContainsFunc(w.saving[d].history, x.SameEvent) })
 		}
 		f.skipped = nil
-		f.history = appendHistory(w.saving[d].history, Sample{XIDs: f.history})
+		f.history = appendHistory(w.saving[d].history, f.history)
 		f.awaited = slices.Concat(w.saving[d].awaited, f.awaited)
 		l = l.expireEvents(w.now)
 		for _, x := range fresh {

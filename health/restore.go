@@ -8,8 +8,7 @@ import (
 // NeedsSaving reports whether the device has anything that must outlive a restart.
 func (d DeviceState) NeedsSaving() bool {
 	return len(d.Memory.Findings) > 0 || len(d.Verdict.Decisions()) > 0 || len(d.Memory.Trips) > 0 || len(d.Memory.PendingXIDs) > 0 ||
-		len(d.XIDHistory) > 0 ||
-		d.XIDs.owesSource()
+		len(d.XIDs.Rows) > 0 || d.XIDs.owesSource()
 }
 
 // Stable returns the memory without everything that a poll changes while nothing happens, for comparison.
@@ -77,15 +76,12 @@ func (m Memory) restored(now time.Time) Memory {
 type LateState struct {
 	Devices        []DeviceState
 	DriverReloaded bool // the driver was loaded after the state was saved, which reset all devices
-	XIDHistory     bool // Devices hold every XID that the source delivered before this process started: see DeviceState.XIDHistory
-
-	// Past are the XIDs from before the start that the source delivered to this process, by device.
-	Past map[DeviceID][]XID
+	XIDHistory     bool // Devices hold all rows of XIDs of this boot that the source listed before this process started
 }
 
 // RestoreLate returns the devices as if the saved ones had been restored before the first reading. A saved device that is not in devices is
 // added. A saved finding does not count if the device was reset after it, or if what this process has measured shows its end. With
-// LateState.XIDHistory, the XIDs of LateState.Past that were not saved are returned as not judged.
+// LateState.XIDHistory, the XIDs that this process has skipped and that were not saved are returned as not judged.
 func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time) (after []DeviceState, unjudged []Sample) {
 	after = slices.Clone(devices)
 	resets := make(map[DeviceID]reset) // of GPUs
@@ -96,13 +92,11 @@ func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time)
 		if j >= 0 {
 			from = late.Devices[j]
 		}
+		var skipped []XID
+		if d.XIDs, skipped = d.XIDs.restoreLate(from.XIDs, late.XIDHistory); len(skipped) > 0 {
+			unjudged = append(unjudged, Sample{Device: d.Device.ID, At: now, XIDs: skipped})
+		}
 		if late.XIDHistory {
-			xids := slices.DeleteFunc(slices.Clone(late.Past[d.Device.ID]), func(x XID) bool {
-				return slices.ContainsFunc(from.XIDHistory, x.SameEvent)
-			})
-			if len(xids) > 0 {
-				unjudged = append(unjudged, Sample{Device: d.Device.ID, At: now, XIDs: xids})
-			}
 			// These incidents stood for the XIDs before the start, which are known now.
 			d.Memory = d.Memory.without(func(f Finding) bool {
 				return f.ofIncident() && f.Clears == ClearsGPUReset && f.State == Degraded
@@ -119,7 +113,9 @@ func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time)
 	}
 	for _, s := range late.Devices {
 		if !slices.ContainsFunc(devices, func(d DeviceState) bool { return d.Device.ID == s.Device.ID }) {
-			d := DeviceState{Device: s.Device, Sample: s.Sample, Verdict: Verdict{State: s.Verdict.State, Since: s.Verdict.Since}}
+			d := DeviceState{
+				Device: s.Device, Sample: s.Sample, XIDs: s.XIDs, Verdict: Verdict{State: s.Verdict.State, Since: s.Verdict.Since},
+			}
 			d, _ = d.restoreLate(c, s, reset{}, late.DriverReloaded, now)
 			after = append(after, d)
 		}
@@ -166,8 +162,6 @@ func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloade
 	if d.Verdict.State == saved.Verdict.State && saved.Verdict.Since.Before(d.Verdict.Since) {
 		d.Verdict.Since = saved.Verdict.Since // it has lasted
 	}
-	d.XIDHistory = appendHistory(saved.XIDHistory, Sample{XIDs: d.XIDHistory})
-	d.XIDs, _ = d.XIDs.restoreLate(saved.XIDs, false)
 	return d, r
 }
 

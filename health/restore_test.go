@@ -104,12 +104,12 @@ func TestRestoreLate(t *testing.T) {
 	}
 }
 
-// The rest of the state is put together: trips and XIDs in the order of their times, owed XIDs, and XIDs that the recovery action
+// The rest of the state is put together: trips and rows of XIDs in the order of their times, owed XIDs, and XIDs that the recovery action
 // decides.
 func TestRestoreLateMerges(t *testing.T) {
 	lost := func(start int) (devices []DeviceState) { // a trip, then a pending and a counted XID
 		devices = judge(nil, start, samples{gpu0.ID: blank(Lost)}, gpu0)
-		return judge(devices, start+10, samples{gpu0.ID: present(xids(109, 31))}, gpu0)
+		return judge(devices, start+10, samples{gpu0.ID: present(rows([2]int{109, start + 10}, [2]int{31, start + 10}))}, gpu0)
 	}
 	saved, live := lost(0), lost(100)
 	saved[0].XIDs.Owed = []OwedXIDs{{Code: 31, Count: 2}}
@@ -119,12 +119,12 @@ func TestRestoreLateMerges(t *testing.T) {
 	if want := []time.Time{at(0), at(100)}; !slices.EqualFunc(d.Memory.Trips, want, time.Time.Equal) {
 		t.Errorf("trips %v", d.Memory.Trips)
 	}
-	var history []string
-	for _, x := range d.XIDHistory {
-		history = append(history, fmt.Sprintf("%d@%v", x.Code, x.At.Sub(epoch).Seconds()))
+	var known []string
+	for _, r := range d.XIDs.Rows {
+		known = append(known, fmt.Sprintf("%d@%v", r.Code, r.XID().At.Sub(epoch).Seconds()))
 	}
-	if want := []string{"109@10", "31@10", "109@110", "31@110"}; !slices.Equal(history, want) {
-		t.Errorf("history %q", history)
+	if want := []string{"109@10", "31@10", "109@110", "31@110"}; !slices.Equal(known, want) {
+		t.Errorf("rows %q", known)
 	}
 	if len(d.XIDs.Owed) != 2 || d.XIDs.Owed[0].Code != 31 || d.XIDs.Owed[1].Code != 43 {
 		t.Errorf("owed %+v", d.XIDs.Owed)
@@ -148,9 +148,9 @@ func TestRestoreLateMerges(t *testing.T) {
 		t.Errorf("MIG device: %+v", m)
 	}
 	// A saved device that is not listed comes last, with what was saved of it.
-	gone := judge(nil, 0, samples{gpu1.ID: present(xids(48))}, gpu1)
+	gone := judge(nil, 0, samples{gpu1.ID: present(rows([2]int{48, 0}))}, gpu1)
 	after, _ = RestoreLate(DefaultConfig(), live, LateState{Devices: gone}, at(200))
-	if len(after) != 2 || after[1].Device.ID != gpu1.ID || len(after[1].XIDHistory) != 1 ||
+	if len(after) != 2 || after[1].Device.ID != gpu1.ID || len(after[1].XIDs.Rows) != 1 ||
 		after[1].Sample.Device != gpu1.ID {
 		t.Errorf("%+v", after)
 	}
@@ -158,20 +158,25 @@ func TestRestoreLateMerges(t *testing.T) {
 
 // With the history, XIDs from before the start that were never judged are returned, and the incidents that stood for them end.
 func TestRestoreLateHistory(t *testing.T) {
-	known, missed := XID{Code: 48, At: at(10)}, XID{Code: 95, At: at(50)}
+	known, missed := [2]int{48, 10}, [2]int{95, 50}
 	sticky := checked(Incident{Code: 81, Severity: SeverityFail, Message: "uncontained"})
 	var live []DeviceState
 	for i := range 2 {
-		r, now := reading(100+i, samples{gpu0.ID: sticky, gpu1.ID: checked()}, gpu0, gpu1)
+		listed := samples{gpu0.ID: sticky, gpu1.ID: checked()}
+		for id, list := range map[DeviceID][][2]int{gpu0.ID: {known, missed}, gpu1.ID: {known}} {
+			s := listed[id]
+			rows(list...)(&s)
+			listed[id] = s
+		}
+		r, now := reading(100+i, listed, gpu0, gpu1)
 		live = judgeReading(DefaultConfig(), live, r, ReadingContext{FirstReading: i == 0}, now)
 	}
 	if !live[0].Verdict.Has("dcgm-uncontained-error") {
 		t.Fatalf("%s", summaryOf(live[0].Verdict))
 	}
-	saved := judge(nil, 10, samples{gpu0.ID: present(xids(48))}, gpu0)
-	past := map[DeviceID][]XID{gpu0.ID: {known, missed}, gpu1.ID: {known}}
+	saved := judge(nil, 10, samples{gpu0.ID: present(rows(known))}, gpu0)
 	for history, want := range map[bool]string{true: "GPU-0 95, GPU-1 48", false: ""} {
-		after, unjudged := RestoreLate(DefaultConfig(), live, LateState{Devices: saved, XIDHistory: history, Past: past}, at(200))
+		after, unjudged := RestoreLate(DefaultConfig(), live, LateState{Devices: saved, XIDHistory: history}, at(200))
 		var got []string
 		for _, s := range unjudged {
 			for _, x := range s.XIDs {
@@ -327,7 +332,7 @@ func TestNeedsSaving(t *testing.T) {
 		"a decision":    {DeviceState{Verdict: Verdict{Findings: []Finding{{Cause: CauseCordoned}}}}, true},
 		"a detach":      {DeviceState{Verdict: Verdict{Findings: []Finding{{Cause: CauseReleased}}}}, false},
 		"a pending XID": {DeviceState{Memory: Memory{PendingXIDs: []XID{{Code: 109}}}}, true},
-		"an XID":        {DeviceState{XIDHistory: []XID{{Code: 31}}}, true},
+		"a row":         {DeviceState{XIDs: Ledger{Rows: []LedgerRow{{XIDRow: XIDRow{Code: 31}}}}}, true},
 		"owed by the source": {DeviceState{XIDs: Ledger{Owed: []OwedXIDs{
 			{Code: 31, Witness: WitnessNVML},
 			{Code: 31, Witness: WitnessSource},

@@ -59,31 +59,6 @@ func TestListedRowsCountOnce(t *testing.T) {
 	}
 }
 
-// The rows of a MIG device that is newer than its GPU may be those of an earlier one with the same number in the source.
-func TestRowsOfNewMIGDevice(t *testing.T) {
-	for name, c := range map[string]struct {
-		gpu  Sample // in the reading before
-		want uint64
-	}{
-		"with its GPU":         {Sample{}, 1},
-		"its GPU was not read": {present(), 1},
-		"newer than its GPU":   {present(rows()), 0},
-	} {
-		var devices []DeviceState
-		if c.gpu.Values != nil {
-			devices = judge(devices, 0, samples{gpu0.ID: c.gpu}, gpu0)
-		}
-		devices = judge(devices, 1, samples{gpu0.ID: present(rows()), mig0.ID: present(rows([2]int{31, -5}))}, gpu0, mig0)
-		if got := devices[1].XIDs.Codes[31].Total; got != c.want {
-			t.Errorf("%s: %d XIDs count, want %d", name, got, c.want)
-		}
-		devices = judge(devices, 2, samples{mig0.ID: present(rows([2]int{31, -5}, [2]int{31, 1}))}, gpu0, mig0)
-		if got := devices[1].XIDs.Codes[31].Total; got != c.want+1 {
-			t.Errorf("%s: %d XIDs count with one of its own, want %d", name, got, c.want+1)
-		}
-	}
-}
-
 // The old kernel log is from before the agent's start, also when a restarted engine reads it later.
 func TestOldRows(t *testing.T) {
 	for _, restored := range []bool{false, true} {

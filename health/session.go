@@ -103,7 +103,6 @@ type Sample struct {
 	Rows      []XIDRow          // of the stream of XIDs that this poll listed, oldest first, again and again; none once judged
 	RowsWhole bool              // Rows are the whole stream, not only the latest value or the end
 	XIDs      []XID             // reported since the previous poll and in no row, oldest first; once judged, those that count
-	Past      []XID             // reported before this process first read the device, oldest first; delivered once
 	Stale     bool              // the source measures other devices but has no current value of this one; Values is empty
 	Checked   bool              // Incidents holds the result of DCGM's health checks
 	Incidents []Incident        // all current incidents; none while the checks do not work

@@ -12,9 +12,7 @@ type DeviceState struct {
 	Memory  Memory
 	Verdict Verdict // as of the latest View
 
-	XIDs       Ledger
-	XIDHistory []XID // the newest XIDs of the source's stream, counted or not, in order of arrival; not modified once stored
-
+	XIDs    Ledger
 	Unread  bool      // a GPU that was not measured since the driver was released: see DiscardMeasurements
 	ResetAt time.Time // when this process saw the latest reset of the device; zero if it saw none
 

@@ -168,13 +168,6 @@ func TestEnrich(t *testing.T) {
 	}
 }
 
-func TestXIDHistoryHasNoDetail(t *testing.T) {
-	d := judgeGPU(nil, 0, present(withXID(XID{Code: 31, At: at(0), Detail: XIDDetail{Process: "a"}})), ReadingContext{XIDHistory: true})
-	if len(d.XIDHistory) != 1 || d.XIDHistory[0].Detail != (XIDDetail{}) || d.XIDs.Newest().Detail.Process != "a" {
-		t.Errorf("history %+v, last %+v; want the detail in the last only", d.XIDHistory, d.XIDs.Newest())
-	}
-}
-
 // The kernel log is read after NVML has reported the XID, and before or after DCGM has.
 func TestKernelLogIsTwin(t *testing.T) {
 	rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML, WitnessKernelLog}}

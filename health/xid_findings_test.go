@@ -6,29 +6,30 @@ import (
 	"time"
 )
 
-func TestPastXIDs(t *testing.T) {
-	old, away := XID{Code: 95, At: at(-60)}, XID{Code: 95, At: at(-10)}
-	saved := []DeviceState{{Device: gpu0, XIDHistory: []XID{old}}}
+func TestRowsFromBeforeStart(t *testing.T) {
+	old, away := [2]int{95, -60}, [2]int{95, -10}
+	known := func(list ...[2]int) []DeviceState {
+		d := DeviceState{Device: gpu0}
+		for _, r := range present(rows(list...)).Rows {
+			d.XIDs.Rows = append(d.XIDs.Rows, LedgerRow{XIDRow: r})
+		}
+		return []DeviceState{d}
+	}
 	restart := ReadingContext{XIDHistory: true, FirstReading: true}
 	for name, c := range map[string]struct {
 		before []DeviceState
 		rc     ReadingContext
-		past   []XID
+		rows   [][2]int
 		count  uint64
 	}{
-		"an XID in the history is not new": {saved, restart, []XID{old}, 0},
-		"another one is":                   {saved, restart, []XID{old, away}, 1},
-		"and so is one of a new device":    {nil, restart, []XID{away}, 1},
-		"without saved state all are old":  {nil, ReadingContext{FirstReading: true}, []XID{old, away}, 0},
-		"the kernel log repeats with its time": {
-			[]DeviceState{{Device: gpu0, XIDHistory: []XID{{Code: 79, At: at(-60)}}}},
-			restart,
-			[]XID{{Code: 79, At: at(-58)}},
-			0,
-		},
+		"a known row is not new":             {known(old), restart, [][2]int{old}, 0},
+		"another one is":                     {known(old), restart, [][2]int{old, away}, 1},
+		"and so is one of a new device":      {nil, restart, [][2]int{away}, 1},
+		"without saved state all are old":    {nil, ReadingContext{FirstReading: true}, [][2]int{old, away}, 0},
+		"the kernel log repeats with a time": {known([2]int{79, -60}), restart, [][2]int{{79, -58}}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := judgeGPU(c.before, 0, present(past(c.past...)), c.rc)
+			d := judgeGPU(c.before, 0, present(rows(c.rows...)), c.rc)
 			want := Healthy
 			if c.count > 0 {
 				want = Unhealthy
@@ -36,51 +37,39 @@ func TestPastXIDs(t *testing.T) {
 			if d.XIDs.Codes[95].Total != c.count || len(d.XIDs.Codes) != int(c.count) || d.Verdict.State != want {
 				t.Errorf("counted %v, %v; want %d, %v", d.XIDs.Codes, d.Verdict.State, c.count, want)
 			}
-			for _, x := range c.past {
-				if !slices.ContainsFunc(d.XIDHistory, x.SameEvent) {
-					t.Errorf("%+v is not in the history: %+v", x, d.XIDHistory)
-				}
-			}
-			again := judgeGPU([]DeviceState{{Device: gpu0, XIDHistory: d.XIDHistory}}, 1, present(past(c.past...)), restart)
-			if len(again.XIDs.Codes) != 0 || len(again.XIDHistory) != len(d.XIDHistory) {
-				t.Errorf("after another restart it counts %v, history %+v", again.XIDs.Codes, again.XIDHistory)
+			again := judgeGPU([]DeviceState{{Device: gpu0, XIDs: d.XIDs.Restarted()}}, 1, present(rows(c.rows...)), restart)
+			if len(again.XIDs.Codes) != 0 || !slices.Equal(again.XIDs.Rows, d.XIDs.Rows) {
+				t.Errorf("after another restart it counts %v, rows %+v", again.XIDs.Codes, again.XIDs.Rows)
 			}
 		})
 	}
 }
 
-// The XIDs that DCGM lists for a new MIG device may be from an earlier one with the same number.
-func TestPastXIDsOfNewMIGDevice(t *testing.T) {
-	r, now := reading(1, samples{"MIG-0": {Presence: Present, Past: []XID{{Code: 48, At: at(0)}}}}, gpu0, mig0)
+// The rows that DCGM lists for a new MIG device may be of an earlier one with the same number.
+func TestRowsOfNewMIGDevice(t *testing.T) {
+	read := present(rows())
+	r, now := reading(1, samples{mig0.ID: present(rows([2]int{48, 0}))}, gpu0, mig0)
 	for name, c := range map[string]struct {
 		before []DeviceState
 		count  uint64
 	}{
 		"first reading":                 {nil, 1},
-		"listed late, with its GPU":     {judge(nil, 0, nil, gpu1), 1},
-		"created later than its GPU":    {judge(nil, 0, nil, gpu0), 0},
-		"created while others remained": {judge(nil, 0, nil, gpu0, mig1), 0},
+		"listed late, with its GPU":     {judge(nil, 0, samples{gpu1.ID: read}, gpu1), 1},
+		"created later than its GPU":    {judge(nil, 0, samples{gpu0.ID: read}, gpu0), 0},
+		"created while others remained": {judge(nil, 0, samples{gpu0.ID: read, mig1.ID: read}, gpu0, mig1), 0},
 	} {
-		for _, d := range judgeReading(DefaultConfig(), c.before, r, ReadingContext{XIDHistory: true}, now) {
-			if got := d.XIDs.Codes[48].Total; d.Device.ID == mig0.ID && got != c.count {
-				t.Errorf("%s: counted %d, want %d", name, got, c.count)
-			}
+		devices := judgeReading(DefaultConfig(), c.before, r, ReadingContext{XIDHistory: true}, now)
+		count := func() uint64 {
+			i := slices.IndexFunc(devices, func(d DeviceState) bool { return d.Device.ID == mig0.ID })
+			return devices[i].XIDs.Codes[48].Total
 		}
-	}
-}
-
-func TestXIDHistoryLimit(t *testing.T) {
-	var d DeviceState
-	for i := range 3 {
-		s := present()
-		for j := range maxXIDHistory - 1 {
-			s.XIDs = append(s.XIDs, XID{Code: 13, At: at(0).Add(time.Duration(i*maxXIDHistory+j) * time.Millisecond)})
+		if got := count(); got != c.count {
+			t.Errorf("%s: counted %d, want %d", name, got, c.count)
 		}
-		d = judgeGPU([]DeviceState{d}, i, s, ReadingContext{XIDHistory: true})
-	}
-	newest := at(0).Add(time.Duration(2*maxXIDHistory+maxXIDHistory-2) * time.Millisecond)
-	if n := len(d.XIDHistory); n != maxXIDHistory || !d.XIDHistory[n-1].At.Equal(newest) {
-		t.Errorf("%d XIDs up to %v, want %d up to %v", n, d.XIDHistory[n-1].At, maxXIDHistory, newest)
+		devices = judge(devices, 2, samples{mig0.ID: present(rows([2]int{48, 0}, [2]int{48, 1}))}, gpu0, mig0)
+		if got := count(); got != c.count+1 {
+			t.Errorf("%s: counted %d with one of its own, want %d", name, got, c.count+1)
+		}
 	}
 }
 
@@ -115,11 +104,11 @@ func TestRecoveryActionFromBeforeStart(t *testing.T) {
 		"with the report of the action": {first, []poll{{0, present(value(FieldRecoveryAction, 1), xids(154)), Unhealthy}}},
 		"with an XID of an application": {
 			first,
-			[]poll{{0, present(value(FieldRecoveryAction, 1), xids(13), past(XID{Code: 95, At: at(-10)})), Unhealthy}},
+			[]poll{{0, present(value(FieldRecoveryAction, 1), xids(13), rows([2]int{95, -10})), Unhealthy}},
 		},
 		"with another application's XID": {
 			first,
-			[]poll{{0, present(value(FieldRecoveryAction, 1), xids(43), past(XID{Code: 95, At: at(-10)})), Unhealthy}},
+			[]poll{{0, present(value(FieldRecoveryAction, 1), xids(43), rows([2]int{95, -10})), Unhealthy}},
 		},
 		"drain and reset": {first, []poll{
 			{0, present(value(FieldRecoveryAction, 4)), Unhealthy},
@@ -129,7 +118,7 @@ func TestRecoveryActionFromBeforeStart(t *testing.T) {
 		"set while the agent was down": {restart, []poll{{0, reset, Unhealthy}, {1, reset, Unhealthy}, {2, none, Healthy}}},
 		"with its XID, while it was down": {
 			restart,
-			[]poll{{0, present(value(FieldRecoveryAction, 1), past(XID{Code: 63, At: at(-9)})), Degraded}, {1, reset, Degraded}},
+			[]poll{{0, present(value(FieldRecoveryAction, 1), rows([2]int{63, -9})), Degraded}, {1, reset, Degraded}},
 		},
 		"set before the agent's restart": {ReadingContext{XIDHistory: true}, []poll{{0, reset, Degraded}, {1, reset, Degraded}}},
 	} {
@@ -151,7 +140,7 @@ func TestXIDWithOtherClock(t *testing.T) {
 	rc := ReadingContext{XIDHistory: true}
 	for _, offset := range []time.Duration{0, time.Second, 5 * time.Hour, -time.Second, -5 * time.Hour} {
 		s := present()
-		s.XIDs = []XID{{Code: 999, At: at(0).Add(offset)}}
+		s.Rows = []XIDRow{{Code: 999, At: at(0).Add(offset).UnixMicro()}}
 		d := judgeGPU(nil, 0, s, rc)
 		if d.Verdict.State != Degraded || d.XIDs.Newest().At.After(at(0)) || d.Verdict.Findings[0].Since.After(at(0)) ||
 			d.Verdict.Findings[0].Since.Before(at(-600)) {
@@ -166,8 +155,8 @@ func TestXIDWithOtherClock(t *testing.T) {
 				t.Errorf("%v: %v after %d s, want %v", offset, d.Verdict.State, seconds, want)
 			}
 		}
-		if !slices.Equal(d.XIDHistory, []XID{{Code: 999, At: at(0).Add(offset)}}) {
-			t.Errorf("the history lost the stream's own time: %+v", d.XIDHistory)
+		if len(d.XIDs.Rows) != 1 || d.XIDs.Rows[0].XIDRow != s.Rows[0] {
+			t.Errorf("the ledger lost the stream's own time: %+v", d.XIDs.Rows)
 		}
 	}
 
@@ -193,20 +182,5 @@ func TestLastXID(t *testing.T) {
 	}
 	if got := devices[1].Verdict.LastXID(); got != 0 {
 		t.Errorf("the MIG device inherits XID %d", got)
-	}
-}
-
-// Past XIDs were never judged if the history lacks them, and if the device did not appear after its GPU.
-func TestUnjudgedPast(t *testing.T) {
-	known, missed := XID{Code: 48, At: at(1)}, XID{Code: 95, At: at(2)}
-	before := judge(nil, 0, samples{gpu0.ID: present(past(known))}, gpu0)
-	r, _ := reading(3, samples{gpu0.ID: present(past(known, missed)), mig0.ID: {Past: []XID{missed}}, gpu1.ID: present(past(known))}, gpu0,
-		mig0, gpu1)
-	got := r.UnjudgedPast(before)
-	if len(got) != 2 || !slices.Equal(got[gpu0.ID], []XID{missed}) || !slices.Equal(got[gpu1.ID], []XID{known}) {
-		t.Errorf("%+v", got)
-	}
-	if got := r.UnjudgedPast(nil); len(got) != 3 || !slices.Equal(got[mig0.ID], []XID{missed}) {
-		t.Errorf("of the first reading: %+v", got)
 	}
 }

@@ -40,7 +40,7 @@ func (s report) judge(c Config, before []DeviceState, rc ReadingContext) []Devic
 		sample.XIDs = append(sample.XIDs, x)
 	}
 	for i, code := range s.past {
-		sample.Past = append(sample.Past, XID{Code: code, At: at(-i - 1)})
+		sample.Rows = append(sample.Rows, XIDRow{Code: code, At: at(-i - 1).UnixMicro()})
 	}
 	r, now := reading(s.at, samples{gpu0.ID: sample}, gpu0)
 	return judgeReading(c, before, r, rc, now)

@@ -60,9 +60,8 @@ type Monitor struct {
 	unmatchedCordons []string
 	restored         statefile.Restored
 	bindings         bindings
-	history          bool                             // Restored.History of the current source
-	unrestored       bool                             // RestoreLate may come
-	past             map[health.DeviceID][]health.XID // while unrestored: Sample.Past of the readings
+	history          bool // Restored.History of the current source
+	unrestored       bool // RestoreLate may come
 	companions       *companions
 	xids             xidWatch
 	actions          map[health.DeviceID]*unmeasuredAction

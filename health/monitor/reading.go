@@ -16,7 +16,6 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	now, before := time.Now(), m.now.Devices
 	m.setAway(len(r.Devices) == 0 && len(before) > 0, now) // an engine that started without a driver has no XIDs either
 	m.now.Entities = r.Entities
-	m.keepPast(r)
 	if m.newInventory && len(r.Devices) > 0 {
 		before = slices.DeleteFunc(slices.Clone(before), func(d health.DeviceState) bool {
 			return !slices.ContainsFunc(r.Devices, func(e health.Device) bool { return e.ID == d.Device.ID })

@@ -32,21 +32,11 @@ func (m *Monitor) Restore(r statefile.Restored) {
 	m.setDetachment(detachment{Detachment: d, requests: 1, followed: 1}, time.Now())
 }
 
-// AwaitRestore has the monitor keep what RestoreLate needs: the saved state could not be read yet. Call it before Run, instead of Restore.
+// AwaitRestore has the monitor accept RestoreLate: the saved state could not be read yet. Call it before Run, instead of Restore.
 func (m *Monitor) AwaitRestore() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.unrestored, m.past = true, make(map[health.DeviceID][]health.XID)
-}
-
-// keepPast keeps the XIDs from before the start that a reading delivers. m.mu is held.
-func (m *Monitor) keepPast(r *health.Reading) {
-	if !m.unrestored {
-		return
-	}
-	for id, xids := range r.UnjudgedPast(m.now.Devices) {
-		m.past[id] = append(m.past[id], xids...)
-	}
+	m.unrestored = true
 }
 
 // RestoreLate is Restore while the monitor runs. What this process has seen is newer than the saved state.
@@ -56,8 +46,7 @@ func (m *Monitor) RestoreLate(r statefile.Restored) {
 	if !m.unrestored {
 		return
 	}
-	past := m.past
-	m.unrestored, m.past = false, nil
+	m.unrestored = false
 	m.restored, m.history = r, r.History
 	source, now := &m.now.Source, time.Now()
 	saved := r.Devices
@@ -74,7 +63,7 @@ func (m *Monitor) RestoreLate(r statefile.Restored) {
 		source.DriverLoad = r.DriverLoad
 	}
 	before := m.now.Devices
-	late := health.LateState{Devices: saved, DriverReloaded: reloaded, XIDHistory: r.History, Past: past}
+	late := health.LateState{Devices: saved, DriverReloaded: reloaded, XIDHistory: r.History}
 	devices, unjudged := health.RestoreLate(m.currentConfig(), before, late, now)
 	m.now.Devices = m.judge(devices, &health.Reading{Samples: unjudged}, health.ReadingContext{XIDHistory: r.History, Events: true}, now)
 	m.logChangesLater(before, m.now.Devices)
@@ -97,7 +86,6 @@ func (m *Monitor) exchangeDevices(to health.SourceID) {
 	m.logChangesLater(m.now.Devices, nil)
 	m.now.Devices, m.now.At, m.now.Source.Versions = m.restored.Devices, time.Time{}, health.Versions{}
 	m.now.Entities = nil
-	clear(m.past)                                          // of the other source
 	m.unjudged, m.unknownGPUs = nil, make(map[string]bool) // events that waited for a GPU of the other source
 	clear(m.actions)
 	m.history, m.driverVersion, m.now.Source.DriverLoad = m.restored.History, "", m.restored.DriverLoad

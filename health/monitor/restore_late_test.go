@@ -26,19 +26,27 @@ func TestRestoreLate(t *testing.T) {
 			Since: at(seconds), Last: at(seconds), Clears: health.ClearsGPUReset,
 		}
 	}
-	device := func(d health.Device, history []health.XID, findings ...health.Finding) health.DeviceState {
+	row := func(x health.XID) health.XIDRow { return health.XIDRow{Code: x.Code, At: x.At.UnixMicro()} }
+	device := func(d health.Device, rows []health.XID, findings ...health.Finding) health.DeviceState {
 		v := health.Verdict{State: health.Healthy, Since: at(-100), Findings: findings}
 		for _, f := range findings {
 			v.State, v.Since = max(v.State, f.State), f.Since
 		}
-		return health.DeviceState{Device: d, Memory: health.Memory{Findings: findings}, Verdict: v, XIDHistory: history}
+		s := health.DeviceState{Device: d, Memory: health.Memory{Findings: findings}, Verdict: v}
+		for _, x := range rows {
+			s.XIDs.Rows = append(s.XIDs.Rows, health.LedgerRow{XIDRow: row(x)})
+		}
+		return s
 	}
 	action := func(a health.RecoveryAction) health.Sample {
 		return of(healthtest.GPU0, healthtest.Present(healthtest.Value(health.FieldRecoveryAction, float64(a))))
 	}
-	past := func(xids ...health.XID) health.Sample {
+	listed := func(xids ...health.XID) health.Sample {
 		s := of(healthtest.GPU0, healthtest.Present())
-		s.Past = xids
+		for _, x := range xids {
+			s.Rows = append(s.Rows, row(x))
+		}
+		s.RowsWhole = true
 		return s
 	}
 	condition := func(cause string, action health.Action) health.Finding {
@@ -103,18 +111,20 @@ func TestRestoreLate(t *testing.T) {
 		},
 		"XID while no agent ran": {
 			saved:  statefile.Restored{History: true, Devices: []health.DeviceState{device(healthtest.GPU0, []health.XID{known})}},
-			before: func(h *harness) { h.report(past(known, missed)) },
+			before: func(h *harness) { h.report(listed(known, missed)) },
 			causes: []string{"xid-95"},
 		},
 		"XID while no agent ran, without history": {
 			saved:  statefile.Restored{Devices: []health.DeviceState{device(healthtest.GPU0, []health.XID{known})}},
-			before: func(h *harness) { h.report(past(known, missed)) },
+			before: func(h *harness) { h.report(listed(known, missed)) },
 			causes: []string{""},
 		},
 		"XID of a MIG device from before the one that was made since the start": {
 			saved: statefile.Restored{History: true},
 			before: func(h *harness) {
-				mig := past(missed)
+				h.report(listed())
+				advance(time.Minute)
+				mig := listed(missed)
 				mig.Device = "MIG-0"
 				h.set(func(s *fakeSource) {
 					s.reading.Devices = []health.Device{healthtest.GPU0, {ID: "MIG-0", Parent: healthtest.GPU0.ID, Kind: health.KindMIG}}
@@ -125,7 +135,7 @@ func TestRestoreLate(t *testing.T) {
 		},
 		"device without saved state": {
 			saved:  statefile.Restored{History: true},
-			before: func(h *harness) { h.report(past(missed)) },
+			before: func(h *harness) { h.report(listed(missed)) },
 			causes: []string{"xid-95"},
 		},
 		"GPU missing since": {

@@ -27,8 +27,8 @@ type session struct {
 const blindAfter = 3 * time.Second
 
 // Poll measures every device. It fails at once if the source is down, or has been down since Open. While the source is
-// stalled, it waits until that ends, the session is closed or ctx ends. Each XID is in one reading only, whichever
-// session polls. While the source is blind, readings have no values, and after blindAfter the session fails for good.
+// stalled, it waits until that ends, the session is closed or ctx ends. Each XID from after the start is in one reading only,
+// whichever session polls. While the source is blind, readings have no values, and after blindAfter the session fails for good.
 func (ses *session) Poll(ctx context.Context) (*health.Reading, error) {
 	s := ses.source
 	s.mu.Lock()
@@ -126,8 +126,9 @@ func (s *Source) reading(now time.Time) *health.Reading {
 					node = append(node, slices.DeleteFunc(all, func(i health.Incident) bool { return !isIMEX(i) })...)
 				}
 			}
+			sample.RowsWhole = !blind
 			if n == 0 && !blind {
-				sample.Past, g.past = g.past, nil
+				sample.Rows = g.past
 				sample.XIDs, g.queue = g.queue, nil
 			}
 			samples = append(samples, sample)

@@ -36,9 +36,9 @@ func (x PastXID) validate(p *profile) (errs []error) {
 
 // xidRecord holds the XIDs that a GPU has reported. It survives repartitioning.
 type xidRecord struct {
-	past    []health.XID // from before the start and not delivered yet; oldest first
-	queue   []health.XID // from after the start and not delivered yet; oldest first
-	lastXID int          // 0: none
+	past    []health.XIDRow // from before the start, oldest first
+	queue   []health.XID    // from after the start and not delivered yet; oldest first
+	lastXID int             // 0: none
 }
 
 // addPastXIDs adds the configured past XIDs to the GPUs. Open calls it with mu held when the clock starts.
@@ -48,7 +48,7 @@ func (s *Source) addPastXIDs() {
 	for _, x := range past {
 		g := &s.gpus[*x.GPU]
 		g.lastXID = *x.XID
-		g.past = append(g.past, health.XID{Code: *x.XID, At: s.start.Add(-x.Ago)})
+		g.past = append(g.past, health.XIDRow{Code: *x.XID, At: s.start.Add(-x.Ago).UnixMicro(), Old: true})
 	}
 }
 

@@ -12,8 +12,8 @@ import (
 // pastXID returns an XID from before the start.
 func pastXID(ago time.Duration, gpu, xid int) PastXID { return PastXID{Ago: ago, GPU: &gpu, XID: &xid} }
 
-// TestPastXIDsAreDeliveredOnce checks that past XIDs are in Past of a GPU's first sample, oldest first.
-func TestPastXIDsAreDeliveredOnce(t *testing.T) {
+// TestPastXIDsAreListed checks that each sample of a GPU lists the past XIDs, oldest first.
+func TestPastXIDsAreListed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := profileConfig("h100-8-mig")
 		cfg.Past = []PastXID{pastXID(10*time.Second, 5, 95), pastXID(time.Hour, 5, 31), pastXID(time.Minute, 6, 13)}
@@ -22,11 +22,16 @@ func TestPastXIDsAreDeliveredOnce(t *testing.T) {
 		sleep(time.Minute) // before the clock starts
 		ses := open(t, src)
 		start := time.Now()
+		rowsOf := func(s health.Sample) (xids []timedXID) {
+			for _, row := range s.Rows {
+				xids = append(xids, timedXID{row.Code, row.XID().At.Sub(start)})
+			}
+			return xids
+		}
 		r := poll(t, ses)
 		want := map[int][]timedXID{5: {{31, -time.Hour}, {95, -10 * time.Second}}, 6: {{13, -time.Minute}}}
 		for i, d := range r.Devices {
-			s := r.Samples[i]
-			switch got := timedXIDs(start, s.Past); {
+			switch got := rowsOf(r.Samples[i]); {
 			case d.Kind == health.KindMIG && got != nil:
 				t.Errorf("past XIDs of %s of GPU %d: %v; want none", d.ID, d.Index, got)
 			case d.Kind == health.KindGPU && !reflect.DeepEqual(got, want[d.Index]):
@@ -37,9 +42,9 @@ func TestPastXIDsAreDeliveredOnce(t *testing.T) {
 			t.Errorf("last XID %v, new XIDs %v; want 43", s.Values[health.FieldXID], s.XIDs)
 		}
 		for _, again := range []health.Session{ses, open(t, src)} {
-			for _, s := range poll(t, again).Samples {
-				if s.Past != nil {
-					t.Errorf("past XIDs of %s again: %v", s.Device, s.Past)
+			for i, s := range poll(t, again).Samples {
+				if !reflect.DeepEqual(s.Rows, r.Samples[i].Rows) {
+					t.Errorf("past XIDs of %s: %v, before %v", s.Device, s.Rows, r.Samples[i].Rows)
 				}
 			}
 		}
@@ -55,12 +60,12 @@ func TestPastXIDsWaitForASample(t *testing.T) {
 			src, ses := openSource(t, cfg)
 			inject(t, src, `{source: `+state+`}`, `{gpu: 5, mig: balanced}`)
 			for _, s := range poll(t, ses).Samples {
-				if s.Past != nil {
+				if s.Rows != nil || s.RowsWhole {
 					t.Errorf("%s: %+v", state, s)
 				}
 			}
 			inject(t, src, `{source: up}`)
-			if s := gpuSample(t, poll(t, ses), 5); len(s.Past) != 1 || s.Past[0].Code != 95 || s.Values[health.FieldXID] != 95 {
+			if s := gpuSample(t, poll(t, ses), 5); len(s.Rows) != 1 || s.Rows[0].Code != 95 || !s.RowsWhole || s.Values[health.FieldXID] != 95 {
 				t.Errorf("after %s: %+v", state, s)
 			}
 		})

@@ -10,7 +10,7 @@ import (
 )
 
 // reserve is the space in bytes that the disk keeps for the state at least, twice. The state of 8 GPUs with every XID that a flood leaves
-// in DeviceState.XIDHistory takes half of it.
+// in Ledger.Rows takes half of it.
 const reserve = 1 << 20
 
 func fileOptions() durable.Options { return durable.WithSpare(reserve) }

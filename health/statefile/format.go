@@ -45,8 +45,14 @@ type savedDevice struct {
 
 type savedDetail struct {
 	Device health.Device `json:"device"`
-	Seen   []savedXID    `json:"seen,omitempty"` // DeviceState.XIDHistory
+	Rows   []savedRow    `json:"rows,omitempty"` // Ledger.Rows
 	Owed   []savedOwed   `json:"owed,omitempty"`
+}
+
+// savedRow is a row of the source's stream of XIDs, which its time identifies.
+type savedRow struct {
+	Code int   `json:"code"`
+	At   int64 `json:"atMicroseconds"`
 }
 
 // savedOwed are XIDs that the source still has to report.
@@ -109,7 +115,10 @@ func newSavedDevice(d *health.DeviceState) (sd savedDevice, err error) {
 		sd.Trips = append(sd.Trips, savable(t))
 	}
 	sd.Findings, sd.Decided = savedFindings(d.Memory.Findings), savedFindings(d.Verdict.Decisions())
-	detail := savedDetail{Device: d.Device, Seen: savedXIDs(d.XIDHistory)}
+	detail := savedDetail{Device: d.Device}
+	for _, r := range d.XIDs.Rows {
+		detail.Rows = append(detail.Rows, savedRow{r.Code, r.At})
+	}
 	for _, o := range d.XIDs.Owed {
 		detail.Owed = append(detail.Owed, savedOwed{o.Code, o.Count, health.OwedBySource + o.Seen})
 	}
@@ -183,8 +192,8 @@ func (sd savedDevice) state() (health.DeviceState, error) {
 	if sd.Parent != "" {
 		d.Device.Kind = health.KindMIG
 	}
-	for _, x := range more.Seen {
-		d.XIDHistory = append(d.XIDHistory, health.XID{Code: x.Code, At: x.At})
+	for _, r := range more.Rows {
+		d.XIDs.Rows = append(d.XIDs.Rows, health.LedgerRow{XIDRow: health.XIDRow{Code: r.Code, At: r.At}})
 	}
 	for _, a := range more.Owed {
 		if a.Count > 0 && a.Left > 0 {

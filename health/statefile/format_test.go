@@ -18,10 +18,14 @@ func owed(code, count int, left time.Duration) health.OwedXIDs {
 	return health.OwedXIDs{Code: code, Count: count, Born: left - health.OwedBySource, Seen: left - health.OwedBySource}
 }
 
+func row(code int, at time.Time) health.LedgerRow {
+	return health.LedgerRow{XIDRow: health.XIDRow{Code: code, At: at.UnixMicro()}}
+}
+
 // fullSnapshot returns a snapshot with everything that a state file can hold.
 func fullSnapshot(t *testing.T) *health.Snapshot {
 	s := &health.Snapshot{At: healthtest.At(2), Source: health.Source{Kind: "dcgm", Inventory: "dcgm "}, Devices: faultyDevices(t)}
-	s.Devices[0].XIDHistory = []health.XID{{Code: 48, At: healthtest.At(1)}, {Code: 999, At: healthtest.At(1)}}
+	s.Devices[0].XIDs.Rows = []health.LedgerRow{row(48, healthtest.At(1)), row(999, healthtest.At(1))}
 	s.Devices[0].XIDs.Owed = []health.OwedXIDs{owed(31, 1000, 15*time.Second), owed(31, 1, time.Minute)}
 	s.Devices[0].Device.NUMA = []int{1}
 	s.Source.Detachment = health.Detachment{Since: healthtest.At(1), Until: healthtest.At(601), For: 10 * time.Minute}
@@ -60,8 +64,9 @@ func TestSavedRoundTrip(t *testing.T) {
 					{Cause: "temperature", State: health.Degraded, Reason: "hot", Action: health.ActionCheckCooling, Since: at(10), Last: at(11)},
 				},
 			},
-			XIDHistory: []health.XID{{Code: 31, At: at(12)}},
-			XIDs:       health.Ledger{Owed: []health.OwedXIDs{owed(43, 1, 1), owed(44, 2, time.Minute)}},
+			XIDs: health.Ledger{
+				Rows: []health.LedgerRow{row(31, at(12))}, Owed: []health.OwedXIDs{owed(43, 1, 1), owed(44, 2, time.Minute)},
+			},
 		}},
 		Sections: map[string]json.RawMessage{"idle": json.RawMessage(`{"a":1}`)},
 		others:   map[string]json.RawMessage{"sim": json.RawMessage(`{"b":2}`)},
@@ -142,7 +147,7 @@ func TestOtherReleaseKeepsFindings(t *testing.T) {
 				t.Fatalf("%+v", r)
 			}
 			d := r.Devices[0]
-			if bare := d.Device.Model == "" && d.XIDHistory == nil; bare != c.bare || !bare && d.Device.Model != "H100" || d.Device.MIGIndex != -1 {
+			if bare := d.Device.Model == "" && d.XIDs.Rows == nil; bare != c.bare || !bare && d.Device.Model != "H100" || d.Device.MIGIndex != -1 {
 				t.Errorf("%+v", d)
 			}
 			f := d.Memory.Findings

@@ -51,8 +51,8 @@ func largestState(t *testing.T) Saved {
 				d.Memory.PendingXIDs = append(d.Memory.PendingXIDs, health.XID{Code: code, At: at})
 				d.Memory.Trips = append(d.Memory.Trips, at)
 			}
-			for range 1024 { // maxXIDHistory
-				d.XIDHistory = append(d.XIDHistory, health.XID{Code: 199, At: at})
+			for range 1024 { // maxLedgerRows
+				d.XIDs.Rows = append(d.XIDs.Rows, health.LedgerRow{XIDRow: health.XIDRow{Code: 199, At: at.UnixMicro()}})
 			}
 			s.Devices = append(s.Devices, d)
 			for c := range 64 {
@@ -86,7 +86,7 @@ func TestLargestState(t *testing.T) {
 	must(t, err)
 	read, err := Read(path)
 	must(t, err)
-	if len(read.Devices) != 128 || len(read.Devices[127].XIDHistory) != 1024 || len(read.Sections["idle"]) != len(saved.Sections["idle"]) {
+	if len(read.Devices) != 128 || len(read.Devices[127].XIDs.Rows) != 1024 || len(read.Sections["idle"]) != len(saved.Sections["idle"]) {
 		t.Errorf("%d devices, %d bytes of idle times", len(read.Devices), len(read.Sections["idle"]))
 	}
 }

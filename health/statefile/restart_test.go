@@ -149,7 +149,8 @@ func TestRestartKeepsOwedXIDs(t *testing.T) {
 			}
 		}
 		late := samples{"GPU-0": healthtest.Present(func(s *health.Sample) {
-			s.Past, s.XIDs = []health.XID{{Code: 95, At: healthtest.At(1)}}, []health.XID{{Code: 31, At: healthtest.At(2)}}
+			s.Rows = []health.XIDRow{{Code: 95, At: healthtest.At(1).UnixMicro()}}
+			s.XIDs = []health.XID{{Code: 31, At: healthtest.At(2)}}
 		})}
 		reading, now := healthtest.Reading(101, late, healthtest.GPU0)
 		devices = healthtest.JudgeReading(health.DefaultConfig(), r.Devices, reading,

@@ -10,13 +10,13 @@ import (
 )
 
 // Saved is the saved state of one kind of source, with that of other kinds beside it. It holds the devices that have
-// findings, recent trips, XIDs that the recovery action may still escalate, and delivered or owed XIDs; during a detach, all
+// findings, recent trips, XIDs that the recovery action may still escalate, and listed or owed XIDs; during a detach, all
 // devices.
 type Saved struct {
 	BootID     string // "" if unknown
 	Source     string // SourceID.Kind
 	Inventory  string // SourceID.Inventory
-	History    bool   // DeviceState.XIDHistory is complete
+	History    bool   // Ledger.Rows are complete
 	Detachment health.Detachment
 	DriverLoad string    // Source.DriverLoad
 	Polled     time.Time // Snapshot.At
@@ -37,9 +37,8 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 	}
 	var devices []health.DeviceState
 	for _, d := range s.Devices {
-		device := health.DeviceState{Device: d.Device, Memory: d.Memory, XIDHistory: d.XIDHistory}
+		device := health.DeviceState{Device: d.Device, Memory: d.Memory, XIDs: d.XIDs.Restarted()}
 		device.Verdict = health.Verdict{State: d.Verdict.State, Since: d.Verdict.Since, Findings: d.Verdict.Decisions()}
-		device.XIDs = d.XIDs.Restarted()
 		devices = append(devices, device)
 	}
 	saved.Devices = devicesToSave(devices, saved.Detachment)
@@ -66,7 +65,7 @@ func devicesToSave(devices []health.DeviceState, d health.Detachment) (all []hea
 type Restored struct {
 	Devices    []health.DeviceState
 	Missed     bool // a device that the first reading lacks is missing, because boot and inventory are the same
-	History    bool // DeviceState.XIDHistory holds every XID that this source delivered in this boot
+	History    bool // Ledger.Rows are all that this source listed in this boot, or still lists
 	Detachment health.Detachment
 	DriverLoad string    // Source.DriverLoad in this boot
 	Polled     time.Time // when the devices were measured last
@@ -77,8 +76,7 @@ type Restored struct {
 	bootID string
 }
 
-// Exchange saves a snapshot and returns what applies to another source. If history is set, the snapshot has every delivered
-// XID.
+// Exchange saves a snapshot and returns what applies to another source. If history is set, the snapshot has every row of XIDs.
 func (r Restored) Exchange(s *health.Snapshot, history bool, to health.SourceID, now time.Time) Restored {
 	saved := FromSnapshot(s, r.bootID)
 	saved.Detachment = health.Detachment{} // it continues with the new source
@@ -92,7 +90,7 @@ func (r Restored) Exchange(s *health.Snapshot, history bool, to health.SourceID,
 //
 // Restored times are ages on this process's monotonic clock, so that a step of the wall clock neither extends nor ends a
 // finding. A time that is ahead becomes now: a finding recorded while the clock was ahead still expires. The times of
-// delivered XIDs stay as the source reported them, because they identify the XIDs.
+// rows of XIDs stay as the source reported them, because they identify the rows.
 func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restored {
 	r := Restored{Source: src.Kind, Inventory: src.Inventory, saved: s, bootID: bootID}
 	if s.Source != src.Kind {
@@ -107,7 +105,7 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 	}
 	sameBoot := sameBoot(s.BootID, bootID)
 	r.Missed = sameBoot && sameInventory
-	// Another address may be another engine, which delivers the same XIDs with other times.
+	// Another address may be another engine, which lists the same XIDs with other times.
 	r.History = sameBoot && s.History && sameInventory
 	r.Polled = health.Rebase(s.Polled, now)
 	if sameBoot {
@@ -120,7 +118,7 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 			*d = d.AfterReboot(now)
 		}
 		if *d = d.Restored(now); !r.History {
-			d.XIDHistory = nil
+			d.XIDs.Rows = nil
 		}
 	}
 	r.Devices = devicesToSave(devices, r.Detachment)

@@ -128,15 +128,15 @@ func TestRestoreForInventory(t *testing.T) {
 			if (r.DriverLoad == "7") != c.detached { // both are of the boot
 				t.Errorf("driver load %q", r.DriverLoad)
 			}
-			if len(r.Devices) > 0 && (len(r.Devices[0].XIDHistory) > 0) != c.history {
-				t.Errorf("XIDs %+v", r.Devices[0].XIDHistory)
+			if len(r.Devices) > 0 && (len(r.Devices[0].XIDs.Rows) > 0) != c.history {
+				t.Errorf("rows %+v", r.Devices[0].XIDs.Rows)
 			}
 		})
 	}
 }
 
-// A device that has only delivered XIDs is saved with its description.
-func TestSavedDeliveredXIDs(t *testing.T) {
+// A device that has only rows of XIDs is saved with its description.
+func TestSavedRows(t *testing.T) {
 	s := &health.Snapshot{
 		At: healthtest.Epoch, Source: health.Source{Kind: "dcgm", Inventory: "dcgm "},
 		Devices: judge(nil, 0, nil, healthtest.GPU0, healthtest.GPU1),
@@ -147,19 +147,10 @@ func TestSavedDeliveredXIDs(t *testing.T) {
 	d := &s.Devices[1]
 	d.Device.NUMA, d.Device.Texts = []int{1}, map[health.Field]string{7: "serial"}
 	d.Device.Reserved, d.Device.ComputeCapability = 551<<20, health.ComputeCapability{Major: 8, Minor: 9}
-	d.XIDHistory = []health.XID{
-		{Code: 13, At: healthtest.At(1)},
-		{Code: 31, At: healthtest.At(2).Add(time.Nanosecond)},
-		{Code: 43, At: time.Date(40000, 1, 1, 0, 0, 0, 0, time.UTC)},
-	}
+	d.XIDs.Rows = []health.LedgerRow{row(13, healthtest.At(1)), row(31, healthtest.At(2)), row(43, time.Date(40000, 1, 1, 0, 0, 0, 0, time.UTC))}
 	r := roundTrip(t, FromSnapshot(s, "boot")).Restore("boot", health.SourceID{Kind: "dcgm", Inventory: "dcgm "}, healthtest.At(100))
-	if len(r.Devices) != 1 || !reflect.DeepEqual(r.Devices[0].Device, d.Device) || len(r.Devices[0].XIDHistory) != 3 {
-		t.Fatalf("%+v", r.Devices)
-	}
-	for i, x := range r.Devices[0].XIDHistory[:2] { // the third time is beyond what JSON can hold
-		if want := d.XIDHistory[i]; x.Code != want.Code || !x.At.Equal(want.At) {
-			t.Errorf("%+v, want %+v", x, want)
-		}
+	if len(r.Devices) != 1 || !reflect.DeepEqual(r.Devices[0].Device, d.Device) || !slices.Equal(r.Devices[0].XIDs.Rows, d.XIDs.Rows) {
+		t.Fatalf("%+v, want %+v", r.Devices, d)
 	}
 }
 

@@ -585,16 +585,16 @@ func (s Saved) fingerprint() Saved {
 	s.Devices = slices.Clone(s.Devices)
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		d.XIDHistory, d.XIDs, d.Memory, d.Verdict = nil, health.Ledger{}, d.Memory.Stable(), d.Verdict.Stable()
+		d.XIDs, d.Memory, d.Verdict = health.Ledger{}, d.Memory.Stable(), d.Verdict.Stable()
 	}
 	return s
 }
 
-// sameXIDs reports whether two lists of devices have the same delivered and owed XIDs.
+// sameXIDs reports whether two lists of devices have the same rows of XIDs and owed XIDs.
 func sameXIDs(a, b []health.DeviceState) bool {
 	return slices.EqualFunc(a, b, func(a, b health.DeviceState) bool {
 		return a.Device.ID == b.Device.ID &&
-			slices.EqualFunc(a.XIDHistory, b.XIDHistory, func(x, y health.XID) bool { return x.Code == y.Code && x.At.Equal(y.At) }) &&
+			slices.EqualFunc(a.XIDs.Rows, b.XIDs.Rows, func(r, s health.LedgerRow) bool { return r.XIDRow == s.XIDRow }) &&
 			slices.EqualFunc(a.XIDs.Owed, b.XIDs.Owed, func(x, y health.OwedXIDs) bool { return x.Code == y.Code && x.Count == y.Count })
 	})
 }

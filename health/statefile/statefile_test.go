@@ -880,13 +880,13 @@ func TestRunDelaysXIDs(t *testing.T) {
 		xids := func() int {
 			s, err := load(path)
 			must(t, err)
-			return len(s.Devices[0].XIDHistory)
+			return len(s.Devices[0].XIDs.Rows)
 		}
 		writes := 0
 		var last time.Time
 		for i := range 19 { // the next write is not due at the end
 			s := snapshotOf(t, "dcgm")
-			s.Devices[0].XIDHistory = make([]health.XID, i+1)
+			s.Devices[0].XIDs.Rows = make([]health.LedgerRow, i+1)
 			h.out.Store(s)
 			advance(time.Second)
 			if w := h.Status().Written; !w.Equal(last) {

@@ -119,7 +119,7 @@ func (n *witnessedNode) events() {
 	n.judge(r, health.ReadingContext{Events: true})
 }
 
-// poll delivers the rows that DCGM has read, all of them as past XIDs to a new process.
+// poll lists the rows that DCGM has read.
 func (n *witnessedNode) poll() {
 	r := &health.Reading{Devices: fuzzDevices()}
 	for _, d := range r.Devices {
@@ -127,18 +127,15 @@ func (n *witnessedNode) poll() {
 		s.Device, s.At = d.ID, n.now
 		s.Values[health.FieldRecoveryAction] = n.action[d.ID]
 		for i, x := range n.rows {
-			row := health.XID{Code: x.code, At: x.at}
-			switch {
-			case x.device != d.ID:
-			case !n.started:
-				s.Past = append(s.Past, row)
-			case i >= n.delivered:
-				s.XIDs = append(s.XIDs, row)
+			if x.device != d.ID {
+				continue
 			}
-			if x.device == d.ID && i >= n.delivered {
+			s.Rows = append(s.Rows, health.XIDRow{Code: x.code, At: x.at.UnixMicro()})
+			if i >= n.delivered {
 				n.seen[health.WitnessSource][xidKey{x.device, x.code}]++
 			}
 		}
+		s.RowsWhole = true
 		r.Samples = append(r.Samples, s)
 	}
 	n.delivered = len(n.rows)

@@ -17,7 +17,7 @@ type fakeWatcher struct {
 	*fakeSource
 	checks   atomic.Int64
 	asked    atomic.Int64 // how often for all rows
-	reported atomic.Bool // for one check
+	reported atomic.Bool  // for one check
 	err      atomic.Pointer[error]
 	hang     atomic.Pointer[chan struct{}]
 }

@@ -90,8 +90,8 @@ func (b *fixture) sevenths(gpus uint) {
 	}
 }
 
-// BenchmarkRows polls and judges 8 GPUs for 15 minutes, without rows in the stream of XIDs and with 1,200. It compares the processor time of
-// the process, and what it allocates.
+// BenchmarkRows polls and judges 8 GPUs for 15 minutes, without rows in the stream of XIDs and with 1,200. It compares the processor time
+// and what is allocated.
 func BenchmarkRows(b *testing.B) {
 	var cpu, allocated [2]float64
 	for b.Loop() {

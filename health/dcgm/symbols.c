@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "../internal/trampoline/trampoline.h"
 #include "symbol_list.h" // generated: every function that go-dcgm calls
@@ -23,7 +24,7 @@ RETURNING_TEXT(FORWARD_TEXT)
 
 static void *library;
 
-// go-dcgm does not export its connection, which gna_read_peers needs. So these functions record it.
+// go-dcgm does not export its connection, which the functions below need. So these functions record it.
 static uintptr_t connection;
 static int (*start_embedded)(int mode, uintptr_t *handle);
 static int (*connect_v2)(const char *address, void *params, uintptr_t *handle);
@@ -87,4 +88,44 @@ int gna_read_peers(unsigned gpu, gna_peer_t peers[GNA_PEERS], unsigned *count) {
     *count = topology.count < GNA_PEERS ? topology.count : GNA_PEERS;
     for (unsigned i = 0; i < *count; i++) peers[i] = (gna_peer_t){ topology.peers[i].gpu, topology.peers[i].path };
     return 0;
+}
+
+// dcgm_structs.h: dcgmFieldValue_v1
+typedef struct {
+    unsigned version;
+    unsigned short field, type;
+    int status;
+    int64_t at;
+    union {
+        int64_t number;
+        char blob[4096];
+    } value;
+} field_value_t;
+
+typedef struct {
+    gna_row_t *row;
+    unsigned count, room;
+} rows_t;
+
+static int add_rows(unsigned kind, unsigned id, field_value_t *values, int count, void *to) {
+    rows_t *rows = to;
+    for (int i = 0; i < count; i++) {
+        if (rows->count == rows->room) {
+            rows->room = rows->room == 0 ? 64 : 2 * rows->room;
+            rows->row = realloc(rows->row, rows->room * sizeof(*rows->row));
+            if (rows->row == NULL) abort(); // as Go does
+        }
+        rows->row[rows->count++] = (gna_row_t){ kind, id, values[i].type, values[i].status, values[i].at, values[i].value.number };
+    }
+    return 0;
+}
+
+int gna_read_rows(uintptr_t group, uintptr_t fields, long long since, gna_row_t **rows, unsigned *count) {
+    int (*get)(uintptr_t, uintptr_t, uintptr_t, long long, long long *, void *, void *) = gna_dcgmGetValuesSince_v2;
+    rows_t read = { NULL, 0, 0 };
+    long long next;
+    int result = get(connection, group, fields, since, &next, add_rows, &read);
+    *rows = read.row;
+    *count = read.count;
+    return result;
 }

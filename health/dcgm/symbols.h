@@ -3,6 +3,8 @@
 #ifndef GNA_SYMBOLS_H
 #define GNA_SYMBOLS_H
 
+#include <stdint.h>
+
 // gna_load loads the library for the lifetime of the process and binds DCGM's functions to it. It returns NULL, or an
 // error that the caller must free.
 char *gna_load(const char *name);
@@ -23,5 +25,16 @@ typedef struct {
 
 // gna_read_peers reads the peers of a GPU. It returns DCGM's result.
 int gna_read_peers(unsigned gpu, gna_peer_t peers[GNA_PEERS], unsigned *count);
+
+// gna_row_t is a sample of field 230 of an entity (dcgm_structs.h: dcgmFieldValue_v1).
+typedef struct {
+    unsigned kind, id;
+    int type, status;
+    long long at, value;
+} gna_row_t;
+
+// gna_read_rows reads the samples of a group since a time, in microseconds since 1970. It returns DCGM's result. The caller must free
+// rows.
+int gna_read_rows(uintptr_t group, uintptr_t fields, long long since, gna_row_t **rows, unsigned *count);
 
 #endif

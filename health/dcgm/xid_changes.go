@@ -14,7 +14,7 @@ import (
 
 // XIDsChanged reports whether the latest value of field 230 has changed on any entity since the last poll, and returns when
 // DCGM has measured. It makes two reads of DCGM's cache, for one field each: go-dcgm needs 4 KiB for a value. Only polls read the
-// stream: go-dcgm allocates a mebibyte for each read of it.
+// stream.
 func (s *session) XIDsChanged(context.Context) (changed bool, measured time.Time, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

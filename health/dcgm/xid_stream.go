@@ -2,11 +2,17 @@
 
 package dcgm
 
+// #include <stdlib.h>
+// #include "symbols.h"
+import "C"
+
 import (
 	"cmp"
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
+	"unsafe"
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
 
@@ -53,8 +59,7 @@ func parseXID(v *dcgm.FieldValue_v2) (row health.XIDRow, ok bool) {
 // ReadAllXIDs makes the next poll read the whole stream of XIDs, unless it was read lately.
 func (s *session) ReadAllXIDs() { s.xidOverdue.Store(true) }
 
-// readXIDs reads the stream of XIDs in full polls, and when it has new rows: its window or, when that may lack a row, the whole. Not in
-// each poll: go-dcgm allocates a mebibyte for each read of the stream.
+// readXIDs reads the stream of XIDs in full polls, and when it has new rows: its window or, when that may lack a row, the whole.
 func (s *session) readXIDs(now time.Time, full bool) error {
 	whole := wholeInterval
 	if s.xidOverdue.Swap(false) {
@@ -82,18 +87,26 @@ func (s *session) readXIDs(now time.Time, full bool) error {
 	return nil
 }
 
-// readStream reads the rows of the stream from a time on, by the engine's clock in microseconds since 1970.
+// readStream reads the rows of the stream from a time on, by the engine's clock in microseconds since 1970. It does not call go-dcgm, which
+// allocates 4 KiB for each row, and a mebibyte for none.
 func (s *session) readStream(from int64) error {
-	rows, _, err := dcgm.GetValuesSince(s.watches.allGroup, s.watches.xidFields, time.UnixMicro(from))
-	if err != nil {
-		return fmt.Errorf("read XIDs: %w", err)
+	var rows *C.gna_row_t
+	var count C.unsigned
+	group, fields := s.watches.allGroup.GetHandle(), s.watches.xidFields.GetHandle()
+	result := C.gna_read_rows(C.uintptr_t(group), C.uintptr_t(fields), C.longlong(from), &rows, &count)
+	defer C.free(unsafe.Pointer(rows))
+	if result != 0 {
+		return fmt.Errorf("read XIDs: %s", errorText(int(result)))
 	}
-	for i := range rows {
-		row, ok := parseXID(&rows[i])
+	v := dcgm.FieldValue_v2{FieldID: fieldXID}
+	for _, r := range unsafe.Slice(rows, count) {
+		v.FieldType, v.Status, v.TS = uint(r._type), int(r.status), int64(r.at)
+		binary.NativeEndian.PutUint64(v.Value[:], uint64(r.value))
+		row, ok := parseXID(&v)
 		if !ok {
 			continue
 		}
-		e := entity{rows[i].EntityGroupId, rows[i].EntityID}
+		e := entity{dcgm.Field_Entity_Group(r.kind), uint(r.id)}
 		if s.unlisted[e] == row {
 			delete(s.unlisted, e)
 		}

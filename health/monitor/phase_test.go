@@ -142,6 +142,8 @@ func (e *engine) Poll(ctx context.Context) (*health.Reading, error) {
 	return r, nil
 }
 
+func (e *engine) ReadAllXIDs() {}
+
 func (e *engine) XIDsChanged(context.Context) (bool, time.Time, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -532,6 +534,7 @@ type recorder struct {
 	delay    time.Duration // from a measurement, but for jitter
 	recorded time.Time     // an XID that no poll has returned; zero if there is none
 	code     int           // of that XID
+	rows     []health.XIDRow
 	took     []time.Duration
 }
 
@@ -563,10 +566,11 @@ func (e *recorder) Poll(ctx context.Context) (*health.Reading, error) {
 		if health.InKernelLog(e.code) {
 			xid.At = xid.At.Add(-time.Duration(e.random.Int64N(int64(time.Second)))) // when the kernel logged it
 		}
-		r.Samples[0].XIDs = []health.XID{xid}
+		e.rows = append(e.rows, health.XIDRow{Code: xid.Code, At: xid.At.UnixMicro()})
 		e.took = append(e.took, time.Since(e.recorded))
 		e.recorded = time.Time{}
 	}
+	r.Samples[0].Rows = slices.Clone(e.rows)
 	return r, nil
 }
 

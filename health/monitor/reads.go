@@ -1,7 +1,6 @@
 package monitor
 
 import (
-	"slices"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -67,15 +66,11 @@ func (r *reads) add(began, ended, measured time.Time) {
 // engine's clock.
 func (r *reads) learnXIDs(samples []health.Sample) {
 	for i := range samples {
-		xids := samples[i].XIDs
 		for _, row := range samples[i].Rows {
-			if x := row.XID(); x.At.Sub(r.measured).Abs() < 2*measurePeriod {
-				xids = append(slices.Clip(xids), x)
-			}
-		}
-		for _, x := range xids {
-			if !r.measured.IsZero() && !health.InKernelLog(x.Code) { // the time of one in the kernel log is the driver's
-				r.xidDelay, r.xidAt = inPeriod(x.At.Sub(r.measured)), r.ended
+			delay := row.XID().At.Sub(r.measured)
+			isNew := !r.measured.IsZero() && delay.Abs() < 2*measurePeriod
+			if isNew && !health.InKernelLog(row.Code) { // the time of one in the kernel log is the driver's
+				r.xidDelay, r.xidAt = inPeriod(delay), r.ended
 			}
 		}
 	}

@@ -161,3 +161,30 @@ func TestRestartKeepsOwedXIDs(t *testing.T) {
 		}
 	}
 }
+
+// A source lists more rows of a GPU than a ledger keeps otherwise. None counts twice, also after a restart: all are saved. An XID that the
+// source lists then for the first time counts.
+func TestRestartKeepsListedRows(t *testing.T) {
+	gpu := healthtest.Present(func(s *health.Sample) { s.RowsWhole = true })
+	for i := range 1500 {
+		gpu.Rows = append(gpu.Rows, health.XIDRow{Code: 31, At: healthtest.At(i).UnixMicro()})
+	}
+	var devices []health.DeviceState
+	for i := range 3 {
+		devices = judge(devices, i, samples{"GPU-0": gpu}, healthtest.GPU0)
+	}
+	if n := devices[0].XIDs.Codes[31].Total; n != 1500 {
+		t.Errorf("%d XIDs count", n)
+	}
+	for i := range 3 {
+		r := restart(t, devices, "boot")
+		gpu.Rows = append(gpu.Rows, health.XIDRow{Code: 31, At: healthtest.At(1500 + i).UnixMicro()})
+		for j := range 3 {
+			r.Devices = judge(r.Devices, 101+j, samples{"GPU-0": gpu}, healthtest.GPU0)
+		}
+		if n := r.Devices[0].XIDs.Codes[31].Total; n != 1 || len(r.Devices[0].XIDs.Rows) != 1501+i {
+			t.Errorf("after restart %d, %d XIDs count, and %d rows are known", i, n, len(r.Devices[0].XIDs.Rows))
+		}
+		devices = r.Devices
+	}
+}

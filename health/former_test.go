@@ -189,8 +189,8 @@ func (w *formerWorld) read() {
 	w.pastOfDestroyed()
 }
 
-// pastOfDestroyed is an allowed difference: formerly the XIDs from before the start of a MIG device that was destroyed while the saved state
-// was unread counted for the next with its ID.
+// pastOfDestroyed is an allowed difference: formerly the XIDs from before the start of a MIG device that was destroyed while the saved
+// state was unread counted for the next with its ID.
 func (w *formerWorld) pastOfDestroyed() {
 	for id, xids := range w.past {
 		if w.find(DeviceID(id)) == nil {

@@ -122,7 +122,8 @@ func (l Ledger) list(rows []XIDRow, whole, restored bool) (next Ledger, fresh []
 	return l, fresh
 }
 
-// lastXID returns field 230 of the device. value is that of the source, which loses it with its samples, and may have that of a predecessor.
+// lastXID returns field 230 of the device. value is that of the source, which loses it with its samples, and may have that of a
+// predecessor.
 func (l *Ledger) lastXID(value float64) float64 {
 	var newest, own LedgerRow
 	for _, r := range l.Rows {

@@ -42,18 +42,18 @@ func TestXIDWindow(t *testing.T) {
 	newest := b.clock.now()
 	b.open(testConfig())
 	b.expectWhole("first poll", true)
-	b.lib.Row(script.GPU, 1, 48, 0, newest.Add(-xidWindow+time.Second))
-	b.lib.Row(script.GPU, 1, 74, 0, newest.Add(-xidWindow-time.Second))
+	b.lib.Row(script.GPU, 1, 48, 0, newest.Add(-59*time.Second))
+	b.lib.Row(script.GPU, 1, 74, 0, newest.Add(-61*time.Second))
 	samples := b.pollAfter(10*time.Second, 2)
 	b.expectCodes(samples, codes{gpuID(1): {48}}, nil)
-	if n := len(samples[gpuID(0)].Rows); n != int(xidWindow/time.Second)+1 {
+	if n := len(samples[gpuID(0)].Rows); n != 61 {
 		t.Errorf("%d rows of the first GPU, want the last minute's", n)
 	}
 	b.add(10 * time.Second)
 	b.expectWhole("full poll", false)
 	b.xid(script.GPU, 0, 31, b.clock.now())
 	b.expectWhole("new XID", false)
-	b.expectXIDs(wholeInterval-20*time.Second-time.Millisecond, 2, gpuID(1))
+	b.expectXIDs(5*time.Minute-pollShift-20*time.Second-time.Millisecond, 2, gpuID(1))
 	b.expectXIDs(time.Second, 2, gpuID(1), 74)
 	b.expectWhole("after that", false)
 }
@@ -176,13 +176,36 @@ func TestWholeStreamOfNewDevice(t *testing.T) {
 	}
 }
 
+// A device that a poll lists first after it has read the stream has no rows yet: see TestHostEngineClockSetBack.
+func TestRowsOfDeviceListedByRebuild(t *testing.T) {
+	b := newFixture(t, 1)
+	b.addInstances(0, map[uint][]uint{0: {0}})
+	b.lib.Text(script.CI, 0, 54, "<<<NULL>>>", 0, b.clock.now())
+	b.open(hostConfig()).poll()
+	b.lib.Text(script.CI, 0, 54, migUUID(0), 0, b.clock.now())
+	b.lib.Clock(-time.Hour)
+	for range 40 {
+		b.pollAfter(time.Second, 1)
+		if len(b.devices) == 2 {
+			break
+		}
+	}
+	if d := b.device(migID(0)); d.XIDs.Read {
+		t.Error("the stream counts as read")
+	}
+	b.pollAfter(time.Second, 1)
+	if d := b.device(migID(0)); !d.XIDs.Read {
+		t.Error("the stream was not read in the next poll")
+	}
+}
+
 // Rows of a reading are not changed by later polls.
 func TestRowsOfReadingStay(t *testing.T) {
 	b := newFixture(t, 1)
 	b.addRows(0, 3)
 	_, first := b.open(testConfig()).poll()
-	b.xid(script.GPU, 0, 79, b.clock.now().Add(-time.Hour))
-	b.pollAfter(10*time.Second, 1)
+	b.xid(script.GPU, 0, 31, b.clock.now().Add(time.Second))
+	b.pollAfter(time.Second, 1)
 	rows := first.Samples[0].Rows
 	if len(rows) != 3 || rows[0].Code != 13 || rows[0].At >= rows[1].At || rows[1].At >= rows[2].At {
 		t.Errorf("rows %v", rows)

@@ -160,6 +160,14 @@ func merge(findings []Finding, f Finding) []Finding {
 	return findings
 }
 
+// mergeAll merges findings in turn.
+func mergeAll(findings, added []Finding) []Finding {
+	for _, f := range added {
+		findings = merge(findings, f)
+	}
+	return findings
+}
+
 // enumName returns the name of an enumeration's value.
 func enumName(names []string, i int) string {
 	if i < len(names) {

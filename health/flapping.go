@@ -21,16 +21,19 @@ func faulty(own []Finding) bool {
 	return slices.ContainsFunc(own, func(f Finding) bool { return f.State == Unhealthy && !f.InOutage })
 }
 
-// flappingFinding returns the finding of a device that became unhealthy too often.
-func flappingFinding(c Config, findings []Finding, trips int, now time.Time) Finding {
+// flapping returns the finding of a device that became unhealthy too often, unless it has that finding.
+func flapping(c Config, findings []Finding, trips []time.Time, now time.Time) []Finding {
+	if c.Flap.Trips == 0 || len(trips) < c.Flap.Trips || slices.ContainsFunc(findings, hasCause(CauseFlapping)) {
+		return nil
+	}
 	last := ""
 	for _, f := range findings {
 		if f.State == Unhealthy && f.Cause != CauseFlapping {
 			last = ", most recently by " + f.Cause
 		}
 	}
-	return Finding{
+	return []Finding{{
 		Cause: CauseFlapping, State: Unhealthy, Action: ActionFindCause, Since: now, Last: now, Clears: ClearsReboot,
-		Reason: fmt.Sprintf("the GPU became unhealthy %d times within %v%s", trips, c.Flap.Within, last),
-	}
+		Reason: fmt.Sprintf("the GPU became unhealthy %d times within %v%s", len(trips), c.Flap.Within, last),
+	}}
 }

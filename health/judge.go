@@ -69,18 +69,10 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 	}
 	// In before, a missing GPU precedes its missing MIG devices, which inherit its finding.
 	for _, d := range before {
-		s := Sample{Device: d.Device.ID, At: now, Presence: Missing}
-		if d.Device.Kind == KindMIG {
-			// The MIG devices of an unreachable GPU stay, because its partitioning is unknown.
-			gpu, listed := gpus[d.Device.Parent]
-			if !listed || gpu.presence == Present && !gpu.memory.has(CauseMissing) && !r.Incomplete {
-				continue
-			}
-			if r.Incomplete && gpu.presence <= Present {
-				s.Presence = PresenceUnknown
-			}
+		if _, left := previous[d.Device.ID]; !left {
+			continue
 		}
-		if _, left := previous[d.Device.ID]; left {
+		if s, exists := r.lacking(d.Device, gpus, now); exists {
 			add(d.Device, s)
 		}
 	}
@@ -89,6 +81,22 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 		return cmp.Or(cmp.Compare(a.Device.Kind, b.Device.Kind), CompareIndex(&a.Device, &b.Device))
 	})
 	return after
+}
+
+// lacking returns the sample of a device that the reading lacks, and false if that means that it was destroyed. gpus are those that were
+// judged.
+func (r *Reading) lacking(d Device, gpus map[DeviceID]parent, now time.Time) (s Sample, exists bool) {
+	s = Sample{Device: d.ID, At: now, Presence: Missing}
+	if d.Kind != KindMIG {
+		return s, true
+	}
+	gpu, judged := gpus[d.Parent]
+	if judged && r.Incomplete && gpu.presence <= Present {
+		s.Presence = PresenceUnknown
+		return s, true
+	}
+	// The MIG devices of an unreachable GPU stay, because its partitioning is unknown.
+	return s, judged && (gpu.presence != Present || gpu.memory.has(CauseMissing))
 }
 
 // withdrawTakenIndexes takes the index from GPUs whose index another one has, so that an index names one GPU. A present GPU keeps its own,
@@ -135,7 +143,8 @@ type readingJudge struct {
 
 // device judges one device. s has the XIDs that count.
 //
-//nolint:gocognit // one ledger of XIDs per device, and a verb for measurements beside one for events, replace most of it
+// What is over ends first, so that it cannot end what the sample shows. Then come the conditions and DCGM's incidents, the XIDs, and last
+// what follows from all findings.
 func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, w reports) (next DeviceState, r reset) {
 	c, rc := judge.c, judge.rc
 	m := old.Memory
@@ -158,34 +167,14 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 		r = latestReset(r, wasReset(c, old.Memory, d.Kind, s))
 	}
 	r.unreported = w.unreported
-	findings := lasting(c, &old.Memory, s, r, rc.Events)
-	for _, f := range conditionFindings(c, s) {
-		switch {
-		case p.memory.has(f.Cause): // a MIG device that is lost with its GPU inherits the GPU's finding
-			continue
-		case f.ofPresence():
-			f.InOutage, f.othersBackSince = judge.outage.includes(old, f.Cause)
-		case f.Cause == CauseRecoveryAction && m.unexplainedReset:
-			f.State, f.Reason = Unhealthy, f.Reason+", for an XID from before the agent's start"
-		}
-		findings = merge(findings, f)
-	}
-	confirmed, unconfirmed := confirm(c, d, old.Memory, s)
-	for _, f := range confirmed {
-		findings = merge(findings, f)
-	}
 
-	xids := w.raised
-	for _, x := range s.XIDs {
-		if d.Kind == KindGPU || !LookupXID(x.Code).WholeGPU {
-			xids = append(xids, x)
-		}
-	}
-	for _, x := range xids {
-		if f, bad := xidFinding(c, x, s.At); bad {
-			findings = merge(findings, f)
-		}
-	}
+	findings := lasting(c, &old.Memory, s, r, rc.Events)
+	findings = mergeAll(findings, judge.conditions(old, &m, s, p))
+	var confirmed []Finding
+	confirmed, m.unconfirmed = confirm(c, d, old.Memory, s)
+	findings = mergeAll(findings, confirmed)
+	xids := w.of(d, s)
+	findings = mergeAll(findings, xidFindings(c, xids, s.At))
 	for _, x := range w.details {
 		findings = enrich(c, findings, x)
 		w.xids = w.xids.detail(x)
@@ -193,24 +182,15 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 	if m.awaitsCheck && s.Checked {
 		m.awaitsCheck = false
 		if !slices.ContainsFunc(findings, Finding.ofXID) {
-			for _, f := range incidentsOfPastXIDs(c, s) {
-				findings = merge(findings, f)
-			}
+			findings = mergeAll(findings, incidentsOfPastXIDs(c, s))
 		}
 	}
-
 	m.PendingXIDs = addDetails(pendingXIDs(c, old.Memory, p.before, xids, s.At, r), w.details)
-	for _, f := range escalate(m.PendingXIDs, findings, &p.memory) {
-		findings = merge(findings, f)
-	}
-
+	findings = mergeAll(findings, escalate(m.PendingXIDs, findings, &p.memory))
 	m.Trips = trips(c, old.Memory, findings, s.At)
-	flapping := slices.ContainsFunc(findings, hasCause(CauseFlapping)) // not renewed at every poll
-	if c.Flap.Trips > 0 && len(m.Trips) >= c.Flap.Trips && !flapping {
-		findings = merge(findings, flappingFinding(c, findings, len(m.Trips), s.At))
-	}
+	findings = mergeAll(findings, flapping(c, findings, m.Trips, s.At))
+
 	m.measured = m.measured || s.Presence != PresenceUnknown
-	m.unconfirmed = unconfirmed
 	m.Findings = slices.DeleteFunc(findings, func(f Finding) bool { // the GPU's finding says more
 		of := p.memory.find(hasCause(f.Cause))
 		return of != nil && of.State > f.State
@@ -224,9 +204,35 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 		sample.Values = nil // from before: a source reads most fields less often than the presence
 	}
 	return DeviceState{
-		Device: d, Sample: sample, Memory: m, Verdict: old.Verdict, MPS: old.MPS,
-		XIDs: w.xids, ResetAt: r.latest(old.ResetAt), Unread: old.Unread && s.Presence == PresenceUnknown,
+		Device: d, Sample: sample, Memory: m, Verdict: old.Verdict, MPS: old.MPS, XIDs: w.xids, ResetAt: r.latest(old.ResetAt),
+		Unread: old.Unread && s.Presence == PresenceUnknown,
 	}, r
+}
+
+// conditions returns the findings of what the sample measures. A MIG device that is lost with its GPU inherits the GPU's finding.
+func (judge readingJudge) conditions(old DeviceState, m *Memory, s Sample, p parent) []Finding {
+	findings := slices.DeleteFunc(conditionFindings(judge.c, s), func(f Finding) bool { return p.memory.has(f.Cause) })
+	for i := range findings {
+		switch f := &findings[i]; {
+		case f.ofPresence():
+			f.InOutage, f.othersBackSince = judge.outage.includes(old, f.Cause)
+		case f.Cause == CauseRecoveryAction && m.unexplainedReset:
+			f.State, f.Reason = Unhealthy, f.Reason+", for an XID from before the agent's start"
+		}
+	}
+	return findings
+}
+
+// of returns the XIDs that concern a device: those of its sample, of which one that affects the whole GPU concerns the GPU instead, and
+// such XIDs of its MIG devices.
+func (w *reports) of(d Device, s Sample) []XID {
+	xids := w.raised
+	for _, x := range s.XIDs {
+		if d.Kind == KindGPU || !LookupXID(x.Code).WholeGPU {
+			xids = append(xids, x)
+		}
+	}
+	return xids
 }
 
 // lasting returns the device's findings that the sample does not end. With events, time ends no finding, because the device is not

@@ -31,27 +31,7 @@ func (o *OutageFilter) Filter(before []DeviceState, r *Reading, now time.Time) (
 	since := cmp.Or(o.unreachableSince, now)
 	outage := newNodeOutage(before, r, samples, since, now)
 	outage.others = outage.anyPresent && !o.unreachableSince.IsZero()
-	fallen := fallenOffBus(before, r, since.Add(-OutageDelay))
-	unreachable, unlisted := make(map[DeviceID]bool), make(map[DeviceID]bool) // delayed GPUs
-	for _, b := range before {
-		id := b.Device.ID
-		if b.Device.Kind != KindGPU || b.Sample.Presence == Missing || b.Memory.inOutage() || fallen[id] { // counts already, or at once
-			continue
-		}
-		s, listed := samples[id]
-		wasReachable := b.Sample.Presence <= Present
-		switch {
-		case listed && s.Presence <= Present:
-		case outage.anyPresent && !listed && !b.Memory.measured:
-			unlisted[id] = true
-		case outage.anyPresent:
-			if outage.others && b.delayed() {
-				unreachable[id] = true
-			}
-		case !listed, wasReachable && (s.Presence != Lost || outage.several):
-			unreachable[id] = true
-		}
-	}
+	unreachable, unlisted := outage.delays(before, samples, fallenOffBus(before, r, since.Add(-OutageDelay)))
 	expire(&o.unreachableSince, unreachable, now)
 	expire(&o.unlistedSince, unlisted, now)
 	judged = new(*r)
@@ -59,26 +39,7 @@ func (o *OutageFilter) Filter(before []DeviceState, r *Reading, now time.Time) (
 	if len(unreachable)+len(unlisted) == 0 {
 		return judged, ""
 	}
-
-	delayed := func(d *Device) bool { return unreachable[d.GPU()] || unlisted[d.GPU()] }
-	judged.Devices, judged.Samples = nil, nil
-	for _, d := range r.Devices {
-		if !delayed(&d) {
-			judged.Devices = append(judged.Devices, d)
-			judged.Samples = append(judged.Samples, samples[d.ID])
-		}
-	}
-	for _, b := range before {
-		if delayed(&b.Device) {
-			s, listed := samples[b.Device.ID]
-			if !listed {
-				s = Sample{Device: b.Device.ID, At: now}
-			}
-			s.Presence = PresenceUnknown
-			judged.Devices = append(judged.Devices, b.Device)
-			judged.Samples = append(judged.Samples, s)
-		}
-	}
+	judged.delay(before, samples, func(d *Device) bool { return unreachable[d.GPU()] || unlisted[d.GPU()] }, now)
 	switch {
 	case len(unreachable) == 0 || outage.anyPresent:
 		return judged, ""
@@ -88,6 +49,55 @@ func (o *OutageFilter) Filter(before []DeviceState, r *Reading, now time.Time) (
 		warning = fmt.Sprintf("the source reports %d GPUs as unreachable at once", len(unreachable))
 	}
 	return judged, fmt.Sprintf("%s; this counts after %v", warning, OutageDelay)
+}
+
+// delays returns the GPUs whose presence is delayed. fallen have fallen off the bus.
+func (o nodeOutage) delays(
+	before []DeviceState, samples map[DeviceID]Sample, fallen map[DeviceID]bool,
+) (unreachable, unlisted map[DeviceID]bool) {
+	unreachable, unlisted = make(map[DeviceID]bool), make(map[DeviceID]bool)
+	for _, b := range before {
+		id := b.Device.ID
+		if b.Device.Kind != KindGPU || b.Sample.Presence == Missing || b.Memory.inOutage() || fallen[id] { // counts already, or at once
+			continue
+		}
+		s, listed := samples[id]
+		wasReachable := b.Sample.Presence <= Present
+		switch {
+		case listed && s.Presence <= Present:
+		case o.anyPresent && !listed && !b.Memory.measured:
+			unlisted[id] = true
+		case o.anyPresent:
+			if o.others && b.delayed() {
+				unreachable[id] = true
+			}
+		case !listed, wasReachable && (s.Presence != Lost || o.several):
+			unreachable[id] = true
+		}
+	}
+	return unreachable, unlisted
+}
+
+// delay replaces the devices of delayed GPUs by those before, with an unknown presence.
+func (r *Reading) delay(before []DeviceState, samples map[DeviceID]Sample, delayed func(*Device) bool, now time.Time) {
+	listed := r.Devices
+	r.Devices, r.Samples = nil, nil
+	for _, d := range listed {
+		if !delayed(&d) {
+			r.Devices, r.Samples = append(r.Devices, d), append(r.Samples, samples[d.ID])
+		}
+	}
+	for _, b := range before {
+		if !delayed(&b.Device) {
+			continue
+		}
+		s, listed := samples[b.Device.ID]
+		if !listed {
+			s = Sample{Device: b.Device.ID, At: now}
+		}
+		s.Presence = PresenceUnknown
+		r.Devices, r.Samples = append(r.Devices, b.Device), append(r.Samples, s)
+	}
 }
 
 // expire removes the delayed GPUs after OutageDelay. since is when the delay of the first began, zero if there are none.

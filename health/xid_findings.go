@@ -44,6 +44,16 @@ func xidFinding(c Config, x XID, now time.Time) (Finding, bool) {
 	return f, f.State > Healthy
 }
 
+// xidFindings returns the findings of XIDs.
+func xidFindings(c Config, xids []XID, now time.Time) (findings []Finding) {
+	for _, x := range xids {
+		if f, bad := xidFinding(c, x, now); bad {
+			findings = append(findings, f)
+		}
+	}
+	return findings
+}
+
 // pendingFor is how long after an XID the driver's recovery action may decide its severity. The driver sets the action at
 // once; the engine and the polls add some seconds.
 const pendingFor = time.Minute

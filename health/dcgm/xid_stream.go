@@ -78,7 +78,6 @@ func (s *session) readXIDs(now time.Time, full bool) error {
 			return err
 		}
 	}
-	s.newestRow = 0
 	if err := s.readStream(0); err != nil {
 		return err
 	}

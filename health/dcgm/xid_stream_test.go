@@ -91,6 +91,15 @@ func TestValueWithoutXID(t *testing.T) {
 			},
 			want: -1,
 		},
+		"an XID, but no samples in this session": {
+			prepare: func(b *fixture) {
+				b.close()
+				b.blankGPUs(1)
+				b.xid(script.GPU, 1, 31, b.clock.now())
+				b.open(testConfig())
+			},
+			want: 31,
+		},
 		"samples lost after an XID": {
 			prepare: func(b *fixture) {
 				b.xid(script.GPU, 1, 79, b.clock.now())

@@ -63,6 +63,8 @@ GPU_NODE_AGENT_SOURCE_MODE. Flags override the environment, the environment the 
 	cmd.SetVersionTemplate("{{.Version}}\n")
 	flags := cmd.PersistentFlags()
 	flags.StringVar(&loader.File, "config", "", "configuration file (default: /etc/gpu-node-agent/config.yaml, if it exists)")
+	flags.StringVar(&loader.StateDir, config.StateDirFlag, config.DefaultStateDir(),
+		`directory that keeps findings, a detach, idle times and the last good configuration across restarts; "" for none`)
 	config.AddFlags(flags)
 	loader.Flags = flags
 	cmd.AddCommand(
@@ -130,7 +132,7 @@ func refuseArguments(cmd *cobra.Command, args []string) error {
 // without the flag. The flags of keys, which are hidden, may be empty.
 func refuseEmptyFlags(cmd *cobra.Command, _ []string) (err error) {
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if !f.Hidden && f.Value.String() == "" {
+		if !f.Hidden && f.Value.String() == "" && f.Name != config.StateDirFlag {
 			err = fmt.Errorf("--%s: value is empty; leave the flag out for its default", f.Name)
 		}
 	})

@@ -90,7 +90,7 @@ type Agent struct {
 	events       status.Events
 	history      status.History
 	monitor      *monitor.Monitor
-	stateFile    *statefile.File
+	stateDir     *statefile.Dir
 	lock         *nodelock.Lock
 	plugin       *plugin.Plugin
 	dra          *dra.Driver
@@ -146,7 +146,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 	a.logNotes(c)
 	a.monitor.SetHeld((&holderCheck{facts: a.facts, refresh: a.plugin.RefreshHolders}).mayBeHeld)
 	a.readLoss()
-	a.reporter = a.newReporter(a.restore(ctx, c, boot))
+	a.reporter = a.newReporter(a.restore(ctx, boot))
 	if e := a.lossEvent(); e != nil {
 		a.reporter.Report(*e)
 	}
@@ -154,7 +154,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 		component{name: "source", run: a.runSource},
 		component{name: "monitor", run: a.monitor.Run},
 		// to save their last changes
-		component{name: "state file", run: a.stateFile.Run, after: []string{"monitor", "operator", "totals", "node"}},
+		component{name: "state", run: a.stateDir.Run, after: []string{"monitor", "operator", "totals", "node"}},
 		component{name: "mounts", run: a.mounts.Run},
 		component{name: "operator", run: a.operatorServer().Run},
 		component{name: "lock", run: a.lock.Run, after: []string{"plugin", "dra"}}, // it stays to the end of the process
@@ -186,17 +186,16 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
 	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
 	a.monitor.SetIndexEntries(&a.indexEntries)
-	a.stateFile = statefile.New(&a.healthConfig, &a.snapshots, &a.lastGood, boot, log.Named("health"))
+	a.stateDir = statefile.New(c.StateDir, &a.snapshots, &a.lastGood, boot, log.Named("health"))
 	a.lock = nodelock.New(nodelock.Self(), log.Named("lock"))
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, log.Named("plugin"))
 	a.plugin.SetLock(a.lock)
-	a.stateFile.AddSection(servedSection, &a.served)
-	a.stateFile.AddSection(bindingsSection, a.monitor.SavedBindings())
-	noPlugin := func() bool { return a.stateFile.LacksSection(servedSection) }
+	a.stateDir.AddSection(servedSection, &a.served)
+	noPlugin := func() bool { return a.stateDir.LacksSection(servedSection) }
 	a.plugin.SetNote(plugin.Note{
 		Write: func(ctx context.Context) error {
 			a.served.Store(new([]byte("true")))
-			return a.stateFile.WaitSection(ctx, servedSection)
+			return a.stateDir.WaitSection(ctx, servedSection)
 		},
 		Missing: noPlugin,
 	})
@@ -219,7 +218,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 		Properties: propertiesOf(&a.sourceConfig, &a.snapshots, nvml.Properties(log.Named("nvml"))),
 		Log:        log.Named("dra"),
 	})
-	a.stateFile.AddSection(draSection, a.dra.Saved())
+	a.stateDir.AddSection(draSection, a.dra.Saved())
 	a.plugin.SetRuntime(&a.runtime)
 	a.plugin.SetDRAReleased(a.dra.DRAReleased())
 	a.plugin.SetClaims(a.dra.ClaimDevice, a.dra.Prepared())
@@ -237,10 +236,10 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 			return metrics.Identity{PodLabels: a.podLabels.Labels, Allocated: a.lastAllocation, Allocates: a.pluginConfig.Load().Enabled}
 		},
 	})
-	a.stateFile.AddSection(idleSection, a.totals.Saved())
+	a.stateDir.AddSection(idleSection, a.totals.Saved())
 	a.jobs = metrics.NewJobs(&a.metricsConfig, log.Named("metrics"))
 	a.node = a.newNode(nvml.Properties(log.Named("nvml")), log.Named("node"))
-	a.stateFile.AddSection(nodeSection, a.node.Saved())
+	a.stateDir.AddSection(nodeSection, a.node.Saved())
 	a.nodeWriter = kube.NewNodeWriter(kube.NodeOptions{
 		Desired: a.node.Desired(), Written: a.node.Written(), Kubeconfig: func() string { return a.healthConfig.Load().Kubernetes.Kubeconfig },
 		Node: nodeName(), Namespace: kube.PodNamespace(), Log: log.Named("kubernetes"),
@@ -258,7 +257,7 @@ func (a *Agent) newNode(read readProperties, log *zap.Logger) *node.Follower {
 }
 
 // restoreNode gives the saved labels to a follower.
-func restoreNode(saved statefile.Saved, boot string, restore func(text []byte, sameBoot bool) error) error {
+func restoreNode(saved statefile.Node, boot string, restore func(text []byte, sameBoot bool) error) error {
 	text := saved.Sections[nodeSection]
 	if text == nil {
 		return nil
@@ -274,28 +273,27 @@ func (a *Agent) sysFS() string {
 	return "/sys"
 }
 
-// The sections of the state file.
+// The sections of the state directory.
 const (
-	idleSection     = "idle"         // idle times
-	nodeSection     = "node"         // the labels of the node, and where they were written
-	servedSection   = "devicePlugin" // exists if a device plugin has served in this boot
-	draSection      = "dra"          // since when the devices are handed over
-	bindingsSection = "bindings"     // the GPUs that entries of the configuration name by index
+	idleSection   = "idle"         // idle times
+	nodeSection   = "node"         // the labels of the node, and where they were written
+	servedSection = "devicePlugin" // exists if a device plugin has served in this boot
+	draSection    = "dra"          // since when the devices are handed over
 )
 
 // restore gives the saved state of the previous process to the components, and returns the restored devices. It waits 10 s at most for the
 // disk; if the disk answers later, restoreLate continues.
-func (a *Agent) restore(ctx context.Context, c config.Config, boot string) []health.DeviceState {
-	saved, err := a.stateFile.LoadInTime(ctx, c.Health.StateFile, func(saved statefile.Saved, err error) { a.restoreLate(saved, err, boot) })
+func (a *Agent) restore(ctx context.Context, boot string) []health.DeviceState {
+	saved, err := a.stateDir.LoadInTime(ctx, func(saved statefile.Contents, err error) { a.restoreLate(saved, err, boot) })
 	if err != nil {
-		a.log.Warn("cannot restore all saved findings", zap.String("key", "health.stateFile"), zap.Error(err))
+		a.log.Warn("cannot restore all saved findings", zap.String("flag", "--state-dir"), zap.Error(err))
 		a.served.Store(new([]byte("true"))) // a device plugin may have served
 	}
-	if !a.stateFile.Status().Unread.IsZero() {
+	if !a.stateDir.Status().Unread.IsZero() {
 		a.monitor.AwaitRestore()
 		return nil
 	}
-	a.restoreSections(saved, boot, a.node.Restore)
+	a.restoreSections(saved.Node, boot, a.node.Restore)
 	restored := a.restoredDevices(saved, boot)
 	a.monitor.Restore(restored)
 	if s := a.snapshots.Load(); s != nil { // a detach from before the start is still in force
@@ -305,43 +303,39 @@ func (a *Agent) restore(ctx context.Context, c config.Config, boot string) []hea
 }
 
 // restoreLate gives the running components what could be read of the saved state only after the start, or nothing with an error.
-func (a *Agent) restoreLate(saved statefile.Saved, err error, boot string) {
+func (a *Agent) restoreLate(saved statefile.Contents, err error, boot string) {
 	if err == nil {
-		a.log.Info("read the state file after the start", zap.String("key", "health.stateFile"))
+		a.log.Info("read the state after the start", zap.String("flag", "--state-dir"))
 	} else {
-		a.log.Warn("cannot restore all saved findings", zap.String("key", "health.stateFile"), zap.Error(err))
+		a.log.Warn("cannot restore all saved findings", zap.String("flag", "--state-dir"), zap.Error(err))
 	}
-	a.restoreSections(saved, boot, a.node.RestoreLate)
+	a.restoreSections(saved.Node, boot, a.node.RestoreLate)
 	a.monitor.RestoreLate(a.restoredDevices(saved, boot))
 }
 
 // restoreSections gives the sections of a saved state to their components.
-func (a *Agent) restoreSections(saved statefile.Saved, boot string, restoreLabels func(text []byte, sameBoot bool) error) {
+func (a *Agent) restoreSections(saved statefile.Node, boot string, restoreLabels func(text []byte, sameBoot bool) error) {
 	if text := saved.Section(idleSection, boot); text != nil {
 		if err := a.totals.Restore(text); err != nil {
-			a.log.Warn("cannot restore saved times", zap.String("key", "health.stateFile"), zap.Error(err))
+			a.log.Warn("cannot restore saved times", zap.String("flag", "--state-dir"), zap.Error(err))
 		}
 	}
 	if text := saved.Sections[draSection]; text != nil { // a handover may last over reboots
 		if err := a.dra.Restore(text); err != nil {
-			a.log.Warn("cannot restore the beginning of a handover", zap.String("key", "health.stateFile"), zap.Error(err))
+			a.log.Warn("cannot restore the beginning of a handover", zap.String("flag", "--state-dir"), zap.Error(err))
 		}
 	}
 	if err := restoreNode(saved, boot, restoreLabels); err != nil {
-		a.log.Warn("cannot restore the labels of the node", zap.String("key", "health.stateFile"), zap.Error(err))
-	}
-	src := sourceID(a.sourceConfig.Load().SourceConfig)
-	if err := a.monitor.RestoreBindings(saved.Sections[bindingsSection], src); err != nil { // they hold over reboots
-		a.log.Warn("cannot restore which GPUs the indexes in the configuration mean", zap.String("key", "health.stateFile"), zap.Error(err))
+		a.log.Warn("cannot restore the labels of the node", zap.String("flag", "--state-dir"), zap.Error(err))
 	}
 }
 
 // restoredDevices returns the saved state for the source in force, and logs the devices.
-func (a *Agent) restoredDevices(saved statefile.Saved, boot string) statefile.Restored {
+func (a *Agent) restoredDevices(saved statefile.Contents, boot string) statefile.Restored {
 	restored := saved.Restore(boot, sourceID(a.sourceConfig.Load().SourceConfig), time.Now())
 	for _, d := range restored.Devices {
 		if len(d.Verdict.Findings) > 0 || len(d.Memory.Trips) > 0 {
-			a.log.Info("restored from the state file", zap.String("device", string(d.Device.ID)),
+			a.log.Info("restored a device", zap.String("device", string(d.Device.ID)),
 				zap.Stringer("state", d.Verdict.State), zap.String("cause", d.Verdict.Cause()))
 		}
 	}

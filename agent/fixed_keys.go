@@ -54,7 +54,7 @@ func checkStart(ctx context.Context, loader config.Loader, c config.Config, boot
 
 func chooseStart(loader config.Loader, c config.Config, boot string) start {
 	s := start{Config: c}
-	last, rejection, _ := loader.LoadLastGood(c.Health.StateFile)
+	last, rejection, _ := loader.LoadLastGood()
 	if rejection != nil {
 		s.former = &last.Plugin
 	}

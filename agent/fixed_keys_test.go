@@ -102,9 +102,9 @@ func TestStartWithFormerConfiguration(t *testing.T) {
 			}
 			t.Cleanup(func() { _ = os.RemoveAll(dir) })
 			load := func(section string) config.Config {
-				text := fmt.Sprintf("source: {mode: sim}\nhealth: {stateFile: DIR/state.json}\nplugin: {api: dra, kubeletDir: DIR, %s}\n", section)
+				text := fmt.Sprintf("source: {mode: sim}\nplugin: {api: dra, kubeletDir: DIR, %s}\n", section)
 				file := agenttest.WriteFile(t, dir, "config.yaml", strings.ReplaceAll(text, "DIR", dir))
-				loaded, err := config.Loader{File: file}.Load()
+				loaded, err := config.Loader{File: file, StateDir: dir}.Load()
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -114,13 +114,13 @@ func TestStartWithFormerConfiguration(t *testing.T) {
 			want, former := next, (*plugin.Config)(nil)
 			if c.saved != "" {
 				last := load(c.saved)
-				agenttest.WriteFile(t, dir, "state.json.config", string(last.LastGood))
+				agenttest.WriteFile(t, dir, "last-good-config.json", string(last.LastGood))
 				if former = &last.Plugin; strings.HasPrefix(c.want, refused) {
 					want = last
 				}
 			}
 			c.pods(t, dir)
-			loader := config.Loader{File: filepath.Join(dir, "config.yaml")}
+			loader := config.Loader{File: filepath.Join(dir, "config.yaml"), StateDir: dir}
 			s := checkStart(t.Context(), loader, next, "boot")
 			if !reflect.DeepEqual(s.Plugin, want.Plugin) || !reflect.DeepEqual(s.former, former) || s.keepLastGood != (c.want == startsUnfit) {
 				t.Errorf("%+v", s)

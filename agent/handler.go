@@ -35,7 +35,7 @@ func (a *Agent) operatorServer() *operator.Server {
 		Ask: func(ctx context.Context, timeout time.Duration) offer.Facts {
 			return a.plugin.Facts(a.plugin.AskHolders(ctx, timeout))
 		},
-		AwaitSaved:    a.stateFile.WaitWritten,
+		AwaitSaved:    a.stateDir.WaitWritten,
 		EngineAddress: func() string { return a.sourceConfig.Load().Address }, Slices: a.dra.Slices, Labels: a.node.Labels,
 		Log: a.log.Named("operator"),
 	}
@@ -77,7 +77,7 @@ func (a *Agent) handler() http.Handler {
 		},
 		Unwritten: a.unwrittenFiles,
 		StateFileRead: func() (read, on bool) {
-			s := a.stateFile.Status()
+			s := a.stateDir.Status()
 			return s.Unread.IsZero(), s.Path != ""
 		},
 		CDIRuntime:         a.cdiRuntime,
@@ -106,7 +106,7 @@ func (a *Agent) status() status.Node {
 		Shares: a.shares(), IdleTimes: a.totals.IdleTimes(), Idle: a.nodeConfig.Load().Idle, Memory: a.memoryLimits.Latest().Load(),
 		ConfigNotes: *a.configNotes.Load(), UnmatchedRefs: a.unmatchedRefs(),
 		Kube: a.reporter.Status(), NodeObject: a.nodeWriter.Status(), StartupTaintReasons: a.startupTaintReasons(),
-		StateFile: a.stateFile.Status(),
+		StateDir:  a.stateDir.Status(),
 		StateLoss: a.lossText(), Events: a.events.Latest(),
 	}
 	if err := a.configError.Load(); err != nil {
@@ -117,7 +117,7 @@ func (a *Agent) status() status.Node {
 
 // unwrittenFiles returns the files that cannot be written, without which a restart would lose something.
 func (a *Agent) unwrittenFiles() []durable.Failure {
-	all := []durable.Failure{a.stateFile.Status().Failure(), a.dra.Status().Checkpoint}
+	all := []durable.Failure{a.stateDir.Status().Failure(), a.dra.Status().Checkpoint}
 	return slices.DeleteFunc(all, func(f durable.Failure) bool { return f.Err == "" })
 }
 

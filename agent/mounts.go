@@ -13,7 +13,7 @@ import (
 
 // newMounts returns the component that ends the process when the host has deleted a directory that the container mounts.
 func (a *Agent) newMounts() *mounts.Watcher {
-	return mounts.New(mounts.Options{Dirs: a.hostDirs, StateDir: a.stateDir, Note: a.lossNote, Log: a.log.Named("mounts")})
+	return mounts.New(mounts.Options{Dirs: a.hostDirs, StateDir: a.stateDirPath, Note: a.lossNote, Log: a.log.Named("mounts")})
 }
 
 // hostDirs returns the directories of the host without which the agent cannot do its job.
@@ -25,28 +25,21 @@ func (a *Agent) hostDirs() []string {
 	if len(claims) > 0 || c.Enabled && c.UsesCDI() {
 		dirs = append(dirs, c.CDI.Dirs()...)
 	}
-	if dir := a.stateDir(); dir != "" {
+	if dir := a.stateDirPath(); dir != "" {
 		dirs = append(dirs, dir)
 	}
 	return dirs
 }
 
-// stateDir returns the directory of the state file, empty if there is none.
-func (a *Agent) stateDir() string { return dirOf(a.healthConfig.Load().StateFile) }
+// stateDirPath returns the state directory, empty if nothing is kept.
+func (a *Agent) stateDirPath() string { return a.stateDir.Status().Path }
 
 // lossNote returns the path of the note that the state directory is lost, empty if there is no place for it.
 func (a *Agent) lossNote() string {
-	if dir := dirOf(a.healthConfig.Load().Socket); dir != "" {
-		return filepath.Join(dir, mounts.NoteName)
+	if socket := a.healthConfig.Load().Socket; socket != "" {
+		return filepath.Join(filepath.Dir(socket), mounts.NoteName)
 	}
 	return ""
-}
-
-func dirOf(file string) string {
-	if file == "" {
-		return ""
-	}
-	return filepath.Dir(file)
 }
 
 // readLoss reads whether an earlier process has lost the state directory.
@@ -56,7 +49,7 @@ func (a *Agent) readLoss() {
 		a.log.Warn("cannot tell whether the saved findings were lost", zap.Error(err))
 	}
 	if a.loss = loss; loss != nil {
-		a.log.Warn("saved findings were lost", zap.String("key", "health.stateFile"), zap.Stringer("reason", loss))
+		a.log.Warn("saved findings were lost", zap.String("flag", "--state-dir"), zap.Stringer("reason", loss))
 		a.served.Store(new([]byte("true"))) // a device plugin may have served
 	}
 }
@@ -74,5 +67,5 @@ func (a *Agent) lossEvent() *kube.NodeEvent {
 	if a.loss == nil {
 		return nil
 	}
-	return &kube.NodeEvent{Reason: "GPUStateLost", Message: "health.stateFile: " + a.loss.String(), At: a.loss.At}
+	return &kube.NodeEvent{Reason: "GPUStateLost", Message: "--state-dir: " + a.loss.String(), At: a.loss.At}
 }

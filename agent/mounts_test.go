@@ -24,8 +24,7 @@ func TestHostDirs(t *testing.T) {
 		change func(*config.Config)
 		want   string
 	}{
-		"defaults":      {func(*config.Config) {}, kubelet + " " + state},
-		"no state file": {func(c *config.Config) { c.Health.StateFile = "" }, kubelet},
+		"defaults": {func(*config.Config) {}, kubelet + " " + state},
 		"CDI of the toolkit": {
 			func(c *config.Config) { c.Plugin.DeviceList = []string{plugin.ListCDICRI} }, kubelet + " /var/run/cdi /etc/cdi " + state,
 		},
@@ -41,13 +40,18 @@ func TestHostDirs(t *testing.T) {
 		"beside another agent": {func(c *config.Config) { c.Plugin.API, c.Plugin.Enabled = plugin.APIDRA, false }, kubelet + " " + state},
 	} {
 		reloaded := config.DefaultConfig()
-		reloaded.Plugin.KubeletDir = "/k"
+		reloaded.Plugin.KubeletDir, reloaded.StateDir = "/k", state
 		a := newAgent(reloaded, zap.NewNop(), zap.NewAtomicLevel(), "")
 		c.change(&reloaded)
 		a.apply(reloaded)
 		if got := a.hostDirs(); !slices.Equal(got, strings.Fields(c.want)) {
 			t.Errorf("%s: %v, want %s", name, got, c.want)
 		}
+	}
+	c := config.DefaultConfig()
+	c.Plugin.KubeletDir = "/k"
+	if got := newAgent(c, zap.NewNop(), zap.NewAtomicLevel(), "").hostDirs(); !slices.Equal(got, strings.Fields(kubelet)) {
+		t.Errorf("without a state directory: %v", got)
 	}
 }
 
@@ -69,7 +73,7 @@ func TestLossOfStateDirectory(t *testing.T) {
 		a.apply(c)
 		a.readLoss()
 		const text = "the directory mounted at /var/lib/gpu-node-agent was deleted on the host at "
-		if all := strings.Join(a.warnings(), "\n"); strings.Contains(all, "health.stateFile: "+text) != lost {
+		if all := strings.Join(a.warnings(), "\n"); strings.Contains(all, "--state-dir: "+text) != lost {
 			t.Errorf("lost %v: warnings %s", lost, all)
 		}
 		if got := a.status().Memory.Loss; strings.HasPrefix(got, text) != lost {

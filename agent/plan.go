@@ -48,15 +48,15 @@ func PlanLabels(ctx context.Context, c config.Config) (node.Labels, error) {
 }
 
 // planLabels returns the saved labels with an error, if there are any.
-func planLabels(ctx context.Context, c config.Config, saved statefile.Saved) (node.Labels, error) {
+func planLabels(ctx context.Context, c config.Config, saved statefile.Contents) (node.Labels, error) {
 	a := planningAgent(c)
 	a.plugin = plugin.New(&a.pluginConfig, &a.snapshots, a.log)
 	a.node = a.newNode(nvml.Properties(a.log), a.log)
-	err := restoreNode(saved, statefile.BootID(), a.node.Restore)
+	err := restoreNode(saved.Node, statefile.BootID(), a.node.Restore)
 	pollErr := a.pollOnce(ctx, c, saved)
 	l, labelsErr := a.node.LabelsOnce(ctx)
 	if err != nil {
-		l.Warnings = append(l.Warnings, "health.stateFile: "+err.Error())
+		l.Warnings = append(l.Warnings, "--state-dir: "+err.Error())
 	}
 	return l, cmp.Or(pollErr, labelsErr)
 }
@@ -69,16 +69,16 @@ func planningAgent(c config.Config) *Agent {
 }
 
 // readState returns the saved state of the agent.
-func readState(c config.Config) (saved statefile.Saved, warnings []string) {
-	saved, err := statefile.Read(c.Health.StateFile)
+func readState(c config.Config) (saved statefile.Contents, warnings []string) {
+	saved, err := statefile.Read(c.StateDir)
 	if err != nil {
-		warnings = append(warnings, "health.stateFile: "+err.Error())
+		warnings = append(warnings, "--state-dir: "+err.Error())
 	}
 	return saved, warnings
 }
 
 // pollOnce stores a snapshot of the saved state and of what the source measures now.
-func (a *Agent) pollOnce(ctx context.Context, c config.Config, saved statefile.Saved) error {
+func (a *Agent) pollOnce(ctx context.Context, c config.Config, saved statefile.Contents) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, a.log)
@@ -87,9 +87,6 @@ func (a *Agent) pollOnce(ctx context.Context, c config.Config, saved statefile.S
 		return errors.New("the driver is detached; run gpu-node-agent attach")
 	}
 	a.monitor.SetIndexEntries(&a.indexEntries)
-	if err := a.monitor.RestoreBindings(saved.Sections[bindingsSection], sourceID(c.Source)); err != nil {
-		return fmt.Errorf("health.stateFile: bindings: %w", err)
-	}
 	a.monitor.Restore(restored)
 	failed := make(chan error, 1)
 	a.sources.Store(&monitor.Source{

@@ -107,7 +107,7 @@ func (a *Agent) settle() {
 		return
 	}
 	if err != nil {
-		c, rejection, _ := a.loader.LoadLastGood(a.healthConfig.Load().StateFile)
+		c, rejection, _ := a.loader.LoadLastGood()
 		if rejection == nil || sourceID(c.Source) != sourceID(source) {
 			return // the plugin reports what does not fit
 		}
@@ -143,10 +143,10 @@ func (a *Agent) warnings() (all []string) {
 		all = append(all, "configuration: invalid; the last good one is in force: "+*err)
 	}
 	if text := a.lossText(); text != "" {
-		all = append(all, "health.stateFile: "+text)
+		all = append(all, "--state-dir: "+text)
 	}
-	for _, text := range a.stateFile.Status().Problems() {
-		all = append(all, "health.stateFile: "+text)
+	for _, text := range a.stateDir.Status().Problems() {
+		all = append(all, "--state-dir: "+text)
 	}
 	if s := a.snapshots.Load(); s != nil {
 		for _, b := range s.Bindings {

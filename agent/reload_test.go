@@ -30,7 +30,7 @@ import (
 func startReload(t *testing.T, dir string, log *zap.Logger, hup <-chan os.Signal, afterLoad func()) *Agent {
 	t.Helper()
 	a := &Agent{
-		loader: config.Loader{File: filepath.Join(dir, "config.yaml")}, log: log, level: zap.NewAtomicLevel(),
+		loader: config.Loader{File: filepath.Join(dir, "config.yaml"), StateDir: dir}, log: log, level: zap.NewAtomicLevel(),
 		reloadInterval: reloadInterval,
 	}
 	c, err := a.loader.Load()
@@ -259,8 +259,7 @@ func TestReloadChecksDevices(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		state := fmt.Sprintf("health: {stateFile: %s/state.json}", dir)
-		agenttest.WriteFile(t, dir, "config.yaml", file(900, state))
+		agenttest.WriteFile(t, dir, "config.yaml", file(900, ""))
 		a := startReload(t, dir, zap.NewNop(), nil, func() {})
 		want := func(what string, replicas int, ok, saved bool) {
 			t.Helper()
@@ -278,11 +277,11 @@ func TestReloadChecksDevices(t *testing.T) {
 		want("devices of another source", 900, true, false)
 		a.snapshots.Store(gpus(100, inventory))
 		want("no last good one", 900, true, false)
-		agenttest.WriteFile(t, dir, "config.yaml", file(800, state))
+		agenttest.WriteFile(t, dir, "config.yaml", file(800, ""))
 		want("still too many", 800, true, false)
-		agenttest.WriteFile(t, dir, "config.yaml", file(10, state))
+		agenttest.WriteFile(t, dir, "config.yaml", file(10, ""))
 		want("fits", 10, true, true)
-		agenttest.WriteFile(t, dir, "config.yaml", file(900, state))
+		agenttest.WriteFile(t, dir, "config.yaml", file(900, ""))
 		want("refused", 10, false, true)
 		agenttest.MustContain(t, *a.configError.Load(), "plugin.sharing.timeSlicing.resources[0].replicas: ", "900")
 		a.snapshots.Store(gpus(8, inventory))
@@ -360,11 +359,10 @@ func TestStartChecksDevices(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				dir := t.TempDir()
-				state := fmt.Sprintf("health: {stateFile: %s/state.json}", dir)
-				file := agenttest.WriteFile(t, dir, "config.yaml", c.saved+state)
+				file := agenttest.WriteFile(t, dir, "config.yaml", c.saved)
 				good, _ := config.Loader{File: file}.Load()
-				agenttest.WriteFile(t, dir, "state.json.config", string(good.LastGood))
-				agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: sim}\n"+fmt.Sprintf(shared, 900)+state)
+				agenttest.WriteFile(t, dir, "last-good-config.json", string(good.LastGood))
+				agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: sim}\n"+fmt.Sprintf(shared, 900))
 				a := startReload(t, dir, zap.NewNop(), nil, func() {})
 				a.snapshots.Store(gpus(100, sourceID(a.sourceConfig.Load().SourceConfig).Inventory))
 				waitIntervals(3)

@@ -26,8 +26,7 @@ type Config struct {
 	XID       XIDConfig      `yaml:"xid"`
 	Incidents IncidentConfig `yaml:"incidents"`
 
-	StateFile string `yaml:"stateFile"` // path of the saved state; "" for none
-	Socket    string `yaml:"socket"`    // path of the socket for operators' commands; "" for none
+	Socket string `yaml:"socket"` // path of the socket for operators' commands; "" for none
 
 	Kubernetes KubernetesConfig `yaml:"kubernetes"`
 
@@ -72,7 +71,6 @@ func DefaultConfig() Config {
 		Cordon:      []string{},
 		XID:         DefaultXIDConfig(),
 		Incidents:   DefaultIncidentConfig(),
-		StateFile:   "/var/lib/gpu-node-agent/state.json",
 		Socket:      "/run/gpu-node-agent/agent.sock",
 	}
 }
@@ -110,12 +108,6 @@ func (c Config) Validate() error {
 		}
 	}
 	errs = append(errs, section("xid", c.XID.Validate()), section("incidents", c.Incidents.Validate()))
-	switch {
-	case c.StateFile != "" && !filepath.IsAbs(c.StateFile):
-		bad("stateFile: expected an absolute path, or \"\" for none, got %q", c.StateFile)
-	case strings.HasSuffix(c.StateFile, "/"):
-		bad("stateFile: expected a file, got the directory %q", c.StateFile)
-	}
 	if c.Socket != "" && (!filepath.IsAbs(c.Socket) || unixsock.PathLen(c.Socket) > unixsock.MaxPath) {
 		bad("socket: expected an absolute path of at most %d bytes, or \"\" for none, got %q", unixsock.MaxPath, c.Socket)
 	}

@@ -28,11 +28,11 @@ func TestConfigValidate(t *testing.T) {
 		}
 	}
 	bad := Config{
-		Recovery: "maybe", StateFile: "here", Flap: FlapConfig{Trips: -1, Within: time.Millisecond}, RecoverAfter: -1, Socket: "here",
+		Recovery: "maybe", Flap: FlapConfig{Trips: -1, Within: time.Millisecond}, RecoverAfter: -1, Socket: "here",
 		Cordon: []string{"0", "", "-1", "*H100*", "mig-1g.*", "0:", "GPU-"}, Kubernetes: KubernetesConfig{Kubeconfig: "here"},
 	}
 	const want = "interval confirm recovery recoverAfter temperature flap.trips flap.within " +
-		"cordon[1] cordon[2] cordon[3] cordon[4] cordon[5] cordon[6] xid.preset stateFile socket kubernetes.kubeconfig"
+		"cordon[1] cordon[2] cordon[3] cordon[4] cordon[5] cordon[6] xid.preset socket kubernetes.kubeconfig"
 	if got := keys(bad.Validate()); got != want {
 		t.Errorf("errors for %s, want %s", got, want)
 	}
@@ -67,15 +67,13 @@ func TestConfigLimits(t *testing.T) {
 		{func(c *Config) { c.Flap.Within = time.Second }, ""},
 		{func(c *Config) { c.XID.Warn = []int{0} }, "xid.warn[0]"},
 		{func(c *Config) { c.Incidents.Warn = []string{"x"} }, "incidents.warn[0]"},
-		{func(c *Config) { c.StateFile = "" }, ""},
-		{func(c *Config) { c.StateFile = "/var/lib/" }, "stateFile"},
 		{func(c *Config) { c.Socket = "" }, ""},
 		{func(c *Config) { c.Socket = path(unixsock.MaxPath) }, ""},
 		{func(c *Config) { c.Socket = path(unixsock.MaxPath + 1) }, "socket"},
 		{func(c *Config) { c.Kubernetes.Kubeconfig = "/etc/kubeconfig" }, ""},
 	} {
 		config := DefaultConfig()
-		if config.StateFile == "" || config.Socket == "" {
+		if config.Socket == "" {
 			t.Errorf("no state file or socket by default: %+v", config)
 		}
 		c.change(&config)

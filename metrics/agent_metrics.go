@@ -396,13 +396,13 @@ func agentMetrics() []MetricInfo {
 		},
 		fileUnwritten: {
 			"file_unwritten_since_timestamp_seconds", gauge,
-			"Unix time since when a file cannot be written: the state file (health.stateFile), so that a restart loses " +
+			"Unix time since when a file cannot be written: the state (--state-dir), so that a restart loses " +
 				"findings, or the checkpoint of claims, so that claims are refused. No series while it can be written.",
 			[]string{"file"},
 		},
 		stateFileRead: {
 			"state_file_read", gauge,
-			"Whether the state file (health.stateFile) was read. While it is 0, the verdicts of before the agent's start are unknown.", nil,
+			"Whether the state (--state-dir) was read. While it is 0, the verdicts of before the agent's start are unknown.", nil,
 		},
 		unmatchedRefs: {
 			"unmatched_refs", gauge,

@@ -80,7 +80,7 @@ type Sources struct {
 
 	// Unwritten are the files that cannot be written, without which a restart would lose something. nil: none.
 	Unwritten func() []durable.Failure
-	// StateFileRead reports whether health.stateFile was read.
+	// StateFileRead reports whether --state-dir was read.
 	StateFileRead func() (read, enabled bool)
 
 	// WaitsFor reports whether the agent waits for another one that serves the node, and the name of its pod if that is known. Meanwhile

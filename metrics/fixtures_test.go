@@ -234,7 +234,7 @@ func configuredSources(s *health.Snapshot, c *Config) Sources {
 		},
 		PodLabelsUp: func() (bool, bool) { return true, true },
 		Unwritten: func() []durable.Failure {
-			return []durable.Failure{{Path: "/var/lib/gpu-node-agent/state.json", Err: "no space left on device", Since: now.Add(-time.Minute)}}
+			return []durable.Failure{{Path: "/var/lib/gpu-node-agent", Err: "no space left on device", Since: now.Add(-time.Minute)}}
 		},
 		StateFileRead: func() (bool, bool) { return false, true },
 		Processes:     testProcesses(),

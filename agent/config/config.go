@@ -37,6 +37,9 @@ type Config struct {
 
 	Sum [sha256.Size]byte `yaml:"-"` // of the content of all files that it was loaded from
 
+	// StateDir is the state directory, "" to keep nothing. It is a flag and no key: a file that cannot be read must not move what it needs.
+	StateDir string `yaml:"-"`
+
 	LastGood []byte `yaml:"-"` // these files, as LoadOrLastGood reads them; empty without a configuration file
 }
 

@@ -167,17 +167,34 @@ func TestNotesOnSettingsWithoutEffect(t *testing.T) {
 	}
 }
 
-// A directory cannot be the state file: nothing would outlive a restart.
-func TestStateFileIsNoDirectory(t *testing.T) {
+// A file cannot be the state directory: nothing would outlive a restart.
+func TestStateDir(t *testing.T) {
 	dir := t.TempDir()
-	for path, good := range map[string]bool{dir: false, dir + "/none/": false, dir + "/state.json": true} {
-		_, err := load(t, "health: {stateFile: "+path+"}")
-		if good != (err == nil) {
-			t.Errorf("%s: %v", path, err)
+	file := filepath.Join(dir, "file")
+	write(t, file, "")
+	for path, want := range map[string]string{"": "", dir: "", dir + "/none": "", "state": "absolute path", file: "a directory"} {
+		c, err := Loader{StateDir: path}.Load()
+		if c.StateDir != path || (want == "") != (err == nil) {
+			t.Errorf("%q: %q, %v", path, c.StateDir, err)
 		}
-		if !good {
-			wantError(t, path, err, "health.stateFile", "directory")
+		if want != "" {
+			wantError(t, path, err, "--state-dir", want)
 		}
+	}
+	if _, err := (Loader{StateDir: file, Running: true}).Load(); err != nil {
+		t.Errorf("while it runs: %v", err)
+	}
+	if got := DefaultStateDir(); got != "/var/lib/gpu-node-agent" {
+		t.Errorf("default %q", got)
+	}
+	for _, dir := range []string{"/elsewhere", ""} {
+		t.Setenv("GPU_NODE_AGENT_STATE_DIR", dir)
+		if got := DefaultStateDir(); got != dir {
+			t.Errorf("%q, want %q", got, dir)
+		}
+	}
+	if c := mustLoad(t, ""); len(c.Notes) > 0 {
+		t.Errorf("notes: %q", c.Notes)
 	}
 }
 

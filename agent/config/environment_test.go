@@ -10,14 +10,14 @@ import (
 // unknownVariables ignores what the kubelet sets for Services.
 func TestUnknownVariables(t *testing.T) {
 	notes := unknownVariables([]string{
-		"GPU_NODE_AGENT_SOURCE_MOED=sim", "GPU_NODE_AGENT_SOURCE_MODE=sim", "GPU_NODE_AGENT_HEALTH_STATE_FILE=x",
-		"GPU_NODE_AGENT_HEALTH_STATEFILE=x",
+		"GPU_NODE_AGENT_SOURCE_MOED=sim", "GPU_NODE_AGENT_SOURCE_MODE=sim", "GPU_NODE_AGENT_HEALTH_RECOVER_AFTER=x",
+		"GPU_NODE_AGENT_HEALTH_RECOVERAFTER=x",
 		"GPU_NODE_AGENT_METRICS_SERVICE_HOST=10.0.0.1", "GPU_NODE_AGENT_METRICS_PORT=tcp://10.0.0.1:9400",
 		"GPU_NODE_AGENT_METRICS_PORT_9400_TCP=x",
 		"GPU_NODE_AGENT_OTHER_KEY=x", "GPU_NODE_AGENT=x", "PATH=x",
-	}, []string{"source.mode", "health.stateFile"})
-	if len(notes) != 2 || !strings.HasPrefix(notes[0], "GPU_NODE_AGENT_HEALTH_STATEFILE: ") ||
-		!strings.HasSuffix(notes[0], "GPU_NODE_AGENT_HEALTH_STATE_FILE?") || !strings.HasPrefix(notes[1], "GPU_NODE_AGENT_SOURCE_MOED: ") ||
+	}, []string{"source.mode", "health.recoverAfter"})
+	if len(notes) != 2 || !strings.HasPrefix(notes[0], "GPU_NODE_AGENT_HEALTH_RECOVERAFTER: ") ||
+		!strings.HasSuffix(notes[0], "GPU_NODE_AGENT_HEALTH_RECOVER_AFTER?") || !strings.HasPrefix(notes[1], "GPU_NODE_AGENT_SOURCE_MOED: ") ||
 		!strings.HasSuffix(notes[1], "GPU_NODE_AGENT_SOURCE_MODE?") {
 		t.Errorf("%q", notes)
 	}

@@ -66,7 +66,7 @@ func TestParse(t *testing.T) {
 // Each error names the file, variable or flag whose value was used.
 func TestErrorsNameOrigin(t *testing.T) {
 	t.Setenv("GPU_NODE_AGENT_HEALTH_FLAP_TRIPS", "-1")
-	t.Setenv("GPU_NODE_AGENT_HEALTH_STATE_FILE", "here")
+	t.Setenv("GPU_NODE_AGENT_HEALTH_RECOVER_AFTER", "-1s")
 	t.Setenv("GPU_NODE_AGENT_PLUGIN_RESOURCE", "") // counts as unset
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	nvidia := filepath.Join(filepath.Dir(file), "nvidia.yaml")
@@ -78,7 +78,7 @@ func TestErrorsNameOrigin(t *testing.T) {
 	_, err := l.Load()
 	for key, origin := range map[string]string{
 		"sourze": file, "health.temprature": file, "health.confirm": file, "plugin.resource": file, "plugin.include[1]": file,
-		"health.flap.trips": "GPU_NODE_AGENT_HEALTH_FLAP_TRIPS", "health.stateFile": "GPU_NODE_AGENT_HEALTH_STATE_FILE",
+		"health.flap.trips": "GPU_NODE_AGENT_HEALTH_FLAP_TRIPS", "health.recoverAfter": "GPU_NODE_AGENT_HEALTH_RECOVER_AFTER",
 	} {
 		wantError(t, "file and variables", err, key, " (in "+origin+")")
 	}
@@ -91,7 +91,7 @@ func TestErrorsNameOrigin(t *testing.T) {
 	}
 	wantError(t, "key in another file", err, "plugin.nvidiaConfig: "+nvidia+": version")
 	wantError(t, "key that is not set", err, "source.address")
-	_, err = load(t, "health: {flap: {trips: 2}}", "--health.flap.trips=-2", "--health.stateFile=/s")
+	_, err = load(t, "health: {flap: {trips: 2}}", "--health.flap.trips=-2", "--health.recoverAfter=1m")
 	wantError(t, "flag over variable and file", err, "health.flap.trips", "(in --health.flap.trips)")
 }
 

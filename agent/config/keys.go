@@ -52,7 +52,7 @@ func normalizeKeys(tree map[string]any, section reflect.Type, prefix string, key
 		f, ok := findField(section, name)
 		switch {
 		case !ok:
-			hint := cmp.Or(spaceHint(name), suggest(prefix+name, similar), suggest(name, keys))
+			hint := cmp.Or(spaceHint(name), stateDirHint(prefix+name), suggest(prefix+name, similar), suggest(name, keys))
 			if section, key, dotted := strings.Cut(name, "."); dotted {
 				hint = fmt.Sprintf("; write it as %s: {%s: …}", section, key)
 			}
@@ -113,6 +113,14 @@ func keysOf(section reflect.Type) (keys []string) {
 func spaceHint(name string) string {
 	if key, value, found := strings.Cut(name, ":"); found {
 		return fmt.Sprintf("; write a space after the colon: %s: %s", key, value)
+	}
+	return ""
+}
+
+// stateDirHint returns a hint if a key names a place for the state, which a file that cannot be read must not move.
+func stateDirHint(key string) string {
+	if strings.EqualFold(key, "health.stateFile") {
+		return fmt.Sprintf("; set --%s or %s, a directory", StateDirFlag, stateDirVariable)
 	}
 	return ""
 }

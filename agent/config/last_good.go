@@ -9,7 +9,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -37,7 +36,7 @@ type Rejection struct {
 }
 
 // LoadOrLastGood returns the configuration. If the file or a file that it names is invalid, it returns the last good configuration of the
-// same file, and a Rejection. That configuration is the Config.LastGood that was saved beside the state file. Flags and variables override
+// same file, and a Rejection. That configuration is the Config.LastGood that was saved in the state directory. Flags and variables override
 // both. Without a last good configuration that is valid now, it returns the errors of Load. The configuration then has the valid values,
 // and defaults in place of the others.
 func (l Loader) LoadOrLastGood() (Config, *Rejection, error) {
@@ -48,7 +47,7 @@ func (l Loader) LoadOrLastGood() (Config, *Rejection, error) {
 	if err == nil {
 		return onDisk, nil, nil
 	}
-	c, rejection, lastGoodErr := l.LoadLastGood(onDisk.withoutInvalid(DefaultConfig()).Health.StateFile)
+	c, rejection, lastGoodErr := l.LoadLastGood()
 	if rejection != nil {
 		rejection.Err = err
 		return c, rejection, nil
@@ -69,7 +68,7 @@ func (l Loader) LoadPartial() (Config, error) {
 	switch {
 	case err != nil:
 		instead := "the defaults"
-		if other, path := l.loadOther(c.Health.StateFile); path != "" {
+		if other, path := l.loadOther(); path != "" {
 			l.partial, l.defaults = true, &other
 			c, _ = l.Load()
 			c, instead = c.withoutInvalid(other), "the last good configuration of another file, "+path
@@ -82,45 +81,39 @@ func (l Loader) LoadPartial() (Config, error) {
 	return c, nil
 }
 
-// LoadLastGood loads the last good configuration, which is beside the state file. A nil Rejection means that there is none; the
-// error then has the reasons, nil if there is no file.
-func (l Loader) LoadLastGood(stateFile string) (c Config, r *Rejection, err error) {
-	if l.File = l.Path(); l.File == "" || stateFile == "" {
+// LoadLastGood loads the last good configuration. A nil Rejection means that there is none; the error then has the reasons, nil if there is
+// no file.
+func (l Loader) LoadLastGood() (Config, *Rejection, error) {
+	if l.File = l.Path(); l.File == "" || l.StateDir == "" {
 		return Config{}, nil, nil
 	}
-	for _, path := range l.savedPaths(stateFile) {
-		c, r, pathErr := l.loadSaved(path)
-		if pathErr == nil {
-			return c, r, nil
-		}
-		if path == statefile.ConfigurationPath(stateFile) && !errors.Is(pathErr, errNotSaved) {
-			err = withPrefix("last good configuration "+path+": ", pathErr)
-		}
+	path := statefile.ConfigurationPath(l.StateDir)
+	c, r, err := l.loadSaved(path)
+	switch {
+	case err == nil:
+		return c, r, nil
+	case errors.Is(err, errNotSaved):
+		return Config{}, nil, nil
 	}
-	return Config{}, nil, err
-}
-
-// savedPaths returns where the last good configuration may be: an invalid file may have moved the state file.
-func (l Loader) savedPaths(stateFile string) (paths []string) {
-	for _, f := range slices.Compact([]string{stateFile, l.defaultConfig().Health.StateFile}) {
-		if f != "" {
-			paths = append(paths, statefile.ConfigurationPath(f))
-		}
-	}
-	return paths
+	return Config{}, nil, withPrefix("last good configuration "+path+": ", err)
 }
 
 // loadOther loads the last good configuration of any file, and returns its path; "" if there is none.
-func (l Loader) loadOther(stateFile string) (Config, string) {
-	for _, path := range l.savedPaths(stateFile) {
-		if g, _, err := readLastGood(path); err == nil {
-			l.File = g.Path
-			if c, _, err := l.loadSaved(path); err == nil {
-				return c, path
-			}
-		}
+func (l Loader) loadOther() (Config, string) {
+	if l.StateDir == "" {
+		return Config{}, ""
 	}
-	return Config{}, ""
+	path := statefile.ConfigurationPath(l.StateDir)
+	g, _, err := readLastGood(path)
+	if err != nil {
+		return Config{}, ""
+	}
+	l.File = g.Path
+	c, _, err := l.loadSaved(path)
+	if err != nil {
+		return Config{}, ""
+	}
+	return c, path
 }
 
 var errNotSaved = errors.New("not saved")

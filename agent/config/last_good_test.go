@@ -26,14 +26,15 @@ type savedNode struct {
 
 func newSavedNode(t testing.TB) *savedNode {
 	dir := t.TempDir()
-	defaults := DefaultConfig()
-	defaults.Health.StateFile = filepath.Join(dir, "default.json") // an agent may run on this machine
-	n := &savedNode{t: t, dir: dir, Loader: Loader{File: filepath.Join(dir, "config.yaml"), defaults: &defaults}}
-	n.saved = statefile.ConfigurationPath(filepath.Join(dir, "state.json"))
+	n := &savedNode{t: t, dir: dir, Loader: Loader{File: filepath.Join(dir, "config.yaml"), StateDir: filepath.Join(dir, "state")}}
+	n.saved = statefile.ConfigurationPath(n.StateDir)
+	if err := os.Mkdir(n.StateDir, 0o750); err != nil {
+		t.Fatal(err)
+	}
 	n.write("fields.csv", "DCGM_FI_DEV_GPU_TEMP, gauge, temperature\n")
 	n.write("nvidia.yaml", "version: v1\nflags: {migStrategy: mixed}\n")
 	n.write("web.yaml", "basic_auth_users: {ada: $2a$04$YIXGRwBYsnDMTyt.TgJF5OwQ5LYFPO9vwVmZN4E2lQFWJTFM5JZY.}\n")
-	n.write("config.yaml", n.config("health: {temperature: 77, stateFile: DIR/state.json}"))
+	n.write("config.yaml", n.config("health: {temperature: 77}"))
 	c, err := n.Load()
 	if err != nil {
 		t.Fatal(err)
@@ -103,47 +104,31 @@ func (n *savedNode) wantRefused(parts ...string) {
 }
 
 func TestLastGoodReplacesInvalidFile(t *testing.T) {
-	state := "health: {stateFile: DIR/state.json"
 	for name, c := range map[string]struct {
 		spoil  func(*savedNode)
 		reason string
 	}{
 		"invalid value": {
-			func(n *savedNode) { n.write("config.yaml", n.config(state+", temperature: -1}")) },
+			func(n *savedNode) { n.write("config.yaml", n.config("health: {temperature: -1}")) },
 			"health.temperature: ",
 		},
 		"wrong type": {
-			func(n *savedNode) { n.write("config.yaml", n.config(state+", temperature: hot}")) },
+			func(n *savedNode) { n.write("config.yaml", n.config("health: {temperature: hot}")) },
 			"health.temperature: ",
 		},
-		"unknown key":               {func(n *savedNode) { n.write("config.yaml", n.config(state+", temprature: 1}")) }, "health.temprature: "},
+		"unknown key":               {func(n *savedNode) { n.write("config.yaml", n.config("health: {temprature: 1}")) }, "health.temprature: "},
 		"no fields file":            {func(n *savedNode) { n.remove("fields.csv") }, "metrics.fieldsFile: "},
 		"invalid web configuration": {func(n *savedNode) { n.write("web.yaml", "basic_auth_users: {ada: plain}") }, "metrics.webConfigFile: "},
 		"no web configuration":      {func(n *savedNode) { n.remove("web.yaml") }, "metrics.webConfigFile: "},
 		"invalid file of NVIDIA":    {func(n *savedNode) { n.write("nvidia.yaml", "version: v2") }, "plugin.nvidiaConfig: "},
-		"syntax error": {func(n *savedNode) {
-			n.write("config.yaml", "log: {")
-			n.setFlags("--health.stateFile=" + n.dir + "/state.json")
-		}, "config.yaml: "},
-		"syntax error after the state file": {func(n *savedNode) { n.write("config.yaml", n.config(state+"}")+"log: {") }, "config.yaml: "},
-		"section twice": {
-			func(n *savedNode) { n.write("config.yaml", n.config(state+"}")+"metrics: {}\n") },
-			"config.yaml: ",
-		},
-		"not a mapping": {func(n *savedNode) {
-			n.write("config.yaml", "- log")
-			n.setFlags("--health.stateFile=" + n.dir + "/state.json")
-		}, "config.yaml: "},
-		"no file": {func(n *savedNode) { n.remove("config.yaml"); n.setFlags("--health.stateFile=" + n.dir + "/state.json") }, "config.yaml: "},
-		"empty file": {func(n *savedNode) {
-			n.write("config.yaml", " \n")
-			n.setFlags("--health.stateFile=" + n.dir + "/state.json")
-		}, "config.yaml: "},
-		"invalid state file beside a variable": {
-			func(n *savedNode) {
-				n.t.(*testing.T).Setenv("GPU_NODE_AGENT_HEALTH_STATE_FILE", n.dir+"/state.json")
-				n.write("config.yaml", n.config("health: {stateFile: [], temperature: -1}"))
-			}, "health.temperature: ",
+		"syntax error":              {func(n *savedNode) { n.write("config.yaml", "log: {") }, "config.yaml: "},
+		"section twice":             {func(n *savedNode) { n.write("config.yaml", n.config("")+"metrics: {}\n") }, "config.yaml: "},
+		"not a mapping":             {func(n *savedNode) { n.write("config.yaml", "- log") }, "config.yaml: "},
+		"no file":                   {func(n *savedNode) { n.remove("config.yaml") }, "config.yaml: "},
+		"empty file":                {func(n *savedNode) { n.write("config.yaml", " \n") }, "config.yaml: "},
+		"a file of the state": {
+			func(n *savedNode) { n.write("config.yaml", n.config("health: {stateFile: /elsewhere/state.json}")) },
+			"health.stateFile: unknown key; set --state-dir or GPU_NODE_AGENT_STATE_DIR, a directory",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -203,10 +188,11 @@ func TestLastGoodWithFlags(t *testing.T) {
 	}
 	n.setFlags("--metrics.listen=nowhere")
 	n.wantRefused("\nlast good configuration "+n.saved+": metrics.listen: ", "metrics.fieldsFile: ")
-	n.setFlags("--health.stateFile=")
-	n.wantRefused("metrics.fieldsFile: ")
-	n.setFlags("--health.stateFile=" + n.dir + "/other.json")
-	n.wantRefused("metrics.fieldsFile: ")
+	n.setFlags()
+	for _, dir := range []string{"", n.dir + "/other"} {
+		n.StateDir = dir
+		n.wantRefused("metrics.fieldsFile: ")
+	}
 }
 
 func TestLastGoodRefused(t *testing.T) {
@@ -250,9 +236,8 @@ func TestLastGoodRefused(t *testing.T) {
 	}
 	t.Run("no copy", func(t *testing.T) {
 		n := newSavedNode(t)
-		n.remove(filepath.Base(n.saved))
+		n.remove("state/" + filepath.Base(n.saved))
 		n.remove("fields.csv")
-		n.setFlags("--health.stateFile=" + n.dir + "/state.json")
 		_, want := n.Load()
 		if _, r, err := n.LoadOrLastGood(); r != nil || fmt.Sprint(err) != fmt.Sprint(want) || !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("%v, %v, want %v", r, err, want)
@@ -298,7 +283,7 @@ func TestLastGoodKeepsBytes(t *testing.T) {
 // Private keys are not copied. A web configuration that contains one is read from the disk, like the files that it names.
 func TestLastGoodWithoutPrivateKeys(t *testing.T) {
 	n := newSavedNode(t)
-	n.write("config.yaml", n.config("health: {stateFile: DIR/state.json, kubernetes: {kubeconfig: DIR/kubeconfig}}"))
+	n.write("config.yaml", n.config("health: {kubernetes: {kubeconfig: DIR/kubeconfig}}"))
 	n.write("kubeconfig", "SECRET")
 	n.write("web.yaml", "tls_server_config: {cert_file: server.crt, key_file: server.key}")
 	agenttest.NewAuthority(t, n.dir).Issue(t, "server", "localhost")
@@ -354,14 +339,13 @@ func TestLoadPartial(t *testing.T) {
 	if c, err := n.LoadPartial(); err != nil || c.Health.Temperature != 77 {
 		t.Errorf("valid: %v, %v", c, err)
 	}
-	n.write("config.yaml", strings.ReplaceAll("health: {stateFile: DIR/state.json, socket: /new.sock}\nmetrics: {listen: nowhere}", "DIR",
-		n.dir))
+	n.write("config.yaml", "health: {socket: /new.sock}\nmetrics: {listen: nowhere}")
 	c, err := n.LoadPartial()
 	if c.Health.Temperature != 77 || c.Metrics.Listen != ":9400" || c.Health.Socket == "/new.sock" {
 		t.Errorf("not the last good configuration: %v", c)
 	}
 	wantError(t, "last good", err, "metrics.listen", `"nowhere"`)
-	n.remove(filepath.Base(n.saved))
+	n.remove("state/" + filepath.Base(n.saved))
 	c, err = n.LoadPartial()
 	if c.Health.Temperature != 90 || c.Metrics.Listen != ":9400" || c.Health.Socket != "/new.sock" || c.Validate() != nil {
 		t.Errorf("not the valid values: %v", c)
@@ -377,7 +361,7 @@ func TestLoadPartial(t *testing.T) {
 // Where an invalid file sets nothing valid, a command gets the values of an agent with another file. The agent itself does not.
 func TestLoadPartialOfAnotherFile(t *testing.T) {
 	n := newSavedNode(t)
-	n.write("config.yaml", n.config("health: {stateFile: DIR/state.json, socket: /its.sock, temperature: 77}")+"log: {level: debug}\n")
+	n.write("config.yaml", n.config("health: {socket: /its.sock, temperature: 77}")+"log: {level: debug}\n")
 	c, err := n.Load()
 	if err != nil {
 		t.Fatal(err)
@@ -385,11 +369,11 @@ func TestLoadPartialOfAnotherFile(t *testing.T) {
 	write(t, n.saved, string(c.LastGood))
 	n.File = filepath.Join(n.dir, "other.yaml")
 	for text, temperature := range map[string]float64{
-		"health: {stateFile: DIR/state.json}\nlog: {":                                      77,
-		"health: {stateFile: DIR/state.json, temperature: 66}\nmetrics: {listen: nowhere}": 66,
-		"health: {stateFile: DIR/state.json, temperature: -1}":                             77,
+		"health: {}\nlog: {": 77,
+		"health: {temperature: 66}\nmetrics: {listen: nowhere}": 66,
+		"health: {temperature: -1}":                             77,
 	} {
-		n.write("other.yaml", strings.ReplaceAll(text, "DIR", n.dir))
+		n.write("other.yaml", text)
 		c, err := n.LoadPartial()
 		if c.Health.Socket != "/its.sock" || c.Log.Level != "debug" || c.Metrics.Listen != ":9400" ||
 			float64(c.Health.Temperature) != temperature {
@@ -401,7 +385,7 @@ func TestLoadPartialOfAnotherFile(t *testing.T) {
 		n.wantRefused("other.yaml")
 	}
 	n.remove("other.yaml")
-	n.setFlags("--health.stateFile="+n.dir+"/state.json", "--metrics.listen=:9700")
+	n.setFlags("--metrics.listen=:9700")
 	if c, err := n.LoadPartial(); err == nil || c.Health.Socket != "/its.sock" || c.Metrics.Listen != ":9700" {
 		t.Errorf("no file: %v, %v", c, err)
 	}

@@ -26,6 +26,8 @@ type Loader struct {
 	File  string         // "": see Path
 	Flags *pflag.FlagSet // with the flags of AddFlags; nil for none
 
+	StateDir string // Config.StateDir
+
 	// Running is set for a reload. An empty file is then an error: a program that truncates the file before it writes it
 	// would otherwise switch the node to the defaults.
 	Running bool
@@ -73,6 +75,7 @@ func existing(path string) string {
 func (l Loader) Load() (Config, error) {
 	text, tree, fileErr := l.read()
 	c := l.defaultConfig()
+	c.StateDir = l.StateDir
 	settings := c.settings()
 	keys := make([]string, len(settings))
 	for i, s := range settings {
@@ -131,9 +134,7 @@ func (l Loader) Load() (Config, error) {
 		c.driverNotes(), c.unusedNotes())
 	// Values that could not be decoded have their defaults here, so Validate adds only other errors.
 	errs = append(errs, c.Validate())
-	if !l.Running && isDirectory(c.Health.StateFile) { // the running agent reports what it cannot write
-		errs = append(errs, fmt.Errorf("health.stateFile: expected a file, got the directory %q", c.Health.StateFile))
-	}
+	errs = append(errs, l.checkStateDir())
 	if fileErr != nil { // values of the file are missing, so other errors may be due to that
 		return c, fileErr
 	}
@@ -218,13 +219,33 @@ func (c Config) unusedNotes() (notes []string) {
 	return notes
 }
 
-// isDirectory reports whether a path is a directory. It does not wait for a disk that does not answer.
-func isDirectory(path string) bool {
-	is, err := health.CallOnce(nil, time.Second, func() bool {
-		info, err := os.Stat(path)
-		return err == nil && info.IsDir()
+// Names of what sets Loader.StateDir.
+const (
+	StateDirFlag     = "state-dir"
+	stateDirVariable = envPrefix + "_STATE_DIR"
+)
+
+// DefaultStateDir returns the state directory without the flag.
+func DefaultStateDir() string {
+	if dir, ok := os.LookupEnv(stateDirVariable); ok {
+		return dir
+	}
+	return "/var/lib/gpu-node-agent"
+}
+
+// checkStateDir does not wait for a disk that does not answer. The running agent reports what it cannot write.
+func (l Loader) checkStateDir() error {
+	if l.StateDir != "" && !filepath.IsAbs(l.StateDir) {
+		return fmt.Errorf("--%s: expected an absolute path, or \"\" for none, got %q", StateDirFlag, l.StateDir)
+	}
+	isFile, err := health.CallOnce(nil, time.Second, func() bool {
+		info, err := os.Stat(l.StateDir)
+		return err == nil && !info.IsDir()
 	})
-	return err == nil && is
+	if err == nil && isFile && !l.Running {
+		return fmt.Errorf("--%s: expected a directory, got the file %q", StateDirFlag, l.StateDir)
+	}
+	return nil
 }
 
 // driverNotes returns a note if the agent uses the driver beside a host engine although source.events is off. It is off where only the

@@ -91,11 +91,15 @@ func checkPort(ctx context.Context, c config.Config) []Check {
 	}
 }
 
-// checkAgentFiles checks whether the agent could create its state file and its socket, which it can work without.
+// checkAgentFiles checks whether the agent could create its state and its socket, which it can work without.
 func checkAgentFiles(c config.Config) []Check {
 	var checks []Check
-	for _, f := range [][2]string{{"health.stateFile", c.Health.StateFile}, {"health.socket", c.Health.Socket}} {
-		key, path := f[0], f[1]
+	state := c.StateDir
+	if state != "" {
+		state = filepath.Join(state, "state.json")
+	}
+	for _, f := range [][2]string{{"--" + config.StateDirFlag, state}, {"health.socket", c.Health.Socket}} {
+		setting, path := f[0], f[1]
 		if path == "" {
 			continue
 		}
@@ -108,7 +112,7 @@ func checkAgentFiles(c config.Config) []Check {
 		}
 		if err := writable(dir); err != nil {
 			checks = append(checks, warn(fmt.Sprintf("user %d cannot create %s in %s: %v", os.Geteuid(), path, dir, err),
-				"make "+filepath.Dir(path)+" writable, in a container by a mount, or set "+key)...)
+				"make "+filepath.Dir(path)+" writable, in a container by a mount, or set "+setting)...)
 		}
 	}
 	if len(checks) == 0 {

@@ -150,9 +150,9 @@ func TestReportOfGoodNode(t *testing.T) {
 	kubelet := agenttest.SocketDir(t)
 	agenttest.StartKubelet(t, kubelet)
 	file := agenttest.WriteFile(t, kubelet, "config.yaml",
-		fmt.Sprintf("plugin: {kubeletDir: %[1]s}\nhealth: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n",
+		fmt.Sprintf("plugin: {kubeletDir: %[1]s}\nhealth: {socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n",
 			kubelet))
-	d := goodDoctor(goodNode().with(files{"/dev/char/195:1": ""}).root(t), config.Loader{File: file}, migReading())
+	d := goodDoctor(goodNode().with(files{"/dev/char/195:1": ""}).root(t), config.Loader{File: file, StateDir: kubelet}, migReading())
 	report := d.run(t.Context())
 	if !report.OK || report.Err() != nil {
 		t.Errorf("failed: %v", report.Err())
@@ -184,8 +184,8 @@ func TestReportErrorNamesFailedChecks(t *testing.T) {
 
 func TestCheckConfigurationListsErrors(t *testing.T) {
 	dir := t.TempDir()
-	file := agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: x, intervall: 1s}\nhealth: {stateFile: "+dir+"/state.json}\n")
-	c, checks := doctor{loader: config.Loader{File: file}}.checkConfiguration()
+	file := agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: x, intervall: 1s}\n")
+	c, checks := doctor{loader: config.Loader{File: file, StateDir: dir}}.checkConfiguration()
 	expect(t, checks,
 		want{CheckFail, file, "correct"},
 		want{CheckFail, "source.intervall: ", "source.interval?"},
@@ -199,13 +199,12 @@ func TestCheckConfigurationListsErrors(t *testing.T) {
 func TestCheckConfigurationUsesLastGood(t *testing.T) {
 	dir := t.TempDir()
 	file := agenttest.WriteFile(t, dir, "config.yaml", "health: {temperature: 77}")
-	t.Setenv("GPU_NODE_AGENT_HEALTH_STATE_FILE", filepath.Join(dir, "state.json"))
-	loader := config.Loader{File: file}
+	loader := config.Loader{File: file, StateDir: dir}
 	c, err := loader.Load()
 	if err != nil {
 		t.Fatal(err)
 	}
-	saved := agenttest.WriteFile(t, dir, "state.json.config", string(c.LastGood))
+	saved := agenttest.WriteFile(t, dir, "last-good-config.json", string(c.LastGood))
 	agenttest.WriteFile(t, dir, "config.yaml", "health: {temperature: hot}")
 	c, checks := doctor{loader: loader}.checkConfiguration()
 	expect(t, checks, want{CheckFail, saved, "last good"}, want{CheckFail, "health.temperature: ", "correct"})
@@ -337,8 +336,8 @@ func TestHungCheckTimesOut(t *testing.T) {
 func TestPluginChecksAreSkippedWhenOff(t *testing.T) {
 	dir := agenttest.SocketDir(t)
 	file := agenttest.WriteFile(t, dir, "config.yaml", fmt.Sprintf("plugin: {kubeletDir: %[1]s, enabled: false, deviceList: [cdi-cri]}\n"+
-		"health: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n", dir))
-	report := goodDoctor(goodNode().root(t), config.Loader{File: file}, goodReading()).run(t.Context())
+		"health: {socket: ''}\nmetrics: {listen: '127.0.0.1:0'}\n", dir))
+	report := goodDoctor(goodNode().root(t), config.Loader{File: file, StateDir: dir}, goodReading()).run(t.Context())
 	var skipped, failed []string
 	for _, c := range report.Checks {
 		switch {

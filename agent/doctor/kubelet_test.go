@@ -249,9 +249,9 @@ func TestReportOfDeadEngine(t *testing.T) {
 	dir := agenttest.SocketDir(t)
 	file := agenttest.WriteFile(t, dir, "config.yaml",
 		fmt.Sprintf("source: {address: 'unix://%[1]s/engine.sock'}\nplugin: {kubeletDir: %[1]s}\n"+
-			"health: {stateFile: %[1]s/state.json, socket: ''}\nmetrics: {listen: '%[2]s'}\n", dir, strings.TrimPrefix(agent.URL, "http://")))
+			"health: {socket: ''}\nmetrics: {listen: '%[2]s'}\n", dir, strings.TrimPrefix(agent.URL, "http://")))
 	var got []Check
-	for _, c := range goodDoctor(goodNode().root(t), config.Loader{File: file}, nil).run(t.Context()).Checks {
+	for _, c := range goodDoctor(goodNode().root(t), config.Loader{File: file, StateDir: dir}, nil).run(t.Context()).Checks {
 		if c.Name == "agent" {
 			got = append(got, c)
 		}
@@ -262,7 +262,7 @@ func TestReportOfDeadEngine(t *testing.T) {
 func TestCheckAgentFiles(t *testing.T) {
 	c := config.DefaultConfig()
 	dir := t.TempDir()
-	c.Health.StateFile, c.Health.Socket = dir+"/a/b/state.json", ""
+	c.StateDir, c.Health.Socket = dir+"/a/b", ""
 	expect(t, checkAgentFiles(c), want{CheckOK, "", ""})
 	// Not even root can create a file below a file.
 	c.Health.Socket = agenttest.WriteFile(t, dir, "file", "") + "/agent.sock"

@@ -49,7 +49,7 @@ func (w *Watcher) RecordLoss() {
 		return o
 	}, nil)
 	if w.recorded = err == nil && o.lost; w.recorded {
-		w.Log.Error("the directory of health.stateFile was deleted on the host; the findings are lost", zap.String("directory", dir),
+		w.Log.Error("the directory of --state-dir was deleted on the host; the findings are lost", zap.String("directory", dir),
 			zap.String("note", note), zap.Error(o.err))
 	}
 }

@@ -33,8 +33,8 @@ func labelsCommand(loader *config.Loader, plan planLabels) *cobra.Command {
 discovery, and the numbers of healthy, degraded and unhealthy GPUs. Only root may ask a running agent.
 
 The command asks the running agent, which needs no API server for it. If no agent runs, the command polls the configured source,
-with the findings of health.stateFile, and changes nothing. If the source does not answer, it prints the labels that an agent has
-saved in health.stateFile.`,
+with the findings of --state-dir, and changes nothing. If the source does not answer, it prints the labels that an agent has
+saved in --state-dir.`,
 		Example: `  gpu-node-agent labels
   gpu-node-agent labels -o json | jq -r '."nvidia.com/gpu.product"'`,
 		Args: cobra.NoArgs,

@@ -103,13 +103,13 @@ func newServer(c health.Config, log *zap.Logger) *Server {
 	return s
 }
 
-// startServer runs a server, its monitor and its state file with simulated GPUs, and waits until the source is up.
+// startServer runs a server, its monitor and its state directory with simulated GPUs, and waits until the source is up.
 func startServer(t *testing.T) *Server {
 	t.Helper()
 	dir := agenttest.SocketDir(t)
 	log := zaptest.NewLogger(t)
 	c := health.DefaultConfig()
-	c.Socket, c.StateFile = filepath.Join(dir, "agent.sock"), filepath.Join(dir, "state.json")
+	c.Socket = filepath.Join(dir, "agent.sock")
 	source, err := sim.New(sim.DefaultConfig(), log)
 	if err != nil {
 		t.Fatal(err)
@@ -124,14 +124,11 @@ func startServer(t *testing.T) *Server {
 	var entries health.Latest[health.IndexEntries]
 	entries.Store(&health.IndexEntries{Refs: []health.IndexRef{{Key: health.KeyCordon, Entry: "3"}}, Final: true})
 	s.Monitor.SetIndexEntries(&entries)
-	if err := s.Monitor.RestoreBindings(nil, sources.Load().SourceID); err != nil {
-		t.Fatal(err)
-	}
-	stateFile := statefile.New(s.Config, s.Snapshots, new(health.Latest[[]byte]), "", log)
-	s.AwaitSaved = stateFile.WaitWritten
+	state := statefile.New(filepath.Join(dir, "state"), s.Snapshots, new(health.Latest[[]byte]), "", log)
+	s.AwaitSaved = state.WaitWritten
 	ctx, cancel := context.WithCancel(t.Context())
 	var components sync.WaitGroup
-	for _, run := range []func(context.Context) error{source.Run, s.Monitor.Run, stateFile.Run, s.Run} {
+	for _, run := range []func(context.Context) error{source.Run, s.Monitor.Run, state.Run, s.Run} {
 		components.Go(func() {
 			if err := run(ctx); err != nil {
 				t.Error(err)

@@ -44,8 +44,8 @@ type Inputs struct {
 	Kube                kube.Status
 	NodeObject          kube.NodeStatus
 	StartupTaintReasons []string // NodeObject.StartupTaintReasons
-	StateFile           statefile.Status
-	StateLoss           string // why an earlier process lost the state file; empty if none did
+	StateDir            statefile.Status
+	StateLoss           string // why an earlier process lost the state directory; empty if none did
 	Events              []Event
 }
 
@@ -64,9 +64,9 @@ func New(k Inputs) Node {
 			k.NodeObject.Enabled, k.NodeObject.Writes, k.NodeObject.Errors, k.NodeObject.LabelsErr, k.NodeObject.FeatureErr, k.NodeObject.TaintsErr,
 			k.NodeObject.ConditionErr, k.StartupTaintReasons,
 		},
-		Memory: StateFile{
-			k.StateFile.Path, k.StateFile.Err, k.StateFile.Since.UTC(), k.StateFile.Written.UTC(), k.StateFile.Unread.UTC(), k.StateLoss,
-			k.StateFile.Unreserved, k.StateFile.SetAside,
+		Memory: StateDir{
+			k.StateDir.Path, k.StateDir.Err, k.StateDir.Since.UTC(), k.StateDir.Written.UTC(), k.StateDir.Unread.UTC(), k.StateLoss,
+			k.StateDir.Unreserved, k.StateDir.SetAside,
 		},
 		Bindings: []Binding{},
 		Source: Source{

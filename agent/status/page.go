@@ -63,7 +63,7 @@ func NewPages(build func() Node, history *History, log *zap.Logger) *Pages {
 		"title":    titleText, "faultGroups": faultGroups, "counts": stateCounts, "plural": Plural[int],
 		"dra": draText, "draProblems": draProblems, "claims": preparedTexts,
 		"api": apiText, "apiErrors": apiErrors, "object": nodeObjectText, "objectErrors": nodeObjectErrors, "startupTaint": startupTaintText,
-		"stateFileProblems": stateFileProblems, "configError": configErrorText,
+		"stateProblems": stateProblems, "configError": configErrorText,
 		"bindingWarnings": func(s Node) []string { return limitTexts(bindingWarnings(s), maxWarnings) },
 		"finding":         func(now time.Time, f []Finding) findingData { return findingData{now, f} },
 		"holders":         func(h []Holder) []string { return heldByTexts(h, maxHolders) },

@@ -26,7 +26,7 @@ type Node struct {
 	DRA      *DRA       `json:"dra,omitempty"` // while plugin.api is dra, or claims are prepared
 	API      APIServer  `json:"apiServer"`
 	Object   NodeObject `json:"nodeObject"`
-	Memory   StateFile  `json:"memory"`
+	Memory   StateDir   `json:"memory"`
 	GPUs     []Device   `json:"gpus"`   // by index
 	Events   []Event    `json:"events"` // the newest first, at most 100
 
@@ -152,9 +152,9 @@ type NodeObject struct {
 	StartupTaintReasons []string `json:"startupTaint,omitempty"`   // why node.startupTaint stays
 }
 
-// StateFile is the status of the state file, which preserves findings over a restart.
-type StateFile struct {
-	File    string    `json:"file,omitempty"`  // health.stateFile; "": there is none
+// StateDir is the status of the state directory, which preserves findings over a restart.
+type StateDir struct {
+	Path    string    `json:"path,omitempty"`  // of --state-dir; "": nothing is kept
 	Error   string    `json:"error,omitempty"` // why the file cannot be written
 	Since   time.Time `json:"since,omitzero"`  // of the error
 	Written time.Time `json:"written,omitzero"`

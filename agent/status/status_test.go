@@ -51,7 +51,7 @@ func testInputs() Inputs {
 	k.Kube = kube.Status{Enabled: true, Writes: 12, Events: 4, Dropped: 1, Errors: 2, EventErr: "events is forbidden"}
 	k.NodeObject = kube.NodeStatus{Enabled: true, Writes: 2, Errors: 1, LabelsErr: "nodes is forbidden"}
 	k.StartupTaintReasons = []string{"plugin nvidia.com/x: registration refused"}
-	k.StateFile = statefile.Status{
+	k.StateDir = statefile.Status{
 		Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device",
 		Since: agenttest.Ago(time.Minute),
 	}
@@ -235,7 +235,7 @@ func TestStatusEscapesText(t *testing.T) {
 	d.Device.Model, d.Device.PCI, d.Device.ID = bad, bad, bad
 	d.Verdict.Findings[0].Reason, d.Verdict.Findings[0].Cause, d.Verdict.Findings[0].Action = bad, bad, bad
 	k.Snapshot.Devices[4].Device.Profile = bad
-	k.Kube.ConditionErr, k.Kube.EventErr, k.StateFile.Err, k.StateLoss, k.NodeObject.TaintsErr = bad, bad, bad, bad, bad
+	k.Kube.ConditionErr, k.Kube.EventErr, k.StateDir.Err, k.StateLoss, k.NodeObject.TaintsErr = bad, bad, bad, bad, bad
 	k.StartupTaintReasons[0] = bad
 	k.Holders.By[bad] = []podresources.Holder{{Namespace: bad, Pod: bad, Container: bad}}
 	k.Events[0].Text = bad
@@ -273,7 +273,7 @@ func TestAskReturnsStatus(t *testing.T) {
 		`"apiServer":{"enabled":true,"writes":12,"events":4,"dropped":1,"errors":2,"eventError":"events is forbidden"}`,
 		`"nodeObject":{"enabled":true,"writes":2,"errors":1,"labelsError":"nodes is forbidden",`+
 			`"startupTaint":["plugin nvidia.com/x: registration refused"]}`,
-		`"memory":{"file":"/var/lib/state.json","error":"/var/lib/state.json: no space left on device",`+
+		`"memory":{"path":"/var/lib/state.json","error":"/var/lib/state.json: no space left on device",`+
 			`"since":"2026-03-02T11:59:00Z","loss":"the directory mounted at /var/lib was deleted"}`)
 	var tree struct {
 		GPUs []map[string]any `json:"gpus"`

@@ -114,7 +114,7 @@ func (p *printer) header(s Node, wide bool) {
 	p.line("processes", terminal.Yellow, s.ProcessesError)
 	p.line("mps", terminal.Yellow, s.MPSWarning)
 	p.line("memory", terminal.Yellow, formatIf("limits unknown: %s", s.MemoryLimitsError))
-	for _, text := range stateFileProblems(s.Memory) {
+	for _, text := range stateProblems(s.Memory) {
 		p.line("state", terminal.Yellow, text)
 	}
 	for _, w := range limitTexts(bindingWarnings(s), maxWarnings) {

@@ -648,9 +648,9 @@ func startupTaintText(o NodeObject) string {
 	return formatIf("startup taint stays: %s", strings.Join(o.StartupTaintReasons, "; "))
 }
 
-// stateFileProblems returns what a restart would lose, or has lost.
-func stateFileProblems(f StateFile) []string {
-	all := statefile.Status{Path: f.File, Err: f.Error, Since: f.Since, Unread: f.Unread, SetAside: f.SetAside}.Problems()
+// stateProblems returns what a restart would lose, or has lost.
+func stateProblems(f StateDir) []string {
+	all := statefile.Status{Path: f.Path, Err: f.Error, Since: f.Since, Unread: f.Unread, SetAside: f.SetAside}.Problems()
 	return append(all, nonEmpty(f.Loss, formatIf("a full disk would lose findings: %s", f.Unreserved))...)
 }
 

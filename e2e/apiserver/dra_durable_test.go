@@ -45,7 +45,7 @@ func TestDRASyncsDirectories(t *testing.T) {
 			t.Errorf("the spare file of %s is written before its directory is synced:\n%s", m[1], text)
 		}
 	}
-	if len(unsynced) > 0 || exchanges["state.json"] == 0 || exchanges["gpu-node-agent.json"] == 0 {
+	if len(unsynced) > 0 || exchanges["state.sim.json"] == 0 || exchanges["gpu-node-agent.json"] == 0 {
 		t.Errorf("not synced: %v, exchanges: %v\n%s", unsynced, exchanges, text)
 	}
 }

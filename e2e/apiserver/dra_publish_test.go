@@ -162,7 +162,7 @@ func TestDRATaints(t *testing.T) {
 func (n machine) awaitSaved(text string) {
 	n.T.Helper()
 	n.Eventually(text+" is saved", func() error {
-		saved, err := os.ReadFile(n.File("state.json"))
+		saved, err := os.ReadFile(n.StateDir() + "/state.sim.json")
 		if err == nil && !strings.Contains(string(saved), text) {
 			err = fmt.Errorf("the state file has no %s:\n%s", text, saved)
 		}

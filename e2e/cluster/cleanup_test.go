@@ -18,7 +18,6 @@ import (
 
 // TestCleanup drops what agents write of their node, while the node has their taint: by an upgrade, a rollback and helm uninstall.
 func TestCleanup(t *testing.T) {
-	const stateFile = "/var/lib/gpu-node-agent/state.json"
 	base := []string{withdrawOnStop, neverFlaps, `minReadySeconds=0`, `config.health.kubernetes.enabled=false`, `rbac.cleanupHook=true`}
 	var faults []string
 	for i := range 8 {
@@ -28,7 +27,7 @@ func TestCleanup(t *testing.T) {
 		`config.node={"labels": {"output": "api"}, `+
 			`"taints": [{"when": "allUnhealthy", "key": "gpu-node-agent/unhealthy", "effect": "NoSchedule"}]}`)
 	t.Cleanup(func() {
-		if err := os.Remove(stateFile); err != nil { // other tests need GPUs without XID 79
+		if err := os.Remove(stateDir + "/state.sim.json"); err != nil { // other tests need GPUs without XID 79
 			t.Error(err)
 		}
 	})
@@ -55,7 +54,7 @@ func TestCleanup(t *testing.T) {
 			t.Fatal("the pod has no annotation")
 		}
 		eventually(t, "the state file has the time of the annotation", func(context.Context) error {
-			text, err := os.ReadFile(stateFile)
+			text, err := os.ReadFile(stateDir + "/node.json")
 			if err == nil && !strings.Contains(string(text), at) {
 				err = fmt.Errorf("no %s in:\n%s", at, text)
 			}

@@ -262,7 +262,7 @@ func awaitDevices(t *testing.T, want int) {
 func awaitSaved(t *testing.T, text string) {
 	t.Helper()
 	eventually(t, text+" is saved", func(context.Context) error {
-		saved, err := os.ReadFile("/var/lib/gpu-node-agent/state.json")
+		saved, err := os.ReadFile(stateDir + "/state.sim.json")
 		if err == nil && !strings.Contains(string(saved), text) {
 			err = fmt.Errorf("the state file has no %s:\n%s", text, saved)
 		}

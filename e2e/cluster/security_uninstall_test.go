@@ -194,7 +194,7 @@ const (
 func survives(dir, name string) bool {
 	name = strings.TrimSuffix(name, ".spare")
 	return dir == kubeletPluginDir && (name == "kubelet.sock" || name == "kubelet_internal_checkpoint") ||
-		dir == stateDir && slices.Contains([]string{"state.json", "state.json.lock", "state.json.config"}, name) ||
+		dir == stateDir && slices.Contains([]string{"state.sim.json", "node.json", "last-good-config.json", "lock"}, name) ||
 		filepath.Join(dir, name) == checkpoint
 }
 

@@ -259,7 +259,7 @@ func (p *player) fail(t *testing.T, gpu int) {
 	inject(t, "{gpu: %d, xid: 79}", gpu)
 	p.unhealthy[gpu] = true
 	eventually(t, "the XID is saved", func(context.Context) error {
-		text, err := os.ReadFile(filepath.Join(stateDir, "state.json"))
+		text, err := os.ReadFile(filepath.Join(stateDir, "state.sim.json"))
 		if err != nil {
 			return err
 		}

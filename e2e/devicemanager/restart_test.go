@@ -190,7 +190,7 @@ func (n machine) checkDeadEndpoint(want bool) {
 		}
 	}
 	// The exit status depends on other checks.
-	text, _ := n.Command("doctor", "--config", n.File("config.yaml"), "--source.mode=sim", "--health.stateFile="+n.File("state.json"),
+	text, _ := n.Command("doctor", "--config", n.File("config.yaml"), "--source.mode=sim", "--state-dir="+n.StateDir(),
 		"--health.socket="+n.File("agent.sock"), "--plugin.kubeletDir="+n.Dir, "--metrics.listen="+n.Address)
 	if got := strings.Contains(text, advice); got != want {
 		n.T.Errorf("doctor asks for a restart of the kubelet: %v, want %v\n%s", got, want, text)

@@ -161,12 +161,7 @@ func TestRefused(t *testing.T) {
 		"files.a/b=x": "a/b",
 
 		// Files that would be lost with the pod, or cannot be created.
-		"config.health.stateFile=/foo/x.json":                            "config.health.stateFile: /foo/x.json",
-		"config.health.stateFile=/foo/x,securityContext=null":            "stateDir",
-		"nodeConfigs.a.health.stateFile=/foo/x.json":                     "nodeConfigs.a.health.stateFile",
-		"config.health.stateFile=/var/lib/gpu-node-agent":                "config.health.stateFile",
-		"config.health.stateFile=/var/lib/gpu-node-agent/../x":           "config.health.stateFile",
-		"config.health.stateFile=/var/lib/gpu-node-agent-1/x":            "config.health.stateFile",
+		"config.health.stateFile=/var/lib/gpu-node-agent/x":              "stateFile",
 		"config.health.socket=/bar/a.sock":                               "config.health.socket: /bar/a.sock",
 		"config.source.mode=sim,config.source.sim.control=/bar/sim.sock": "config.source.sim.control",
 
@@ -214,10 +209,8 @@ func TestAccepted(t *testing.T) {
 		"config.plugin.nvidiaConfig=/etc/nvidia/config.yaml", // an image may contain it
 		"config.metrics.webConfigFile=/etc/gpu-node-agent-web/other.yaml,web.secretName=w",
 
-		"config.health.stateFile=,config.health.socket=",
-		"config.health.stateFile=/var/lib/gpu-node-agent/a/../b.json,stateDir=",
-		"config.health.stateFile=/run/gpu-node-agent/x,config.health.socket=/var/lib/gpu-node-agent/a.sock",
-		"config.health.stateFile=/foo/x," + extra + "/foo/",
+		"config.health.socket=,stateDir=",
+		"config.health.socket=/var/lib/gpu-node-agent/a.sock",
 		"config.health.socket=/foo/x/a.sock," + extra + "/foo",
 		"config.health.socket=/tmp/a.sock,securityContext.readOnlyRootFilesystem=false",
 		"config.health.socket=/tmp/a.sock,securityContext=null",

@@ -1,11 +1,8 @@
 package monitor
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -14,20 +11,10 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// bindings holds the entries that name a GPU by its index, and their bindings.
+// bindings holds the entries that name a GPU by its index.
 type bindings struct {
 	entries *health.Latest[health.IndexEntries] // nil without such entries
-	source  health.SourceID                     // whose bindings the snapshot has
-	onBus   func() []string                     // Source.OnBus of it
-	all     map[string]savedBindings            // by SourceID.Kind
-	read    bool                                // RestoreBindings was called: saved bindings are known, and newer ones may replace them
-	saved   health.Latest[[]byte]               // all, in JSON
-}
-
-// savedBindings are the bindings of one kind of source.
-type savedBindings struct {
-	Inventory string          `json:"inventory,omitempty"` // of simulated devices
-	Bindings  health.Bindings `json:"bindings"`
+	onBus   func() []string                     // Source.OnBus
 }
 
 // SetIndexEntries sets the entries of the configuration that name a GPU by its index. Call it before Run.
@@ -35,57 +22,15 @@ func (m *Monitor) SetIndexEntries(entries *health.Latest[health.IndexEntries]) {
 	m.bindings.entries = entries
 }
 
-// SavedBindings are the bindings to keep in the state file. They hold over reboots, which renumber GPUs.
-func (m *Monitor) SavedBindings() *health.Latest[[]byte] { return &m.bindings.saved }
-
-// RestoreBindings continues from the saved bindings of an earlier process, none if text is nil. They replace bindings made since the start.
-// It may be called late, when the state file answers. Until it is called, nothing is saved and Rebind refuses. src is the configured
-// source.
-func (m *Monitor) RestoreBindings(text []byte, src health.SourceID) error {
-	m.mu.Lock()
-	defer m.unlock()
-	b := &m.bindings
-	var restored map[string]savedBindings
-	var err error
-	if text != nil {
-		err = json.Unmarshal(text, &restored)
-	}
-	if b.source == (health.SourceID{}) {
-		b.source = src
-	}
+// restoreBindings replaces bindings made since the start by the saved ones. m.mu is held.
+func (m *Monitor) restoreBindings(saved health.Bindings) {
 	made := m.now.Bindings
-	maps.Copy(b.all, restored)
-	m.loadBindings(b.source, b.onBus)
-	for _, one := range made { // bindings that the file lacks
-		if m.now.Bindings.Find(one.IndexRef) == nil {
-			m.now.Bindings = append(slices.Clip(m.now.Bindings), one)
+	m.now.Bindings = slices.Clone(saved)
+	for _, b := range made { // that the file lacks
+		if m.now.Bindings.Find(b.IndexRef) == nil {
+			m.now.Bindings = append(m.now.Bindings, b)
 		}
 	}
-	b.read = true
-	m.storeBindings()
-	if m.now.Polled() {
-		m.bind(m.now.Devices)
-		m.view(time.Now())
-		m.store()
-	}
-	return err
-}
-
-// loadBindings replaces the bindings by a source's. m.mu is held.
-func (m *Monitor) loadBindings(src health.SourceID, onBus func() []string) {
-	m.bindings.source, m.bindings.onBus = src, onBus
-	saved := m.bindings.all[src.Kind]
-	if m.now.Bindings = saved.Bindings; saved.Inventory != simulatedInventory(src) {
-		m.now.Bindings = nil
-	}
-}
-
-// simulatedInventory returns the inventory of simulated devices, which no other inventory has.
-func simulatedInventory(src health.SourceID) string {
-	if src.Simulated {
-		return src.Inventory
-	}
-	return ""
 }
 
 // bind binds the entries after a reading, or after a change of the configuration. m.mu is held.
@@ -97,7 +42,6 @@ func (m *Monitor) bind(devices []health.DeviceState) {
 	before := m.now.Bindings
 	m.now.Bindings = health.Bind(*entries, before, devices, m.gpusOnBus())
 	m.logBindings(before)
-	m.storeBindings()
 }
 
 // indexEntries returns nil while there are none.
@@ -144,40 +88,13 @@ func (m *Monitor) logBindings(before health.Bindings) {
 	}
 }
 
-// storeBindings stores the bindings for the state file, if they changed. m.mu is held.
-func (m *Monitor) storeBindings() {
-	b, entries := &m.bindings, m.indexEntries()
-	b.all[b.source.Kind] = savedBindings{simulatedInventory(b.source), m.now.Bindings}
-	if !b.read {
-		return
-	}
-	all := make(map[string]savedBindings)
-	for kind, of := range b.all {
-		of.Bindings = slices.DeleteFunc(slices.Clone(of.Bindings), func(o health.Binding) bool {
-			return o.GPU == "" || entries != nil && entries.Final && !slices.Contains(entries.Refs, o.IndexRef)
-		})
-		if len(of.Bindings) > 0 {
-			all[kind] = of
-		}
-	}
-	b.all = all
-	text, err := json.Marshal(all)
-	if err != nil {
-		return // impossible: all values have texts
-	}
-	if last := b.saved.Load(); last == nil || !bytes.Equal(*last, text) {
-		b.saved.Store(&text)
-	}
-}
-
 // Rebind binds the entries with a text, such as 3, to the GPU that has this index now. It returns the new bindings.
 func (m *Monitor) Rebind(entry string) (health.Bindings, error) {
 	m.mu.Lock()
 	defer m.unlock()
 	switch {
-	case !m.bindings.read:
-		return nil, errors.New("the bindings from before the start are unknown: health.stateFile is not read yet; retry later, or name a UUID " +
-			"instead")
+	case m.unrestored:
+		return nil, errors.New("the bindings from before the start are unknown: --state-dir is not read yet; retry later, or name a UUID instead")
 	case m.now.Source.Status != health.SourceUp:
 		return nil, fmt.Errorf("the source is %v, so which GPU has an index is unknown; see gpu-node-agent status", m.now.Source.Status)
 	}
@@ -187,7 +104,6 @@ func (m *Monitor) Rebind(entry string) (health.Bindings, error) {
 		return nil, err
 	}
 	m.now.Bindings = rebound
-	m.storeBindings()
 	m.view(time.Now())
 	m.store()
 	rebound = slices.DeleteFunc(slices.Clone(rebound), func(b health.Binding) bool { return b.Entry != entry })

@@ -1,7 +1,6 @@
 package monitor
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -16,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
 
 const excludeKey = "plugin.exclude"
@@ -28,7 +28,7 @@ type bindingNode struct {
 	order   []int             // the slots that the engine lists, by index
 	mig     bool              // each GPU has two MIG devices
 	entries health.Latest[health.IndexEntries]
-	file    []byte // the section of the state file
+	file    health.Bindings // of the state file
 	log     *zap.Logger
 }
 
@@ -118,25 +118,32 @@ func (b *bindingNode) startAgent(t *testing.T, file int, cordon ...string) {
 	if file == fileLost {
 		b.file = nil
 	}
-	if file != fileLate {
-		b.readFile(t)
+	if file == fileLate {
+		b.m.AwaitRestore()
+	} else {
+		b.m.Restore(statefile.Restored{Bindings: b.file})
 	}
 	b.list()
 	b.start(t)
 	advance(outageWait)
 }
 
-func (b *bindingNode) readFile(t *testing.T) {
-	t.Helper()
-	if err := b.m.RestoreBindings(b.file, health.SourceID{Kind: "dcgm"}); err != nil {
-		t.Error(err)
+func (b *bindingNode) readFile() { b.m.RestoreLate(statefile.Restored{Bindings: b.file}) }
+
+// saved returns the bindings to save, none before the file is read.
+func (b *bindingNode) saved() health.Bindings {
+	b.m.mu.Lock()
+	defer b.m.mu.Unlock()
+	if b.m.unrestored {
+		return nil
 	}
+	return statefile.FromSnapshot(&b.m.now, "boot").Bindings
 }
 
 func (b *bindingNode) stopAgent() {
 	b.stop()
-	if saved := b.m.SavedBindings().Load(); saved != nil {
-		b.file = *saved
+	if !b.m.unrestored {
+		b.file = b.saved()
 	}
 }
 
@@ -296,14 +303,14 @@ func TestBindingOfLateStateFile(t *testing.T) {
 		b.unbound[0] = true
 		b.restartEngine()
 		b.startAgent(t, fileLate, "0", "1")
-		if saved := b.m.SavedBindings().Load(); saved != nil {
-			t.Errorf("saved before the file was read: %s", *saved)
+		if saved := b.saved(); saved != nil {
+			t.Errorf("saved before the file was read: %+v", saved)
 		}
 		if _, err := b.m.Rebind("0"); err == nil || !strings.Contains(err.Error(), "not read yet") {
 			t.Error(err)
 		}
 		b.want(t, "not read", health.BindingIncomplete, "GPU-b", "GPU-c")
-		b.readFile(t)
+		b.readFile()
 		if got := b.withheld(t, "read"); !slices.Equal(got, []health.DeviceID{"GPU-c"}) { // 0 means GPU-a, which is not listed
 			t.Errorf("%v withheld", got)
 		}
@@ -384,12 +391,12 @@ func TestBindingsOfAnotherSource(t *testing.T) {
 			}
 			b.want(t, id.Kind, reason, want)
 		}
-		if saved := string(*b.m.SavedBindings().Load()); !strings.Contains(saved, `"sim"`) || !strings.Contains(saved, `"dcgm"`) {
-			t.Errorf("saved: %s", saved)
+		if saved := b.saved(); len(saved) != 2 {
+			t.Errorf("saved: %+v", saved)
 		}
 		b.load()
-		if saved := string(*b.m.SavedBindings().Load()); saved != "{}" {
-			t.Errorf("saved without entries: %s", saved)
+		if saved := b.saved(); saved != nil {
+			t.Errorf("saved without entries: %+v", saved)
 		}
 	}, "1")
 }
@@ -465,7 +472,7 @@ func playBindings(t *testing.T, seed uint64) {
 			b.stopAgent()
 			what = "file late"
 			b.startAgent(t, fileLate, entries...)
-			b.readFile(t)
+			b.readFile()
 		case 6:
 			entries = configurations[r.IntN(len(configurations))]
 			what = fmt.Sprintf("entries %v", entries)
@@ -569,11 +576,9 @@ func (b *bindingNode) check(t *testing.T, where string, entries []string, meanin
 			t.Fatalf("%s: %+v; entries %v", where, one, entries)
 		}
 	}
-	if saved := b.m.SavedBindings().Load(); saved != nil {
-		for _, entry := range []string{"0", "1", "2", "3"} {
-			if strings.Contains(string(*saved), `"entry":"`+entry+`"`) && !slices.Contains(entries, entry) {
-				t.Fatalf("%s: %s is saved: %s", where, entry, *saved)
-			}
+	for _, one := range b.saved() {
+		if !slices.Contains(entries, one.Entry) {
+			t.Fatalf("%s: %s is saved: %+v", where, one.Entry, one)
 		}
 	}
 }
@@ -591,32 +596,4 @@ func TestBindingOutlivesRejectedConfiguration(t *testing.T) {
 		b.load("1")
 		b.want(t, "the one before", health.BindingRenumbered, "GPU-b")
 	}, "1")
-}
-
-// FuzzRestoreBindings checks that what was read is saved again, and that a section that cannot be read is an error.
-func FuzzRestoreBindings(f *testing.F) {
-	for _, text := range []string{
-		`{"dcgm":{"bindings":[{"key":"health.cordon","entry":"3","gpu":"GPU-a","pci":"00000000:1B:00.0","others":["GPU-b"],"confirmed":true}]}}`,
-		`{"dcgm":null,"sim":{"inventory":"sim h100-8 1","bindings":[{"entry":"3:0","gpu":"GPU-a"},{"entry":"3:0","gpu":"GPU-b"}]}}`,
-		`{"dcgm":{"bindings":[{"gpu":"","entry":"x"}]}}`, `{}`, `null`, `[]`, ``,
-	} {
-		f.Add([]byte(text))
-	}
-	f.Fuzz(func(t *testing.T, text []byte) {
-		restore := func(text []byte) (string, error) {
-			m := New(new(health.Latest[health.Config]), new(health.Latest[Source]), new(health.Latest[health.Snapshot]), zap.NewNop())
-			err := m.RestoreBindings(text, health.SourceID{Kind: "dcgm"})
-			for _, b := range m.now.Bindings {
-				m.now.Bindings.Match(b.Key, b.Entry, &health.Device{ID: "GPU-a"})
-			}
-			return string(*m.SavedBindings().Load()), err
-		}
-		saved, err := restore(text)
-		if err == nil && !json.Valid(text) {
-			t.Errorf("%q is not valid and no error", text)
-		}
-		if again, err := restore([]byte(saved)); err != nil || again != saved {
-			t.Errorf("%q is saved as %s, and that as %s, %v", text, saved, again, err)
-		}
-	})
 }

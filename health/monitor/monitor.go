@@ -86,8 +86,7 @@ func New(config *health.Latest[health.Config], source *health.Latest[Source], ou
 ) *Monitor {
 	m := &Monitor{
 		config: config, source: source, out: out, log: log,
-		bindings: bindings{all: make(map[string]savedBindings)},
-		events:   newEventQueue(), eventPoll: make(chan struct{}, 1), companions: noCompanions(), unknownGPUs: make(map[string]bool),
+		events: newEventQueue(), eventPoll: make(chan struct{}, 1), companions: noCompanions(), unknownGPUs: make(map[string]bool),
 		actions: make(map[health.DeviceID]*unmeasuredAction),
 	}
 	m.request.Store(&request{})
@@ -127,7 +126,7 @@ func (m *Monitor) Run(ctx context.Context) error {
 		before = src
 		m.publish(func(s *health.Snapshot) {
 			s.Source.Kind, s.Source.Inventory = src.Kind, src.Inventory
-			m.loadBindings(src.SourceID, src.OnBus)
+			m.bindings.onBus = src.OnBus
 			if s.Source.Status == health.SourceDetached {
 				m.showEvents(src, health.EventsOff, reasonDetached)
 				return

@@ -17,6 +17,7 @@ func (m *Monitor) Restore(r statefile.Restored) {
 	defer m.unlock()
 	m.restored = r
 	m.now.Devices, m.newInventory, m.history = r.Devices, !r.Missed, r.History
+	m.restoreBindings(r.Bindings)
 	m.now.Source.DriverLoad = r.DriverLoad
 	d := r.Detachment
 	if !d.InForce() {
@@ -62,6 +63,7 @@ func (m *Monitor) RestoreLate(r statefile.Restored) {
 	if source.DriverLoad == "" {
 		source.DriverLoad = r.DriverLoad
 	}
+	m.restoreBindings(r.Bindings)
 	before := m.now.Devices
 	late := health.LateState{Devices: saved, DriverReloaded: reloaded, XIDHistory: r.History}
 	devices, unjudged := health.RestoreLate(m.currentConfig(), before, late, now)
@@ -85,7 +87,7 @@ func (m *Monitor) exchangeDevices(to health.SourceID) {
 	m.restored = m.restored.Exchange(&m.now, m.history, to, time.Now())
 	m.logChangesLater(m.now.Devices, nil)
 	m.now.Devices, m.now.At, m.now.Source.Versions = m.restored.Devices, time.Time{}, health.Versions{}
-	m.now.Entities = nil
+	m.now.Entities, m.now.Bindings = nil, m.restored.Bindings
 	m.unjudged, m.unknownGPUs = nil, make(map[string]bool) // events that waited for a GPU of the other source
 	clear(m.actions)
 	m.history, m.driverVersion, m.now.Source.DriverLoad = m.restored.History, "", m.restored.DriverLoad

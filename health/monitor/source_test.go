@@ -123,7 +123,7 @@ func TestExchangeRestoresOtherSource(t *testing.T) {
 		h := newHarness(zap.NewNop())
 		real := sourceID("dcgm x", false)
 		h.source.Store(h.fakeSource.source(real))
-		h.m.Restore(saved.Restore("boot", real, time.Now()))
+		h.m.Restore(statefile.Contents{States: map[string]statefile.Saved{simulated.Kind: saved}}.Restore("boot", real, time.Now()))
 		h.start(t)
 		defer h.stop()
 		advance(2 * time.Second)

@@ -19,7 +19,7 @@ func (h *harness) wantConfigurationLogged(t *testing.T, want int) {
 	t.Helper()
 	n := 0
 	for _, e := range h.logs.All() {
-		if e.ContextMap()["file"] == ConfigurationPath(h.path) {
+		if e.ContextMap()["file"] == ConfigurationPath(h.Dir.path) {
 			n++
 		}
 	}
@@ -31,9 +31,9 @@ func (h *harness) wantConfigurationLogged(t *testing.T, want int) {
 // The configuration is saved at once, before the first snapshot, and again only if the file differs.
 func TestConfigurationSaved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "new", "state.json")
-		saved := ConfigurationPath(path)
-		h := loadAndStart(t, path)
+		dir := filepath.Join(t.TempDir(), "new")
+		saved := ConfigurationPath(dir)
+		h := loadAndStart(t, dir)
 		h.keep("one")
 		wantContent(t, saved, "one\n")
 		before, err := os.Stat(saved)
@@ -44,7 +44,7 @@ func TestConfigurationSaved(t *testing.T) {
 		h.keep("one")
 		advance(3 * checkInterval)
 		h.stop()
-		h = loadAndStart(t, path) // the next process
+		h = loadAndStart(t, dir) // the next process
 		h.keep("one")
 		advance(3 * checkInterval)
 		if after, err := os.Stat(saved); err != nil || !os.SameFile(before, after) {
@@ -55,7 +55,7 @@ func TestConfigurationSaved(t *testing.T) {
 		for _, spoil := range []func() error{
 			func() error { return os.Remove(saved) },
 			func() error { return os.Truncate(saved, 1) },
-			func() error { return os.RemoveAll(filepath.Dir(path)) },
+			func() error { return os.RemoveAll(dir) },
 		} {
 			must(t, spoil())
 			advance(checkInterval)
@@ -68,37 +68,27 @@ func TestConfigurationSaved(t *testing.T) {
 	})
 }
 
-// The configuration follows health.stateFile. Without a configuration file the last one stays.
-func TestConfigurationFollowsStateFile(t *testing.T) {
+// Without a configuration file the last one stays.
+func TestConfigurationStays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		h := loadAndStart(t, filepath.Join(dir, "a.json"))
+		h := loadAndStart(t, dir)
 		h.keep("one")
-		h.use(filepath.Join(dir, "b.json"))
-		synctest.Wait()
-		wantContent(t, ConfigurationPath(filepath.Join(dir, "b.json")), "one\n")
 		h.keep("")
-		wantContent(t, ConfigurationPath(filepath.Join(dir, "b.json")), "one\n")
-		h.use("")
-		h.keep("two")
-		wantContent(t, ConfigurationPath(filepath.Join(dir, "b.json")), "one\n")
+		advance(3 * checkInterval)
+		wantContent(t, ConfigurationPath(dir), "one\n")
 		h.stop()
-		entries, err := os.ReadDir(dir)
-		must(t, err)
-		if len(entries) != 6 { // two configurations, their spare files, and two locks
-			t.Errorf("%v", entries)
-		}
 	})
 }
 
-// Only the holder of the state file's lock saves its configuration.
+// Only the holder of the lock saves its configuration.
 func TestConfigurationOfTwoAgents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		saved := ConfigurationPath(path)
-		first, second := loadAndStart(t, path), newHarness(path)
+		dir := t.TempDir()
+		saved := ConfigurationPath(dir)
+		first, second := loadAndStart(t, dir), newHarness(dir)
 		first.keep("first")
-		_, err := second.Load(path)
+		_, err := second.Load()
 		must(t, err)
 		second.start(t)
 		second.keep("second")
@@ -111,24 +101,24 @@ func TestConfigurationOfTwoAgents(t *testing.T) {
 	})
 }
 
-// A failure is logged once. It does not affect the state file.
+// A failure is logged once. It does not affect the state.
 func TestConfigurationNotWritable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		saved := ConfigurationPath(path)
+		dir := t.TempDir()
+		saved := ConfigurationPath(dir)
 		must(t, os.Mkdir(saved, 0o750))
 		keepInPlace(t, saved)
-		h := loadAndStart(t, path)
+		h := loadAndStart(t, dir)
 		h.keep("one")
 		h.store(snapshotOf(t, "dcgm"))
 		advance(3 * checkInterval)
 		h.wantConfigurationLogged(t, 1)
 		h.wantFailuresLogged(t, 0)
-		wantDevices(t, path, map[string]int{"dcgm": 3})
+		wantDevices(t, dir, map[string]int{"dcgm": 3})
 		if s := h.Status(); s.Err != "" {
 			t.Error(s.Err)
 		}
-		entries, err := os.ReadDir(filepath.Dir(path))
+		entries, err := os.ReadDir(dir)
 		must(t, err)
 		if len(entries) != 104 { // the lock, the state file, its spare file, the directory, and what keeps that in place
 			t.Errorf("left %v", entries)

@@ -10,25 +10,24 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// The state file is one Saved in JSON. Readers ignore unknown keys. A change that they would misread raises formatVersion.
+// The file of a state is one Saved in JSON. Readers ignore unknown keys. A change that they would misread raises formatVersion.
 const (
 	formatName    = "gpu-node-agent state"
 	formatVersion = 1
 )
 
 type fileFormat struct {
-	Format    string                     `json:"format"`
-	Version   int                        `json:"version"`
-	BootID    string                     `json:"bootID"`
-	Source    string                     `json:"source"`
-	Inventory string                     `json:"inventory"`
-	History   bool                       `json:"history"`
-	Driver    string                     `json:"driverLoad,omitempty"`
-	Polled    time.Time                  `json:"polled,omitzero"`
-	Detach    *savedDetachment           `json:"detach,omitempty"`
-	Devices   []savedDevice              `json:"devices,omitempty"`
-	Others    map[string]json.RawMessage `json:"others,omitempty"` // Saved.others
-	Sections  map[string]json.RawMessage `json:"sections,omitempty"`
+	Format    string           `json:"format"`
+	Version   int              `json:"version"`
+	BootID    string           `json:"bootID"`
+	Source    string           `json:"source"`
+	Inventory string           `json:"inventory"`
+	History   bool             `json:"history"`
+	Driver    string           `json:"driverLoad,omitempty"`
+	Polled    time.Time        `json:"polled,omitzero"`
+	Detach    *savedDetachment `json:"detach,omitempty"`
+	Devices   []savedDevice    `json:"devices,omitempty"`
+	Bindings  json.RawMessage  `json:"bindings,omitempty"`
 }
 
 // savedDevice has the findings apart from the detail, so that they can be read even if a newer release describes the device in another way.
@@ -92,7 +91,13 @@ type savedFinding struct {
 func (s Saved) MarshalJSON() ([]byte, error) {
 	file := fileFormat{
 		Format: formatName, Version: formatVersion, BootID: s.BootID, Source: s.Source, Inventory: s.Inventory, History: s.History,
-		Driver: s.DriverLoad, Polled: savable(s.Polled), Others: s.others, Sections: s.Sections,
+		Driver: s.DriverLoad, Polled: savable(s.Polled),
+	}
+	if len(s.Bindings) > 0 {
+		var err error
+		if file.Bindings, err = json.Marshal(s.Bindings); err != nil {
+			return nil, err
+		}
 	}
 	if d := s.Detachment; d != (health.Detachment{}) {
 		file.Detach = &savedDetachment{savable(d.Since), savable(d.Until), d.For, d.Over, d.Undecided, d.EngineUnasked}
@@ -132,24 +137,19 @@ func (s *Saved) UnmarshalJSON(text []byte) error {
 	if err := json.Unmarshal(text, &file); err != nil {
 		return err
 	}
-	if file.Format != formatName || file.Version < formatVersion {
-		return fmt.Errorf("format %q version %d is not %q version %d", file.Format, file.Version, formatName, formatVersion)
+	newer, err := checkFormat(file.Format, formatName, file.Version)
+	if err != nil {
+		return err
 	}
 	read := Saved{
 		BootID: file.BootID, Source: file.Source, Inventory: file.Inventory, History: file.History, DriverLoad: file.Driver, Polled: file.Polled,
-	}
-	if file.Version > formatVersion {
-		read.newer = file.Version
+		newer: newer,
 	}
 	if d := file.Detach; d != nil {
 		read.Detachment = health.Detachment(*d)
 	}
-	var err error
-	if read.others, err = compact(file.Others); err != nil {
-		return err
-	}
-	if read.Sections, err = compact(file.Sections); err != nil {
-		return err
+	if json.Unmarshal(file.Bindings, &read.Bindings) != nil {
+		read.Bindings = nil // no reason to lose the findings
 	}
 	ids := make(map[health.DeviceID]bool)
 	for i, sd := range file.Devices {
@@ -165,19 +165,6 @@ func (s *Saved) UnmarshalJSON(text []byte) error {
 	}
 	*s = read
 	return nil
-}
-
-// compact returns the texts as MarshalJSON writes them. Unknown keys stay.
-func compact(texts map[string]json.RawMessage) (all map[string]json.RawMessage, err error) {
-	for name, text := range texts {
-		if all == nil {
-			all = make(map[string]json.RawMessage, len(texts))
-		}
-		if all[name], err = json.Marshal(text); err != nil {
-			return nil, err
-		}
-	}
-	return all, nil
 }
 
 // state returns the saved device. Without a readable description it has its findings.

@@ -68,8 +68,7 @@ func TestSavedRoundTrip(t *testing.T) {
 				Rows: []health.LedgerRow{row(31, at(12))}, Owed: []health.OwedXIDs{owed(43, 1, 1), owed(44, 2, time.Minute)},
 			},
 		}},
-		Sections: map[string]json.RawMessage{"idle": json.RawMessage(`{"a":1}`)},
-		others:   map[string]json.RawMessage{"sim": json.RawMessage(`{"b":2}`)},
+		Bindings: health.Bindings{{IndexRef: health.IndexRef{Key: "health.cordon", Entry: "3"}, GPU: "GPU-8", PCI: "00000000:1B:00.0"}},
 	}
 	over := Saved{
 		Source: "sim", Detachment: health.Detachment{Over: true},
@@ -137,6 +136,7 @@ func TestOtherReleaseKeepsFindings(t *testing.T) {
 		"a cordon as a finding": {text: replace(`"findings":[`,
 			`"findings":[{"cause":"cordoned","state":"unhealthy","reason":"c","action":"uncordon",`+
 				`"since":"2000-01-01T00:00:00Z","last":"2000-01-01T00:00:00Z","clears":"self"},`)},
+		"other bindings": {text: replace(`"devices":`, `"bindings":{"3":"GPU-0"},"devices":`)},
 		"another detail": {text: replace(`"detail":{`, `"detail":7,"was":{`), bare: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -200,7 +200,8 @@ func FuzzSaved(f *testing.F) {
 	f.Add([]byte(otherRelease))
 	f.Add([]byte(`{"format":"gpu-node-agent state","version":1,"source":"sim","history":true,"detach":{"until":"2000-01-01T00:00:01Z",` +
 		`"forNanoseconds":9},"devices":[{"id":"a","detail":{"seen":[{"code":1}],"owed":[{"code":31,"count":2,"leftNanoseconds":9},` +
-		`{"code":13,"count":-1,"leftNanoseconds":9}],"eventAction":{"action":1,"leftNanoseconds":5}}}],"others":{"dcgm":{"x":[ "<"]}}}`))
+		`{"code":13,"count":-1,"leftNanoseconds":9}],"eventAction":{"action":1,"leftNanoseconds":5}}}],"bindings":[{"entry":"3","gpu":"a"}]}`))
+	f.Add([]byte(`{"format":"gpu-node-agent state","version":1,"bindings":{}}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		var s Saved
 		if json.Unmarshal(text, &s) != nil {
@@ -213,4 +214,23 @@ func FuzzSaved(f *testing.F) {
 		r := s.Restore("boot", health.SourceID{Kind: "dcgm"}, epoch)
 		judge(r.Devices, 0, nil, healthtest.GPU0)
 	})
+}
+
+// The node's file is read as far as its version allows, like a state.
+func TestNodeFormat(t *testing.T) {
+	full := Node{BootID: "boot", Sections: map[string]json.RawMessage{"idle": json.RawMessage(`{"a":1}`)}}
+	text, err := json.Marshal(full)
+	must(t, err)
+	for version, newer := range map[string]int{"1": 0, "2": 2} {
+		var n Node
+		must(t, json.Unmarshal([]byte(strings.Replace(string(text), `"version":1`, `"version":`+version+`,"more":[]`, 1)), &n))
+		if n.newer != newer || n.BootID != "boot" || string(n.Sections["idle"]) != `{"a":1}` {
+			t.Errorf("version %s: %+v", version, n)
+		}
+	}
+	for _, text := range []string{`{}`, `[]`, strings.Replace(string(text), "node", "state", 1)} {
+		if err := json.Unmarshal([]byte(text), new(Node)); err == nil {
+			t.Errorf("%s: no error", text)
+		}
+	}
 }

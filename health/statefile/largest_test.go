@@ -15,7 +15,7 @@ import (
 
 // largestState returns a state that no node exceeds: 16 GPUs with 7 MIG devices each, every code and every cause as a finding with a long
 // reason, a full history of XIDs, texts of 30 fields, and the idle times of 64 containers on each device.
-func largestState(t *testing.T) Saved {
+func largestState(t *testing.T) (Saved, Node) {
 	t.Helper()
 	causes := []string{health.CauseLost, health.CauseRecoveryAction, health.CauseRemapFailed, health.CauseTemperature, health.CauseFlapping}
 	for code := 1; code < 200; code++ {
@@ -67,33 +67,35 @@ func largestState(t *testing.T) Saved {
 	}
 	section, err := json.Marshal(idle)
 	must(t, err)
-	saved := FromSnapshot(s, "f81d4fae-7dec-11d0-a765-00a0c91e6bf6")
-	saved.Sections = map[string]json.RawMessage{"idle": section}
-	return saved
+	const boot = "f81d4fae-7dec-11d0-a765-00a0c91e6bf6"
+	return FromSnapshot(s, boot), Node{BootID: boot, Sections: map[string]json.RawMessage{"idle": section}}
 }
 
 // The largest state takes less than a quarter of what Read reads, so that the file, which is twice as large, has room.
 func TestLargestState(t *testing.T) {
-	saved := largestState(t)
-	text, err := json.Marshal(saved)
-	must(t, err)
-	t.Logf("%d bytes", len(text))
-	if len(text) > durable.Limit/4 {
-		t.Errorf("%d bytes, the limit is %d", len(text), durable.Limit)
+	saved, node := largestState(t)
+	dir := t.TempDir()
+	for name, c := range map[string]content{"state.json": &saved, "node.json": &node} {
+		text, err := json.Marshal(c)
+		must(t, err)
+		t.Logf("%s: %d bytes", name, len(text))
+		if len(text) > durable.Limit/4 {
+			t.Errorf("%s: %d bytes, the limit is %d", name, len(text), durable.Limit)
+		}
+		_, err = fileOptions().Replace(filepath.Join(dir, name), text)
+		must(t, err)
 	}
-	path := filepath.Join(t.TempDir(), "state.json")
-	_, err = fileOptions().Replace(path, text)
+	c, err := Read(dir)
 	must(t, err)
-	read, err := Read(path)
-	must(t, err)
-	if len(read.Devices) != 128 || len(read.Devices[127].XIDs.Rows) != 1024 || len(read.Sections["idle"]) != len(saved.Sections["idle"]) {
-		t.Errorf("%d devices, %d bytes of idle times", len(read.Devices), len(read.Sections["idle"]))
+	read := c.States["dcgm"]
+	if len(read.Devices) != 128 || len(read.Devices[127].XIDs.Rows) != 1024 || len(c.Node.Sections["idle"]) != len(node.Sections["idle"]) {
+		t.Errorf("%d devices, %d bytes of idle times", len(read.Devices), len(c.Node.Sections["idle"]))
 	}
 }
 
 // The reserve holds what 8 GPUs have after a flood of XIDs.
 func TestReserveHoldsUsualState(t *testing.T) {
-	saved := largestState(t)
+	saved, _ := largestState(t)
 	var devices []health.DeviceState
 	for _, d := range saved.Devices {
 		if d.Device.Kind == health.KindGPU && d.Device.Index < 8 {

@@ -11,26 +11,26 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
 )
 
-// lockPath returns the path of the lock of a state file: a file beside it, because a rename replaces the state file itself.
-func lockPath(stateFile string) string { return stateFile + ".lock" }
+// lockPath returns the path of the lock of a state directory: a file in it, because a rename replaces the others.
+func lockPath(dir string) string { return filepath.Join(dir, "lock") }
 
 // lockedError reports that another agent holds the lock.
-type lockedError struct{ path, holder string }
+type lockedError struct{ dir, holder string }
 
 func (e *lockedError) Error() string {
-	return fmt.Sprintf("%s: locked by another agent (%s); reading only until that agent ends", e.path, e.holder)
+	return fmt.Sprintf("%s: locked by another agent (%s); reading only until that agent ends", e.dir, e.holder)
 }
 
-// acquireLock locks a state file for writing. A file system without locks works as if unlocked.
-func acquireLock(stateFile string) (*filelock.Held, error) {
-	if err := os.MkdirAll(filepath.Dir(stateFile), 0o750); err != nil {
+// acquireLock locks a state directory for writing, and creates it. A file system without locks works as if unlocked.
+func acquireLock(dir string) (*filelock.Held, error) {
+	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
 	}
-	l, err := filelock.Acquire(lockPath(stateFile), os.O_RDWR|os.O_CREATE)
+	l, err := filelock.Acquire(lockPath(dir), os.O_RDWR|os.O_CREATE)
 	switch {
 	case errors.Is(err, filelock.ErrLocked):
-		holder, _, _ := durable.Options{}.Read(lockPath(stateFile)) // informative only
-		return nil, &lockedError{stateFile, string(bytes.TrimSpace(holder[:min(len(holder), 200)]))}
+		holder, _, _ := durable.Options{}.Read(lockPath(dir)) // informative only
+		return nil, &lockedError{dir, string(bytes.TrimSpace(holder[:min(len(holder), 200)]))}
 	case err != nil:
 		return nil, err
 	}

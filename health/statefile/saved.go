@@ -1,7 +1,6 @@
 package statefile
 
 import (
-	"encoding/json"
 	"maps"
 	"slices"
 	"time"
@@ -9,31 +8,49 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Saved is the saved state of one kind of source, with that of other kinds beside it. It holds the devices that have
-// findings, recent trips, XIDs that the recovery action may still escalate, and listed or owed XIDs; during a detach, all
-// devices.
+// Contents is what a state directory has.
+type Contents struct {
+	States map[string]Saved // by SourceID.Kind; not modified
+	Node   Node
+
+	left *health.Latest[Saved] // Dir.left; nil if no Dir runs
+}
+
+// Restore is Saved.Restore for the state of a source.
+func (c Contents) Restore(bootID string, src health.SourceID, now time.Time) Restored {
+	r := c.States[src.Kind].Restore(bootID, src, now)
+	r.contents = c
+	return r
+}
+
+// Saved is the saved state of one kind of source. It holds the devices that have findings, recent trips, XIDs that the recovery action may
+// still escalate, and listed or owed XIDs; during a detach, all devices.
 type Saved struct {
 	BootID     string // "" if unknown
 	Source     string // SourceID.Kind
 	Inventory  string // SourceID.Inventory
 	History    bool   // Ledger.Rows are complete
 	Detachment health.Detachment
-	DriverLoad string    // Source.DriverLoad
-	Polled     time.Time // Snapshot.At
+	DriverLoad string          // Source.DriverLoad
+	Polled     time.Time       // Snapshot.At
+	Bindings   health.Bindings // of entries that have a GPU; they outlive a boot, which may renumber the GPUs
 	Devices    []health.DeviceState
 
-	// Sections are the states of other components by name. They belong to the boot, whatever the source is.
-	Sections map[string]json.RawMessage
-
-	others map[string]json.RawMessage // by kind of source, as MarshalJSON writes them; not modified
-	newer  int                        // the file's version if a newer release wrote it, else 0
+	newer int // the file's version if a newer release wrote it, else 0
 }
+
+func (s *Saved) newerVersion() int { return s.newer }
 
 // FromSnapshot returns the state of a snapshot to save.
 func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 	saved := Saved{
 		BootID: bootID, Source: s.Source.Kind, Inventory: s.Source.Inventory, History: s.Polled(), Detachment: s.Source.Detachment, Polled: s.At,
 		DriverLoad: s.Source.DriverLoad,
+	}
+	for _, b := range s.Bindings {
+		if b.Warning = (health.BindingWarning{}); b.GPU != "" {
+			saved.Bindings = append(saved.Bindings, b)
+		}
 	}
 	var devices []health.DeviceState
 	for _, d := range s.Devices {
@@ -71,17 +88,27 @@ type Restored struct {
 	Polled     time.Time // when the devices were measured last
 	Source     string    // SourceID.Kind
 	Inventory  string    // SourceID.Inventory
+	Bindings   health.Bindings
 
-	saved  Saved // including other kinds of source
-	bootID string
+	contents Contents // from which it was restored
+	bootID   string
 }
 
-// Exchange saves a snapshot and returns what applies to another source. If history is set, the snapshot has every row of XIDs.
+// Exchange keeps the state of a snapshot for the time when its source returns, and returns what applies to another source. If history is
+// set, the snapshot has every row of XIDs.
 func (r Restored) Exchange(s *health.Snapshot, history bool, to health.SourceID, now time.Time) Restored {
-	saved := FromSnapshot(s, r.bootID)
+	saved, c := FromSnapshot(s, r.bootID), r.contents
 	saved.Detachment = health.Detachment{} // it continues with the new source
 	saved.History = saved.History || history
-	return saved.withOthers(r.saved).Restore(r.bootID, to, now)
+	c.States = maps.Clone(c.States)
+	if c.States == nil {
+		c.States = make(map[string]Saved)
+	}
+	c.States[saved.Source] = saved
+	if c.left != nil {
+		c.left.Store(&saved)
+	}
+	return c.Restore(r.bootID, to, now)
 }
 
 // Restore returns what applies to a source now. A reboot clears every finding that it can clear. Only within a boot is a GPU
@@ -92,22 +119,16 @@ func (r Restored) Exchange(s *health.Snapshot, history bool, to health.SourceID,
 // finding. A time that is ahead becomes now: a finding recorded while the clock was ahead still expires. The times of
 // rows of XIDs stay as the source reported them, because they identify the rows.
 func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restored {
-	r := Restored{Source: src.Kind, Inventory: src.Inventory, saved: s, bootID: bootID}
-	if s.Source != src.Kind {
-		text, ok := s.others[src.Kind]
-		if s = (Saved{}); !ok || json.Unmarshal(text, &s) != nil {
-			return r
-		}
-	}
+	r := Restored{Source: src.Kind, Inventory: src.Inventory, bootID: bootID}
 	sameInventory := s.Inventory == src.Inventory
-	if src.Simulated && !sameInventory {
+	if s.Source != src.Kind || src.Simulated && !sameInventory {
 		return r
 	}
 	sameBoot := sameBoot(s.BootID, bootID)
 	r.Missed = sameBoot && sameInventory
 	// Another address may be another engine, which lists the same XIDs with other times.
 	r.History = sameBoot && s.History && sameInventory
-	r.Polled = health.Rebase(s.Polled, now)
+	r.Polled, r.Bindings = health.Rebase(s.Polled, now), s.Bindings
 	if sameBoot {
 		r.Detachment, r.DriverLoad = restoreDetachment(s.Detachment, now), s.DriverLoad
 	}
@@ -125,36 +146,8 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 	return r
 }
 
-// Section returns the state of a component from the same boot, nil if there is none.
-func (s Saved) Section(name, bootID string) []byte {
-	if !sameBoot(s.BootID, bootID) {
-		return nil
-	}
-	return s.Sections[name]
-}
-
 // sameBoot reports whether two boot IDs may name one boot. "" is unknown.
 func sameBoot(a, b string) bool { return a == "" || b == "" || a == b }
-
-// withOthers returns s with the saved state of other kinds of source from before, and with the sections of the same boot.
-func (s Saved) withOthers(before Saved) Saved {
-	if sameBoot(s.BootID, before.BootID) {
-		s.Sections = before.Sections
-	}
-	before.Sections = nil
-	s.others = maps.Clone(before.others)
-	if s.others == nil {
-		s.others = make(map[string]json.RawMessage)
-	}
-	if before.Source != "" {
-		before.others = nil
-		if text, err := json.Marshal(before); err == nil {
-			s.others[before.Source] = text
-		}
-	}
-	delete(s.others, s.Source)
-	return s
-}
 
 // undecidedLimit limits how long a restart withholds devices for a detach that was neither started nor given up. The earlier
 // process may have asked a host engine to detach before it could save that, so the engine is asked to attach afterwards.

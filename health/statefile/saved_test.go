@@ -301,19 +301,19 @@ func TestFingerprintIgnoresPolls(t *testing.T) {
 // TestSections checks that sections are written when they change, outlive a change of the source, and end with the boot.
 func TestSections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
+		dir := t.TempDir()
 		want := func(boot string, sections map[string]string) {
 			t.Helper()
-			s, err := load(path)
+			c, err := Read(dir)
 			must(t, err)
 			for name, text := range sections {
-				if got := string(s.Section(name, boot)); got != text {
+				if got := string(c.Node.Section(name, boot)); got != text {
 					t.Errorf("section %s in %s: %q, want %q", name, boot, got, text)
 				}
 			}
 		}
 		idle, other := new(health.Latest[[]byte]), new(health.Latest[[]byte])
-		h := newHarness(path)
+		h := newHarness(dir)
 		h.AddSection("idle", idle)
 		h.AddSection("other", other)
 		h.start(t)
@@ -337,55 +337,56 @@ func TestSections(t *testing.T) {
 		idle.Store(new([]byte(`3`)))
 		h.stop() // saves once more
 
-		h = loadAndStart(t, path)
+		h = loadAndStart(t, dir)
 		h.store(snapshotOf(t, "sim"))
 		want("boot", map[string]string{"idle": `3`, "other": `2`})
-		wantDevices(t, path, map[string]int{"sim": 3, "dcgm": 3})
+		wantDevices(t, dir, map[string]int{"sim": 3, "dcgm": 3})
 		h.stop()
 
-		h = newHarness(path)
+		h = newHarness(dir)
 		h.bootID = "next boot"
-		_, err := h.Load(path)
+		_, err := h.Load()
 		must(t, err)
+		h.AddSection("other", other)
 		h.start(t)
 		h.store(snapshotOf(t, "sim"))
-		want("next boot", map[string]string{"idle": "", "other": ""})
+		want("next boot", map[string]string{"idle": "", "other": "2"})
 		h.stop()
 	})
 }
 
-// A section is lacking only if the file of this boot is known, and waiting for one ends with its write, or with an error.
+// A section is lacking only if the directory is known, and waiting for one ends with its write, or with an error.
 func TestLacksSection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		start := func(path, boot string) (*harness, *health.Latest[[]byte]) {
-			h, text := newHarness(path), new(health.Latest[[]byte])
+		dir := t.TempDir()
+		start := func(dir, boot string) (*harness, *health.Latest[[]byte]) {
+			h, text := newHarness(dir), new(health.Latest[[]byte])
 			h.bootID = boot
 			h.AddSection("note", text)
-			_, err := h.Load(path)
+			_, err := h.Load()
 			must(t, err)
 			if h.LacksSection("note") {
-				t.Error("lacking before the file is known")
+				t.Error("lacking before the directory is known")
 			}
 			h.start(t)
 			h.store(snapshotOf(t, "sim"))
 			return h, text
 		}
-		h, text := start(path, "boot")
+		h, text := start(dir, "boot")
 		if !h.LacksSection("note") {
 			t.Error("not lacking")
 		}
 		text.Store(new([]byte("true")))
 		must(t, h.WaitSection(t.Context(), "note"))
-		if s, err := load(path); err != nil || string(s.Section("note", "boot")) != "true" || h.LacksSection("note") {
-			t.Errorf("%+v, %v", s, err)
+		if c, err := Read(dir); err != nil || string(c.Node.Section("note", "boot")) != "true" || h.LacksSection("note") {
+			t.Errorf("%+v, %v", c, err)
 		}
 		h.stop()
 		for _, c := range []struct {
 			boot  string
 			lacks bool
 		}{{"boot", false}, {"next boot", true}, {"", false}} {
-			h, _ := start(path, c.boot)
+			h, _ := start(dir, c.boot)
 			if h.LacksSection("note") != c.lacks {
 				t.Errorf("%q: lacking %v", c.boot, !c.lacks)
 			}
@@ -396,12 +397,12 @@ func TestLacksSection(t *testing.T) {
 		text.Store(new([]byte("true")))
 		must(t, h.WaitSection(t.Context(), "note"))
 		if h.LacksSection("note") {
-			t.Error("lacking without a file")
+			t.Error("lacking without a directory")
 		}
 		h.stop()
 
-		dir := filepath.Join(t.TempDir(), "dir")
-		h, text = start(filepath.Join(dir, "state.json"), "boot")
+		dir = filepath.Join(t.TempDir(), "dir")
+		h, text = start(dir, "boot")
 		must(t, os.RemoveAll(dir))
 		must(t, os.WriteFile(dir, nil, 0o600))
 		text.Store(new([]byte("true")))

@@ -96,8 +96,9 @@ func TestCommands(t *testing.T) {
 		{[]string{"check-config", "--config="}, 1, []string{"--config: ", "empty"}},
 		{[]string{"reclaim", "--policy="}, 1, []string{"--policy: ", "empty"}},
 		{[]string{"cleanup", "--context", ""}, 1, []string{"--context: ", "empty"}},
-		{[]string{"check-config", "--config", good, "--health.stateFile="}, 0, []string{`stateFile: ""`}},
-		{[]string{"check-config", "--config", good, "--health.stateFile=" + dir}, 1, []string{"health.stateFile: ", "directory"}},
+		{[]string{"check-config", "--config", good, "--state-dir="}, 0, []string{"socket:"}},
+		{[]string{"check-config", "--config", good, "--state-dir=" + good}, 1, []string{"--state-dir: ", "directory"}},
+		{[]string{"check-config", "--state-dir", "state"}, 1, []string{"--state-dir: ", "absolute path"}},
 		{[]string{"check-config", "--config", good, "--health.cordon="}, 1, []string{"health.cordon: "}},
 		{
 			[]string{"check-config", "--config", good, "--metrics.fields=[deflault]"},

@@ -97,12 +97,12 @@ func TestIdleSharer(t *testing.T) {
 	p.stop()
 	awaitLoss(t, k)
 	const twoHours = 7200
-	longer := regexp.MustCompile(`((sinceBusy|withoutProcess|observed)Nanoseconds":)[0-9]+`).ReplaceAllString(readFile(p.stateFile()),
+	longer := regexp.MustCompile(`((sinceBusy|withoutProcess|observed)Nanoseconds":)[0-9]+`).ReplaceAllString(readFile(p.nodeFile()),
 		"${1}7200000000000")
 	if n := strings.Count(longer, "7200000000000"); n != 5 {
 		t.Fatalf("%d times in %s", n, longer)
 	}
-	if err := os.WriteFile(p.stateFile(), []byte(longer), 0o600); err != nil {
+	if err := os.WriteFile(p.nodeFile(), []byte(longer), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	launch()

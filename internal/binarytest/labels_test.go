@@ -32,7 +32,7 @@ func labelsIn(text string) map[string]string {
 // offline runs a command with the configuration, the state file and the socket of the process, whether or not it runs.
 func (p *process) offline(args ...string) (string, int) {
 	p.t.Helper()
-	p.t.Setenv("GPU_NODE_AGENT_HEALTH_STATE_FILE", p.stateFile())
+	p.t.Setenv("GPU_NODE_AGENT_STATE_DIR", p.StateDir())
 	p.t.Setenv("GPU_NODE_AGENT_HEALTH_SOCKET", p.agentSocket())
 	return run(p.t, append(args, "--config", p.config())...)
 }

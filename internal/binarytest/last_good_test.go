@@ -17,7 +17,7 @@ const (
 	invalid  = simConfig + "\nhealth: {cordon: [7, {}], confirm: -1}"
 )
 
-func (p *process) lastGood() string { return p.stateFile() + ".config" }
+func (p *process) lastGood() string { return p.StateDir() + "/last-good-config.json" }
 
 // awaitLastGood waits until the last good configuration is saved, and until it is another than before.
 func (p *process) awaitLastGood(before string) string {
@@ -69,19 +69,19 @@ func TestStartWithLastGoodConfiguration(t *testing.T) {
 // The commands reach the running agent while the file is invalid.
 func TestCommandsWithInvalidConfiguration(t *testing.T) {
 	t.Parallel()
-	p := start(t, simConfig+"\nhealth: {stateFile: DIR/state.json, socket: DIR/agent.sock}",
-		"GPU_NODE_AGENT_HEALTH_STATE_FILE=", "GPU_NODE_AGENT_HEALTH_SOCKET=")
+	p := start(t, simConfig+"\nhealth: {socket: DIR/agent.sock}", "GPU_NODE_AGENT_HEALTH_SOCKET=")
 	p.awaitLastGood("")
 	p.awaitSocket(p.agentSocket())
 	p.awaitSocket(p.simSocket())
 	p.awaitMetrics(`state="healthy"} 1`)
+	stateDir := p.StateDir()
 	commands := func(config string) {
 		t.Helper()
 		if err := p.Node.Write(config); err != nil {
 			t.Fatal(err)
 		}
 		for _, args := range [][]string{{"status"}, {"sim", "{gpu: 2, xid: 48}"}, {"clear", "--gpu", "2"}, {"detach", "--force"}, {"attach"}} {
-			out, code := run(t, append(args, "--config", p.config())...)
+			out, code := run(t, append(args, "--config", p.config(), "--state-dir", stateDir)...)
 			if code != 0 || !strings.Contains(out, "warning: ") || !strings.Contains(out, "config.yaml") {
 				t.Errorf("%q: %d\n%s", args, code, out)
 			}
@@ -91,18 +91,18 @@ func TestCommandsWithInvalidConfiguration(t *testing.T) {
 		}
 	}
 	// By the last good configuration: the agent does not use the invalid file's address and sockets.
-	commands("health: {stateFile: DIR/state.json, socket: /other.sock, confirm: -1}\nmetrics: {listen: nowhere}\nsource: {sim: {control: " +
+	commands("health: {socket: /other.sock, confirm: -1}\nmetrics: {listen: nowhere}\nsource: {sim: {control: " +
 		"/other.sock}}")
-	// By the last good configuration although the file, which names the state file, is not YAML.
+	// By the last good configuration although the file is not YAML.
 	for _, invalid := range []string{"log: {", "metrics: {}\nhealth: {}\n", "log:\n\tlevel: info"} {
-		commands("health: {stateFile: DIR/state.json}\n" + invalid)
+		commands("health: {}\n" + invalid)
 	}
 	// By the last good configuration of another file.
 	other := filepath.Join(p.Dir, "other.yaml")
-	if err := os.WriteFile(other, fmt.Appendf(nil, "health: {stateFile: %s}\nlog: {", p.stateFile()), 0o600); err != nil {
+	if err := os.WriteFile(other, []byte("log: {"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, code := run(t, "status", "--config", other); code != 0 || !strings.Contains(out, "warning: ") ||
+	if out, code := run(t, "status", "--config", other, "--state-dir", stateDir); code != 0 || !strings.Contains(out, "warning: ") ||
 		!strings.Contains(out, "healthy") {
 		t.Errorf("another file: %d\n%s", code, out)
 	}
@@ -112,14 +112,15 @@ func TestCommandsWithInvalidConfiguration(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := p.Node.Write(simConfig +
-		"\nhealth: {stateFile: '', socket: DIR/agent.sock}\nplugin: {kubeletDir: DIR}\nmetrics: {listen: ADDRESS}"); err != nil {
+		"\nhealth: {socket: DIR/agent.sock}\nplugin: {kubeletDir: DIR}\nmetrics: {listen: ADDRESS}"); err != nil {
 		t.Fatal(err)
 	}
-	p.launch("GPU_NODE_AGENT_HEALTH_STATE_FILE=", "GPU_NODE_AGENT_HEALTH_SOCKET=")
+	stateDir = ""
+	p.launch("GPU_NODE_AGENT_STATE_DIR=", "GPU_NODE_AGENT_HEALTH_SOCKET=")
 	p.awaitSocket(p.agentSocket())
 	p.awaitSocket(p.simSocket())
 	p.awaitMetrics(`state="healthy"} 1`)
-	valid := "health: {stateFile: '', socket: DIR/agent.sock}\nmetrics: {listen: ADDRESS}\nsource: {sim: {control: DIR/sim.sock}}\n"
+	valid := "health: {socket: DIR/agent.sock}\nmetrics: {listen: ADDRESS}\nsource: {sim: {control: DIR/sim.sock}}\n"
 	for _, invalid := range []string{"log: {", "metrics: {}", "log: {level: loud}"} {
 		commands(valid + invalid)
 	}
@@ -138,13 +139,13 @@ func TestStartRefusesInvalidConfiguration(t *testing.T) {
 	p.write(invalid)
 	refused := func(file string, flags ...string) {
 		t.Helper()
-		out, code := run(t, append([]string{"--config", file, "--health.stateFile", p.stateFile(), "--health.socket="}, flags...)...)
+		out, code := run(t, append([]string{"--config", file, "--state-dir", p.StateDir(), "--health.socket="}, flags...)...)
 		if code == 0 || !strings.Contains(out, "health.confirm") {
 			t.Errorf("%s %q: %d\n%s", file, flags, code, out)
 		}
 	}
 	refused(p.config(), "--metrics.listen=nowhere")
-	refused(p.config(), "--health.stateFile=")
+	refused(p.config(), "--state-dir=")
 	other := filepath.Join(p.Dir, "other.yaml")
 	if err := os.WriteFile(other, []byte(readFile(p.config())), 0o600); err != nil {
 		t.Fatal(err)

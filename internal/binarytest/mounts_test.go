@@ -50,7 +50,6 @@ func startContainer(t *testing.T) *container {
 	c := &container{process: newProcessOf(t, program, containerConfig)}
 	c.env = []string{
 		"AGENT=" + binary, "NODE=" + c.Dir, "MOUNTS=device-plugins pod-resources state",
-		"GPU_NODE_AGENT_HEALTH_STATE_FILE=" + c.Dir + "/state/state.json",
 	}
 	var err error
 	if c.k, err = kubelettest.Start(c.host()); err != nil {
@@ -63,7 +62,7 @@ func startContainer(t *testing.T) *container {
 	c.launch(c.env...)
 	c.sim("{gpu: 2, xid: 48}")
 	c.awaitAllocatable(c.k, 6)
-	c.await("xid-48 in the state file", func() bool { return strings.Contains(readFile(c.host("state/state.json")), "xid-48") })
+	c.await("xid-48 in the state file", func() bool { return strings.Contains(readFile(c.host("state/state.sim.json")), "xid-48") })
 	return c
 }
 
@@ -143,7 +142,7 @@ func TestMountedStateDirectoryDeleted(t *testing.T) {
 				c.launch(c.env...)
 				c.restartKubelet()
 				c.awaitAllocatable(c.k, 7) // the finding is lost; the cordon is of the configuration
-				c.awaitPage("/readyz", http.StatusOK, "health.stateFile: the directory mounted at "+c.Dir+"/state was deleted on the host at ")
+				c.awaitPage("/readyz", http.StatusOK, "--state-dir: the directory mounted at "+c.Dir+"/state was deleted on the host at ")
 				if out, _ := run(t, "status", "--config", c.config()); !strings.Contains(out, "was deleted on the host at ") {
 					t.Errorf("status does not say what is lost:\n%s", out)
 				}

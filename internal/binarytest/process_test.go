@@ -171,7 +171,7 @@ func (p *process) launch(env ...string) { p.launchWithLog(p, env...) }
 
 func (p *process) launchWithLog(log io.Writer, env ...string) {
 	p.t.Helper()
-	defaults := []string{raceOptions, "GPU_NODE_AGENT_HEALTH_STATE_FILE=" + p.stateFile(), "GPU_NODE_AGENT_HEALTH_SOCKET=" + p.agentSocket()}
+	defaults := []string{raceOptions, "GPU_NODE_AGENT_HEALTH_SOCKET=" + p.agentSocket()}
 	if err := p.Start(log, append(defaults, env...)...); err != nil {
 		p.t.Fatal(err)
 	}
@@ -223,7 +223,8 @@ func (p *process) stop() {
 }
 
 func (p *process) config() string      { return p.Dir + "/config.yaml" }
-func (p *process) stateFile() string   { return p.Dir + "/state.json" }
+func (p *process) stateFile() string   { return p.StateDir() + "/state.sim.json" }
+func (p *process) nodeFile() string    { return p.StateDir() + "/node.json" }
 func (p *process) simSocket() string   { return p.Dir + "/sim.sock" }
 func (p *process) agentSocket() string { return p.Dir + "/agent.sock" }
 
@@ -338,10 +339,10 @@ func (p *process) awaitLog(part string) {
 	p.await(part+" in the log", func() bool { return strings.Contains(p.log(), part) })
 }
 
-// awaitState waits until the state file contains a text.
+// awaitState waits until the state directory has a text.
 func (p *process) awaitState(part string) {
 	p.t.Helper()
-	p.await(part+" in the state file", func() bool { return strings.Contains(readFile(p.stateFile()), part) })
+	p.await(part+" in the state", func() bool { return strings.Contains(readFile(p.stateFile())+readFile(p.nodeFile()), part) })
 }
 
 // allocate gives a GPU to a new pod and waits until the agent shows the pod as its holder.

@@ -146,7 +146,7 @@ func TestDRAWithoutPodResources(t *testing.T) {
 	n.write(n.config("devicePlugin"))
 	n.run()
 	n.awaitAllocatable(n.kubelet, 8)
-	if text := readFile(n.stateFile()); !strings.Contains(text, `"devicePlugin":true`) {
+	if text := readFile(n.nodeFile()); !strings.Contains(text, `"devicePlugin":true`) {
 		t.Errorf("the state file does not say that the device plugin serves: %s", text)
 	}
 	n.reload(n.config("dra"))

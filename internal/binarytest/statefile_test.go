@@ -1,6 +1,7 @@
 package binarytest
 
 import (
+	"errors"
 	"net/http"
 	"os"
 	"strconv"
@@ -44,11 +45,11 @@ func TestFindingSurvivesRestart(t *testing.T) {
 	}
 }
 
-// Of two agents with one state file, the second reports who locks it and takes it over when the first has exited.
+// Of two agents with one state directory, the second reports who locks it and takes it over when the first has exited.
 func TestStateFileSharedByTwoAgents(t *testing.T) {
 	t.Parallel()
 	first := startWithFinding(t)
-	second := start(t, simConfig, "GPU_NODE_AGENT_HEALTH_STATE_FILE="+first.stateFile())
+	second := start(t, simConfig, "GPU_NODE_AGENT_STATE_DIR="+first.StateDir())
 	second.awaitMetrics(`cause="xid-48"`, `state="healthy"} 1`, "gpu_node_agent_file_unwritten_since_timestamp_seconds{",
 		"gpu_node_agent_state_file_read 1")
 	if s := second.snapshot(); !strings.Contains(s.Memory.Error, strconv.Itoa(first.Pid())) {
@@ -97,10 +98,10 @@ func TestStateFileAnswersLate(t *testing.T) {
 	end := lease(t, p.stateFile())
 	defer end()
 	p.launch()
-	p.awaitMetrics("gpu_node_agent_state_file_read 0", `gpu_node_agent_file_unwritten_since_timestamp_seconds{file="`+p.stateFile()+`"}`,
+	p.awaitMetrics("gpu_node_agent_state_file_read 0", `gpu_node_agent_file_unwritten_since_timestamp_seconds{file="`+p.StateDir()+`"}`,
 		`state="healthy"} 1`)
 	const unknown = "verdicts of before the start are unknown: "
-	if _, text := p.get("/readyz"); !strings.Contains(text, "health.stateFile: "+unknown+p.stateFile()) {
+	if _, text := p.get("/readyz"); !strings.Contains(text, "--state-dir: "+unknown+p.StateDir()) {
 		t.Errorf("/readyz has %q", text)
 	}
 	if out, _ := run(t, "status", "--config", p.config()); !strings.Contains(out, unknown) {
@@ -127,7 +128,7 @@ func TestStateFileAnswersLate(t *testing.T) {
 func TestStateFileIsFifo(t *testing.T) {
 	t.Parallel()
 	p := newProcess(t, simConfig)
-	if err := syscall.Mkfifo(p.stateFile(), 0o600); err != nil {
+	if err := errors.Join(os.Mkdir(p.StateDir(), 0o750), syscall.Mkfifo(p.stateFile(), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	p.launch()
@@ -136,7 +137,7 @@ func TestStateFileIsFifo(t *testing.T) {
 		t.Error("the log does not say that the fifo is set aside")
 	}
 	aside := "set aside as " + p.stateFile() + ".unread; findings may be lost"
-	if _, text := p.get("/readyz"); !strings.Contains(text, "health.stateFile: "+p.stateFile()) || !strings.Contains(text, aside) {
+	if _, text := p.get("/readyz"); !strings.Contains(text, "--state-dir: "+p.stateFile()) || !strings.Contains(text, aside) {
 		t.Errorf("/readyz has %q", text)
 	}
 	if out, _ := run(t, "status", "--config", p.config()); !strings.Contains(out, aside) {

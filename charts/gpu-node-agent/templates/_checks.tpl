@@ -82,11 +82,6 @@ CONFIG is the configuration of the nodeConfigs entry NAME, or of all other nodes
 {{- end }}
 {{- end }}
 {{- $writable := concat $extra (list "/var/lib/gpu-node-agent" "/run/gpu-node-agent") }}
-{{- with dig "health" "stateFile" "" $config }}
-{{- if not (include "gpu-node-agent.below" (dict "path" . "dirs" $writable)) }}
-{{- fail (printf "%s.health.stateFile: %s is not on a volume, so findings would be lost with the pod; use a path below /var/lib/gpu-node-agent, and set the chart's value stateDir to its directory on the nodes" $at .) }}
-{{- end }}
-{{- end }}
 {{- $sockets := dict "health.socket" (dig "health" "socket" "" $config) }}
 {{- if $sim }}
 {{- $_ := set $sockets "source.sim.control" (dig "source" "sim" "control" "" $config) }}

@@ -16,7 +16,7 @@ import (
 // config is the agent's configuration. It changes the defaults' speed in no way; GPUs may fail often without being
 // withdrawn.
 const config = `source: {%s}
-health: {stateFile: DIR/state.json, socket: DIR/agent.sock, flap: {trips: 0}}
+health: {socket: DIR/agent.sock, flap: {trips: 0}}
 plugin: {kubeletDir: DIR, migStrategy: mixed}
 metrics: {listen: ADDRESS}
 log: {level: warn}

@@ -83,12 +83,12 @@ func fieldSeries(t *testing.T, agent, library, version, names string) map[string
 	if err := os.WriteFile(e.script, []byte("ready\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	config := "source: {mode: embedded}\nplugin: {enabled: false}\nhealth: {stateFile: '', socket: ''}\nmetrics: {listen: ADDRESS, names: [" +
+	config := "source: {mode: embedded}\nplugin: {enabled: false}\nhealth: {socket: ''}\nmetrics: {listen: ADDRESS, names: [" +
 		names + "]}\n"
 	if err := n.Write(config); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Start(log, env...); err != nil {
+	if err := n.Start(log, append(env, "GPU_NODE_AGENT_STATE_DIR=")...); err != nil {
 		t.Fatal(err)
 	}
 	series := map[string]float64{}

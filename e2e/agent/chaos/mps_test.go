@@ -109,7 +109,7 @@ func newMPSWorld(ctx context.Context, t testing.TB, with setup) (_ player, err e
 
 func (w *mpsWorld) write() error {
 	return w.Write(fmt.Sprintf(`source: {mode: sim, sim: {profile: h100-8, control: DIR/sim.sock, scenario: [%s]}}
-health: {stateFile: DIR/state.json, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h}}
+health: {socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h}}
 plugin: {kubeletDir: DIR, sharing: {mps: {root: DIR/mps, control: %s, renameByDefault: true,
   resources: [{name: nvidia.com/gpu, replicas: %d, devices: ['6', '7']}]}}}
 metrics: {listen: ADDRESS}

@@ -66,13 +66,13 @@ func (w *world) checkLeaks(ctx context.Context) error {
 	if err := w.checkSaved(); err != nil {
 		return err
 	}
-	rest, err := filepath.Glob(filepath.Join(w.Dir, "state", "*"))
+	rest, err := filepath.Glob(filepath.Join(w.StateDir(), "*"))
 	rest = slices.DeleteFunc(rest, func(path string) bool {
 		path = strings.TrimSuffix(path, ".spare")
-		return slices.Contains([]string{w.stateFile(), w.stateFile() + ".lock", w.stateFile() + ".config"}, path)
+		return path == w.stateFile() || slices.Contains([]string{"lock", "node.json", "last-good-config.json"}, filepath.Base(path))
 	})
 	if err != nil || len(rest) != 0 {
-		return violated("memory", "files beside the state file: %v, %v", rest, err)
+		return violated("memory", "files beside the state: %v, %v", rest, err)
 	}
 	return w.await(ctx, scaled(15*time.Second), func(ctx context.Context) error {
 		w.CloseIdleConnections()

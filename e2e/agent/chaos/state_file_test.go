@@ -15,7 +15,13 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest/node"
 )
 
-func (w *world) stateFile() string { return filepath.Join(w.Dir, "state", "state.json") }
+// stateFile returns the path of the state of the world's kind of source.
+func (w *world) stateFile() string {
+	if w.engine != nil {
+		return filepath.Join(w.StateDir(), "state.json")
+	}
+	return filepath.Join(w.StateDir(), "state.sim.json")
+}
 
 // rewriteTimeout is how long the agent may need to detect a foreign state file and rewrite it.
 const rewriteTimeout = 15 * time.Second
@@ -46,7 +52,7 @@ func (w *world) replaceState(ctx context.Context, s step) error {
 	return w.await(ctx, w.patience+scaled(rewriteTimeout), func(context.Context) error { return w.checkSaved() })
 }
 
-// secondAgent runs another agent with the same state file for a while. It restores the findings, and the file stays the
+// secondAgent runs another agent with the same state directory for a while. It restores the findings, and the file stays the
 // first agent's.
 func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 	if w.engine != nil || w.diskFull || w.unmeasured || w.detached || w.engineDetached {
@@ -66,13 +72,12 @@ func (w *world) secondAgent(ctx context.Context, how string) (err error) {
 		}
 		err = errors.Join(err, n.Remove())
 	}()
-	config := fmt.Sprintf("source: {mode: sim, sim: {profile: h100-8, control: DIR/sim.sock}}\nhealth: {stateFile: %s, socket: "+
-		"DIR/agent.sock}\n"+
-		"plugin: {kubeletDir: DIR}\nmetrics: {listen: ADDRESS}\n", w.stateFile())
+	const config = "source: {mode: sim, sim: {profile: h100-8, control: DIR/sim.sock}}\nhealth: {socket: DIR/agent.sock}\n" +
+		"plugin: {kubeletDir: DIR}\nmetrics: {listen: ADDRESS}\n"
 	if err := n.Write(config); err != nil {
 		return err
 	}
-	if err := n.Start(log); err != nil {
+	if err := n.Start(log, "GPU_NODE_AGENT_STATE_DIR="+w.StateDir()); err != nil {
 		return err
 	}
 	if err := w.await(ctx, scaled(10*time.Second), func(ctx context.Context) error {

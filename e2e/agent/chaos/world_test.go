@@ -28,7 +28,7 @@ func (w *world) config() string {
 		}
 	}
 	return "source: {stallAfter: 1s, " + source + "}\nhealth: {" + health +
-		`stateFile: DIR/state/state.json, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h}}
+		`socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h}}
 plugin: {kubeletDir: DIR, migStrategy: mixed}
 log: {level: info}
 `
@@ -140,7 +140,7 @@ func newWorld(ctx context.Context, with setup) (_ player, err error) {
 	if with.library != "" {
 		w.engine = &engine{library: with.library, script: filepath.Join(n.Dir, "dcgm"), host: with.host}
 	}
-	if w.disk, err = apart.NewDisk(filepath.Join(n.Dir, "state")); err != nil {
+	if w.disk, err = apart.NewDisk(n.StateDir()); err != nil {
 		return nil, err
 	}
 	if w.kubelet, err = startKubelet(n.Dir); err != nil {

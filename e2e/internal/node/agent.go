@@ -18,6 +18,9 @@ func (n *Node) Configure(text string) {
 	n.Write("config.yaml", text)
 }
 
+// StateDir returns the agent's state directory.
+func (n *Node) StateDir() string { return n.File("state") }
+
 // StartAgent starts an agent without waiting for it.
 func (n *Node) StartAgent() {
 	n.T.Helper()
@@ -28,7 +31,7 @@ func (n *Node) StartAgent() {
 func (n *Node) StartAgentUnder(command ...string) {
 	n.T.Helper()
 	command = append(command, binary, "--config", n.File("config.yaml"), "--source.mode=sim", "--source.sim.control="+n.File("sim.sock"),
-		"--health.stateFile="+n.File("state.json"), "--health.socket="+n.File("agent.sock"),
+		"--state-dir="+n.StateDir(), "--health.socket="+n.File("agent.sock"),
 		"--plugin.kubeletDir="+n.Dir, "--metrics.listen="+n.Address)
 	n.Agent = n.Start(command[0], command[1:]...)
 }
@@ -36,7 +39,7 @@ func (n *Node) StartAgentUnder(command ...string) {
 // StartMPSDaemon starts gpu-node-agent mps-daemon, which is stopped with the test.
 func (n *Node) StartMPSDaemon() *process.Process {
 	n.T.Helper()
-	p := n.Start(binary, "mps-daemon", "--config", n.File("config.yaml"), "--source.mode=sim", "--health.stateFile=")
+	p := n.Start(binary, "mps-daemon", "--config", n.File("config.yaml"), "--source.mode=sim", "--state-dir=")
 	n.T.Cleanup(func() { _ = p.Stop() }) // before Start's: killed, it would leave its daemons
 	return p
 }

@@ -22,14 +22,14 @@ func Simulated(ctx context.Context, binary, sim string) (devices Node, byName ma
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	file, socket := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "agent.sock")
-	text := fmt.Sprintf("source: {mode: sim, sim: %s}\nhealth: {stateFile: '', socket: %s}\n"+
+	text := fmt.Sprintf("source: {mode: sim, sim: %s}\nhealth: {socket: %s}\n"+
 		"plugin: {enabled: false, kubeletDir: %s}\nmetrics: {listen: '127.0.0.1:0'}\n", sim, socket, dir)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	agent := exec.CommandContext(ctx, binary, "--config", file)
+	agent := exec.CommandContext(ctx, binary, "--config", file, "--state-dir=")
 	if err := agent.Start(); err != nil {
 		return nil, nil, err
 	}

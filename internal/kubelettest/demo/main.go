@@ -36,7 +36,6 @@ source:
     control: DIR/sim.sock
 health:
   flap: {trips: 0}             # the GPUs fail again in each loop
-  stateFile: DIR/state.json
   socket: DIR/agent.sock
 plugin: {kubeletDir: DIR}
 metrics: {listen: ADDRESS}

@@ -91,11 +91,14 @@ func (n *Node) Write(config string) error {
 	return os.WriteFile(n.file, []byte(config), 0o600)
 }
 
+// StateDir returns the agent's state directory, which env of Start may change.
+func (n *Node) StateDir() string { return filepath.Join(n.Dir, "state") }
+
 // Start starts the agent, which writes its log to log. The agent ends with this process or by Stop.
 func (n *Node) Start(log io.Writer, env ...string) error {
 	n.cmd = exec.Command(n.binary, "--config", n.file) //nolint:noctx // Stop ends it
 	n.cmd.Dir, n.cmd.Stdout, n.cmd.Stderr = n.Dir, log, log
-	n.cmd.Env = append(os.Environ(), env...)
+	n.cmd.Env = append(append(os.Environ(), "GPU_NODE_AGENT_STATE_DIR="+n.StateDir()), env...)
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := n.cmd.Start(); err != nil {
 		n.cmd = nil // nothing to stop

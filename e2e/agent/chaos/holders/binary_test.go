@@ -63,7 +63,11 @@ func (b *binary) start(v sequence.Values) error {
 		return err
 	}
 	b.runs = true
-	return b.Start(b.log, "NODE_NAME="+nodeName)
+	stateDir := b.state
+	if v.NoState {
+		stateDir = ""
+	}
+	return b.Start(b.log, "NODE_NAME="+nodeName, "GPU_NODE_AGENT_STATE_DIR="+stateDir)
 }
 
 // write writes the configuration with the GPUs that are lost: simulated GPUs begin with it. The caller holds mu.
@@ -79,10 +83,6 @@ func (b *binary) write() error {
 // configOf returns the configuration of values.
 func (b *binary) configOf(v sequence.Values) string {
 	c := pluginConfig(v, b.kubelet, b.cdi)
-	file := filepath.Join(b.state, "state.json")
-	if v.NoState {
-		file = `""`
-	}
 	sharing := ""
 	switch v.Sharing {
 	case sequence.TimeSlicing:
@@ -91,11 +91,11 @@ func (b *binary) configOf(v sequence.Values) string {
 		sharing = fmt.Sprintf("memory: {resource: %s, unit: %s, enforcement: %s}", c.Sharing.Memory.Resource, c.Sharing.Memory.Unit,
 			c.Sharing.Memory.Enforcement)
 	}
-	return fmt.Sprintf(`health: {stateFile: %s, socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h},
+	return fmt.Sprintf(`health: {socket: DIR/agent.sock, recoverAfter: 1s, flap: {trips: 0, within: 100h},
   kubernetes: {kubeconfig: %s}}
 metrics: {listen: ADDRESS}
 plugin: {kubeletDir: %s, cdi: {dir: %s}, api: %s, migStrategy: %s, resource: %s, sharing: {%s}}
-`, file, b.kubeconfig, b.kubelet, b.cdi, c.API, c.MIGStrategy, c.Resource, sharing)
+`, b.kubeconfig, b.kubelet, b.cdi, c.API, c.MIGStrategy, c.Resource, sharing)
 }
 
 // stop stops the agent. In its first milliseconds an agent does not handle the signal yet.

@@ -8,10 +8,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -53,21 +53,21 @@ func snapshotOf(t *testing.T, kind string) *health.Snapshot {
 }
 
 // writeSaved writes the state of a kind of source.
-func writeSaved(t *testing.T, path, kind string) {
+func writeSaved(t *testing.T, dir, kind string) {
 	t.Helper()
 	text, err := json.Marshal(FromSnapshot(snapshotOf(t, kind), "boot"))
 	must(t, err)
-	write(t, path, string(text))
+	write(t, filepath.Join(dir, stateName(kind)), string(text))
 }
 
-// wantDevices checks how many devices the file has for each kind of source.
-func wantDevices(t *testing.T, path string, want map[string]int) {
+// wantDevices checks how many devices a directory has for each kind of source.
+func wantDevices(t *testing.T, dir string, want map[string]int) {
 	t.Helper()
-	s, err := Read(path)
+	c, err := Read(dir)
 	must(t, err)
 	for kind, n := range want {
 		src := health.SourceID{Kind: kind, Inventory: kind + " x", Simulated: kind == "sim"}
-		if got := len(s.Restore("boot", src, healthtest.At(100)).Devices); got != n {
+		if got := len(c.Restore("boot", src, healthtest.At(100)).Devices); got != n {
 			t.Errorf("%s: %d devices, want %d", kind, got, n)
 		}
 	}
@@ -82,53 +82,43 @@ func keepInPlace(t *testing.T, path string) {
 	}
 }
 
-// load reads the file like the next process.
-func load(path string) (Saved, error) {
-	f := New(nil, nil, nil, "", zap.NewNop())
-	defer f.release()
-	return f.Load(path)
+// load reads the state of DCGM like the next process.
+func load(dir string) (Saved, error) {
+	d := New(dir, nil, nil, "", zap.NewNop())
+	defer d.release()
+	c, err := d.Load()
+	return c.States["dcgm"], err
 }
 
-// wantUnlocked checks that nobody has the lock of a state file.
-func wantUnlocked(t *testing.T, path string) {
-	t.Helper()
-	lock, err := acquireLock(path)
-	if err != nil {
-		t.Error(err)
-	}
-	lock.Release()
+// stateFile returns the path of the state of DCGM in a directory of the test.
+func stateFile(t *testing.T) (dir, path string) {
+	dir = t.TempDir()
+	return dir, filepath.Join(dir, "state.json")
 }
 
-// harness runs a File in a synctest bubble.
+// harness runs a Dir in a synctest bubble.
 type harness struct {
-	*File
-	path string
+	*Dir
+	path string // of the state of DCGM
 	out  *health.Latest[health.Snapshot]
 	logs *observer.ObservedLogs
 	stop func() // may be called again
 }
 
-func newHarness(path string) *harness {
+func newHarness(dir string) *harness {
 	core, logs := observer.New(zapcore.WarnLevel)
-	h := &harness{path: path, out: new(health.Latest[health.Snapshot]), logs: logs}
-	h.File = New(new(health.Latest[health.Config]), h.out, new(health.Latest[[]byte]), "boot", zap.New(core))
-	h.use(path)
+	h := &harness{path: filepath.Join(dir, "state.json"), out: new(health.Latest[health.Snapshot]), logs: logs}
+	h.Dir = New(dir, h.out, new(health.Latest[[]byte]), "boot", zap.New(core))
 	return h
-}
-
-func (h *harness) use(path string) {
-	c := health.DefaultConfig()
-	c.StateFile = path
-	h.config.Store(&c)
 }
 
 func (h *harness) start(t *testing.T) { h.stop = healthtest.Run(t, h.Run) }
 
-// loadAndStart returns a running harness that has loaded the file.
-func loadAndStart(t *testing.T, path string) *harness {
+// loadAndStart returns a running harness that has loaded the directory.
+func loadAndStart(t *testing.T, dir string) *harness {
 	t.Helper()
-	h := newHarness(path)
-	_, err := h.Load(path)
+	h := newHarness(dir)
+	_, err := h.Load()
 	must(t, err)
 	h.start(t)
 	return h
@@ -139,12 +129,12 @@ func (h *harness) store(s *health.Snapshot) {
 	synctest.Wait()
 }
 
-// wantFailuresLogged checks how often a failure of the state file was logged.
+// wantFailuresLogged checks how often a failure of the state directory was logged.
 func (h *harness) wantFailuresLogged(t *testing.T, want int) {
 	t.Helper()
 	n := 0
 	for _, e := range h.logs.All() {
-		if e.ContextMap()["key"] == "health.stateFile" {
+		if e.ContextMap()["flag"] == "--state-dir" {
 			n++
 		}
 	}
@@ -154,15 +144,15 @@ func (h *harness) wantFailuresLogged(t *testing.T, want int) {
 }
 
 func TestLoadSetsDamagedFileAside(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state.json")
-	if s, err := load(path); err != nil || len(s.Devices) != 0 {
+	dir, path := stateFile(t)
+	if s, err := load(dir); err != nil || len(s.Devices) != 0 {
 		t.Fatalf("no file: %v %v", s, err)
 	}
 	for i, name := range []string{"state.json.damaged", "state.json.damaged.1", "state.json.damaged.2"} {
 		text := strings.Repeat("{", i+1)
 		write(t, path, text)
 		aside := filepath.Join(filepath.Dir(path), name)
-		if _, err := load(path); err == nil || !strings.Contains(err.Error(), path+" ") || !strings.HasSuffix(err.Error(), aside) {
+		if _, err := load(dir); err == nil || !strings.Contains(err.Error(), path+" ") || !strings.HasSuffix(err.Error(), aside) {
 			t.Errorf("error %v does not name the file and %s", err, aside)
 		}
 		wantContent(t, aside, text)
@@ -174,13 +164,13 @@ func TestLoadSetsDamagedFileAside(t *testing.T) {
 }
 
 func TestLoadSetsUnreadableFileAside(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state.json")
+	dir, path := stateFile(t)
 	if os.Getuid() == 0 { // root reads every file, but not a link to itself
 		must(t, os.Symlink(path, path))
 	} else {
 		must(t, os.WriteFile(path, []byte("secret"), 0o000))
 	}
-	if _, err := load(path); err == nil || !strings.HasSuffix(err.Error(), path+".unread") {
+	if _, err := load(dir); err == nil || !strings.HasSuffix(err.Error(), path+".unread") {
 		t.Errorf("%v", err)
 	}
 	if _, err := os.Lstat(path + ".unread"); err != nil {
@@ -191,29 +181,29 @@ func TestLoadSetsUnreadableFileAside(t *testing.T) {
 // A file of a newer version is set aside, and what this release can read of it is used.
 func TestLoadNewerVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
+		dir, path := stateFile(t)
 		text := strings.Replace(otherRelease, `"version":1`, `"version":3`, 1)
 		write(t, path, text)
-		h := newHarness(path)
-		s, err := h.Load(path)
-		if err == nil || !strings.HasSuffix(err.Error(), path+".version3") || len(s.Devices) != 1 {
-			t.Errorf("%+v, %v", s, err)
+		h := newHarness(dir)
+		c, err := h.Load()
+		if err == nil || !strings.HasSuffix(err.Error(), path+".version3") || len(c.States["dcgm"].Devices) != 1 {
+			t.Errorf("%+v, %v", c, err)
 		}
 		wantContent(t, path+".version3", text)
 		h.start(t)
 		h.stop() // before the first poll
-		wantDevices(t, path, map[string]int{"dcgm": 1})
+		wantDevices(t, dir, map[string]int{"dcgm": 1})
 	})
 }
 
 // A file of another format is set aside, which is a problem for a day, also while the state is saved.
 func TestSetAsideIsProblem(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
+		dir, path := stateFile(t)
 		write(t, path, strings.Replace(otherRelease, "gpu-node-agent state", "gpu-node-agent findings", 1))
-		h := newHarness(path)
-		if s, err := h.LoadInTime(t.Context(), path, nil); err == nil || len(s.Devices) > 0 {
-			t.Fatalf("%+v, %v", s, err)
+		h := newHarness(dir)
+		if c, err := h.LoadInTime(t.Context(), nil); err == nil || len(c.States["dcgm"].Devices) > 0 {
+			t.Fatalf("%+v, %v", c, err)
 		}
 		h.start(t)
 		h.store(snapshotOf(t, "dcgm"))
@@ -223,7 +213,7 @@ func TestSetAsideIsProblem(t *testing.T) {
 			!strings.HasSuffix(all[0], "set aside as "+path+".damaged; findings may be lost") {
 			t.Errorf("%q", all)
 		}
-		wantDevices(t, path, map[string]int{"dcgm": 3})
+		wantDevices(t, dir, map[string]int{"dcgm": 3})
 		advance(2 * time.Minute)
 		if all := h.Status().Problems(); len(all) > 0 {
 			t.Errorf("a day later: %q", all)
@@ -240,20 +230,20 @@ func TestLoadSetsIrregularFileAside(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				path := filepath.Join(t.TempDir(), "state.json")
+				dir, path := stateFile(t)
 				must(t, place(path))
-				h := newHarness(path)
-				_, err := h.LoadInTime(t.Context(), path, nil)
+				h := newHarness(dir)
+				_, err := h.LoadInTime(t.Context(), nil)
 				if err == nil || !strings.Contains(err.Error(), "not a regular file; set aside as "+path+".unread") {
 					t.Errorf("%v", err)
 				}
 				h.start(t)
 				h.store(snapshotOf(t, "dcgm"))
-				wantDevices(t, path, map[string]int{"dcgm": 3})
+				wantDevices(t, dir, map[string]int{"dcgm": 3})
 				must(t, os.Remove(path))
 				must(t, place(path)) // at run time
 				advance(checkInterval)
-				wantDevices(t, path, map[string]int{"dcgm": 3})
+				wantDevices(t, dir, map[string]int{"dcgm": 3})
 				if _, err := os.Lstat(path + ".unread.1"); err != nil {
 					t.Error(err)
 				}
@@ -269,20 +259,22 @@ func TestLoadSetsIrregularFileAside(t *testing.T) {
 // Run never overwrites a file that could be neither read nor set aside. When it can be read, its content is restored late.
 func TestRunKeepsUnreadFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
+		dir, path := stateFile(t)
 		must(t, os.Symlink(path, path)) // to itself, so that it cannot be read
 		keepInPlace(t, path)
-		h := newHarness(path)
-		var late []Saved
-		_, err := h.LoadInTime(t.Context(), path, func(s Saved, _ error) { late = append(late, s) })
+		h := newHarness(dir)
+		var late []Contents
+		_, err := h.LoadInTime(t.Context(), func(c Contents, _ error) { late = append(late, c) })
 		if err == nil || !strings.Contains(err.Error(), path) {
 			t.Fatalf("%v", err)
 		}
-		if s := h.Status(); s.Path != path || s.Err != err.Error() || s.Since.IsZero() || s.Unread.IsZero() {
+		if s := h.Status(); s.Path != dir || s.Err != err.Error() || s.Since.IsZero() || s.Unread.IsZero() {
 			t.Errorf("status %+v", s)
 		}
 		h.start(t)
-		h.store(snapshotOf(t, "dcgm"))
+		next := snapshotOf(t, "dcgm")
+		next.Devices = next.Devices[:2]
+		h.store(next)
 		advance(time.Minute)
 		h.wantFailuresLogged(t, 1)
 		if _, err := os.Readlink(path); err != nil {
@@ -292,12 +284,12 @@ func TestRunKeepsUnreadFile(t *testing.T) {
 			t.Errorf("restored %+v", late)
 		}
 		must(t, os.Remove(path))
-		writeSaved(t, path, "sim")
+		writeSaved(t, dir, "dcgm")
 		advance(retryWriteAfter + time.Second)
-		if len(late) != 1 || len(late[0].Devices) != 3 {
+		if len(late) != 1 || len(late[0].States["dcgm"].Devices) != 3 {
 			t.Errorf("restored %+v", late)
 		}
-		wantDevices(t, path, map[string]int{"dcgm": 3, "sim": 3})
+		wantDevices(t, dir, map[string]int{"dcgm": 2})
 		if s := h.Status(); s.Err != "" || s.Written.IsZero() || !s.Unread.IsZero() {
 			t.Errorf("status %+v", s)
 		}
@@ -318,16 +310,17 @@ func (h *harness) hang() (answer func()) {
 // A disk that does not answer delays the start by readTimeout. What it has is restored late, and before that nothing is written.
 func TestLoadInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		writeSaved(t, path, "dcgm")
+		dir, path := stateFile(t)
+		writeSaved(t, dir, "dcgm")
 		before, err := os.ReadFile(path)
 		must(t, err)
-		h := newHarness(path)
+		h := newHarness(dir)
 		answer := h.hang()
 		var late []Saved
 		begin := time.Now()
-		_, err = h.LoadInTime(t.Context(), path, func(s Saved, err error) {
+		_, err = h.LoadInTime(t.Context(), func(c Contents, err error) {
 			must(t, err)
+			s := c.States["dcgm"]
 			late = append(late, s)
 			// merged
 			h.out.Store(&health.Snapshot{
@@ -335,7 +328,7 @@ func TestLoadInTime(t *testing.T) {
 				Devices: s.Devices[:2],
 			})
 		})
-		if !errors.Is(err, ErrUnread) || !strings.Contains(err.Error(), path) || time.Since(begin) != readTimeout {
+		if !errors.Is(err, ErrUnread) || !strings.Contains(err.Error(), dir) || time.Since(begin) != readTimeout {
 			t.Fatalf("%v after %v", err, time.Since(begin))
 		}
 		h.start(t)
@@ -359,7 +352,7 @@ func TestLoadInTime(t *testing.T) {
 		if s := h.Status(); len(late) != 1 || len(late[0].Devices) != 3 || !s.Unread.IsZero() || s.Err != "" {
 			t.Errorf("restored %+v, status %+v", late, s)
 		}
-		wantDevices(t, path, map[string]int{"dcgm": 2})
+		wantDevices(t, dir, map[string]int{"dcgm": 2})
 		must(t, h.WaitWritten(t.Context(), h.out.Load()))
 		h.stop()
 	})
@@ -368,12 +361,12 @@ func TestLoadInTime(t *testing.T) {
 // The end of the process waits for no disk, neither in Load nor in Run.
 func TestLoadInTimeEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(filepath.Join(t.TempDir(), "state.json"))
+		h := newHarness(t.TempDir())
 		defer h.hang()()
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		begin := time.Now()
-		if _, err := h.LoadInTime(ctx, h.path, nil); !errors.Is(err, ErrUnread) {
+		if _, err := h.LoadInTime(ctx, nil); !errors.Is(err, ErrUnread) {
 			t.Errorf("%v", err)
 		}
 		if err := h.Run(ctx); err != nil || time.Since(begin) != time.Second {
@@ -382,102 +375,27 @@ func TestLoadInTimeEnds(t *testing.T) {
 	})
 }
 
-// A reload that names another file, or none, does not wait for the file that could not be read. Nothing of it is restored, and the agent
-// reports so. The lock of a file that hangs ends with the answer.
-func TestLoadInTimeFollowsPath(t *testing.T) {
+// Without a directory nothing is kept, nothing waits, and Run lasts as long as the process.
+func TestRunWithoutDirectory(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		h := newHarness(filepath.Join(dir, "a"))
-		answer := h.hang()
-		var late []error
-		_, err := h.LoadInTime(t.Context(), h.path, func(s Saved, err error) {
-			late = append(late, err)
-			if len(s.Devices) > 0 {
-				t.Error("restored")
-			}
-		})
-		if !errors.Is(err, ErrUnread) {
-			t.Fatal(err)
+		h := newHarness("")
+		if c, err := h.LoadInTime(t.Context(), nil); err != nil || len(c.States) > 0 {
+			t.Errorf("%+v, %v", c, err)
 		}
-		h.start(t)
-		h.read = fileOptions().Read // the other disk answers
+		ctx, cancel := context.WithCancel(t.Context())
+		var ended atomic.Bool
+		go func() { ended.Store(h.Run(ctx) == nil) }()
 		h.store(snapshotOf(t, "dcgm"))
-		h.use(filepath.Join(dir, "b"))
-		synctest.Wait()
-		wantDevices(t, filepath.Join(dir, "b"), map[string]int{"dcgm": 3})
-		if s := h.Status(); s.Err != "" || !s.Unread.IsZero() || s.Path != filepath.Join(dir, "b") {
-			t.Errorf("%+v", s)
+		must(t, h.WaitWritten(t.Context(), h.out.Load()))
+		advance(time.Hour)
+		if ended.Load() || h.Status().Path != "" || len(h.Status().Problems()) > 0 {
+			t.Errorf("ended: %v, %+v", ended.Load(), h.Status())
 		}
-		answer()
+		cancel()
 		synctest.Wait()
-		if len(late) != 1 || late[0] == nil || !strings.Contains(late[0].Error(), h.path) {
-			t.Errorf("late: %v", late)
+		if !ended.Load() {
+			t.Error("did not end")
 		}
-		wantUnlocked(t, h.path)
-		h.stop()
-	})
-}
-
-// The same for a file that could be neither read nor set aside.
-func TestRunGivesUnreadFileUp(t *testing.T) {
-	for _, other := range []string{"", "other.json"} {
-		synctest.Test(t, func(t *testing.T) {
-			dir := t.TempDir()
-			path := filepath.Join(dir, "state.json")
-			must(t, os.Symlink(path, path)) // to itself, so that it cannot be read
-			keepInPlace(t, path)
-			h := newHarness(path)
-			var late []error
-			if _, err := h.LoadInTime(t.Context(), path, func(_ Saved, err error) { late = append(late, err) }); err == nil {
-				t.Fatal("no error")
-			}
-			h.start(t)
-			h.store(snapshotOf(t, "dcgm"))
-			if other != "" {
-				other = filepath.Join(dir, other)
-			}
-			h.use(other)
-			advance(time.Minute)
-			if s := h.Status(); len(late) != 1 || late[0] == nil || !s.Unread.IsZero() || s.Path != other {
-				t.Errorf("late: %v, status %+v", late, s)
-			}
-			must(t, os.Remove(path))
-			writeSaved(t, path, "sim")
-			h.use(path)
-			advance(time.Minute)
-			if len(late) != 1 {
-				t.Errorf("late: %v", late)
-			}
-			h.stop()
-		})
-	}
-}
-
-// A reload may name a file that another process left.
-func TestRunFollowsPath(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		dir := t.TempDir()
-		a, b := filepath.Join(dir, "a"), filepath.Join(dir, "b")
-		h := loadAndStart(t, a)
-		h.store(snapshotOf(t, "dcgm"))
-		write(t, b, "foreign")
-		lock := h.lock
-		h.use(b)
-		synctest.Wait()
-		wantContent(t, b+".damaged", "foreign")
-		h.wantFailuresLogged(t, 1)
-		for _, path := range []string{a, b} {
-			wantDevices(t, path, map[string]int{"dcgm": 3})
-		}
-		wantUnlocked(t, a)
-		runtime.KeepAlive(lock) // its finalizer would unlock the file, too
-		h.use("")
-		synctest.Wait()
-		if s := h.Status(); s.Path != "" || s.Err != "" {
-			t.Errorf("status without a file: %+v", s)
-		}
-		wantUnlocked(t, b)
-		h.stop()
 	})
 }
 
@@ -487,9 +405,8 @@ func TestRunWritesAtTheEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				dir := filepath.Join(t.TempDir(), "dir")
-				path := filepath.Join(dir, "state.json")
-				h := newHarness(path)
-				_, err := h.Load(path)
+				h := newHarness(dir)
+				_, err := h.Load()
 				must(t, err)
 				if broken {
 					must(t, os.RemoveAll(dir))
@@ -510,7 +427,7 @@ func TestRunWritesAtTheEnd(t *testing.T) {
 				if took := time.Since(begin); took > 0 {
 					t.Errorf("Run took %v to end", took)
 				}
-				wantDevices(t, path, map[string]int{"dcgm": 3})
+				wantDevices(t, dir, map[string]int{"dcgm": 3})
 			})
 		})
 	}
@@ -521,7 +438,7 @@ func TestRunWritesChangesOnly(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "dir")
 		write(t, dir, "") // so that the directory cannot be created
 		path := filepath.Join(dir, "state.json")
-		h := newHarness(path)
+		h := newHarness(dir)
 		h.start(t)
 		s := snapshotOf(t, "dcgm")
 		h.store(s)
@@ -534,7 +451,7 @@ func TestRunWritesChangesOnly(t *testing.T) {
 			t.Error("written at a poll")
 		}
 		advance(retryWriteAfter + time.Second)
-		wantDevices(t, path, map[string]int{"dcgm": 3})
+		wantDevices(t, dir, map[string]int{"dcgm": 3})
 
 		before, err := os.Stat(path)
 		must(t, err)
@@ -555,7 +472,7 @@ func TestRunWritesChangesOnly(t *testing.T) {
 		}
 
 		h.store(&health.Snapshot{At: healthtest.Epoch, Source: health.Source{Kind: "dcgm", Inventory: "dcgm x"}})
-		wantDevices(t, path, map[string]int{"dcgm": 0})
+		wantDevices(t, dir, map[string]int{"dcgm": 0})
 		files, err := filepath.Glob(dir + "/*")
 		if err != nil || len(files) != 3 { // with the spare file and the lock
 			t.Errorf("files %v, %v", files, err)
@@ -567,14 +484,14 @@ func TestRunWritesChangesOnly(t *testing.T) {
 // Each kind of source keeps its state while another one is used.
 func TestRunKeepsOtherSources(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		for _, kind := range []string{"dcgm", "sim", "nvml"} {
-			h := loadAndStart(t, path)
+		dir := t.TempDir()
+		for _, kind := range []string{"dcgm", "sim"} {
+			h := loadAndStart(t, dir)
 			h.store(snapshotOf(t, kind))
 			h.stop()
 		}
-		h := loadAndStart(t, path)
-		for _, kind := range []string{"sim", "dcgm", "nvml", "dcgm"} {
+		h := loadAndStart(t, dir)
+		for _, kind := range []string{"sim", "dcgm", "sim", "dcgm"} {
 			s := snapshotOf(t, kind)
 			if s.Devices = s.Devices[:2]; kind != "dcgm" {
 				s.Devices = nil
@@ -582,14 +499,14 @@ func TestRunKeepsOtherSources(t *testing.T) {
 			h.store(s)
 		}
 		h.stop()
-		wantDevices(t, path, map[string]int{"dcgm": 2, "sim": 0, "nvml": 0})
+		wantDevices(t, dir, map[string]int{"dcgm": 2, "sim": 0})
 	})
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
+		dir, path := stateFile(t)
 		write(t, path, otherRelease)
-		h := loadAndStart(t, path)
+		h := loadAndStart(t, dir)
 		h.store(snapshotOf(t, "sim"))
-		wantDevices(t, path, map[string]int{"dcgm": 1, "sim": 3})
+		wantDevices(t, dir, map[string]int{"dcgm": 1, "sim": 3})
 		h.stop()
 	})
 }
@@ -598,7 +515,7 @@ func TestRunKeepsOtherSources(t *testing.T) {
 // since keeps its detach.
 func TestDetachmentMovesToNewSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
+		dir := t.TempDir()
 		detached := func(kind string) *health.Snapshot {
 			s := snapshotOf(t, kind)
 			s.Source.Detachment = health.Detachment{Since: healthtest.Epoch, Until: healthtest.At(1000), For: 1000 * time.Second}
@@ -606,23 +523,23 @@ func TestDetachmentMovesToNewSource(t *testing.T) {
 		}
 		want := func(when, kind string, inForce bool) {
 			t.Helper()
-			s, err := Read(path)
+			s, err := Read(dir)
 			must(t, err)
 			d := s.Restore("boot", health.SourceID{Kind: kind, Inventory: kind + " x"}, healthtest.At(100)).Detachment
 			if d.InForce() != inForce || d.Over {
 				t.Errorf("%s: detachment of %s: %+v", when, kind, d)
 			}
 		}
-		h := loadAndStart(t, path)
+		h := loadAndStart(t, dir)
 		h.store(detached("dcgm"))
-		h.store(detached("nvml"))
+		h.store(detached("sim"))
 		want("replaced", "dcgm", false)
-		want("replaced", "nvml", true)
+		want("replaced", "sim", true)
 		h.stop()
-		h = loadAndStart(t, path)
+		h = loadAndStart(t, dir)
 		h.store(snapshotOf(t, "dcgm"))
 		want("after a restart", "dcgm", false)
-		want("after a restart", "nvml", true)
+		want("after a restart", "sim", true)
 		h.stop()
 	})
 }
@@ -630,10 +547,10 @@ func TestDetachmentMovesToNewSource(t *testing.T) {
 // A lock that Load found held may be free when Run saves, so Load reports no outcome.
 func TestWaitWrittenAfterLoadOfLockedFile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		first := loadAndStart(t, path)
-		second := newHarness(path)
-		_, err := second.Load(path)
+		dir := t.TempDir()
+		first := loadAndStart(t, dir)
+		second := newHarness(dir)
+		_, err := second.Load()
 		must(t, err)
 		first.stop()
 		snapshot := snapshotOf(t, "dcgm")
@@ -652,13 +569,13 @@ func TestWaitWrittenAfterLoadOfLockedFile(t *testing.T) {
 // A second agent only reads the file, even if it is damaged, and takes over when the first agent ends.
 func TestRunWaitsForLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		first := loadAndStart(t, path)
+		dir, path := stateFile(t)
+		first := loadAndStart(t, dir)
 		first.store(snapshotOf(t, "dcgm"))
 
-		second := newHarness(path)
-		s, err := second.Load(path)
-		if err != nil || len(s.Devices) != 3 {
+		second := newHarness(dir)
+		s, err := second.Load()
+		if err != nil || len(s.States["dcgm"].Devices) != 3 {
 			t.Fatalf("%+v, %v", s, err)
 		}
 		snapshot := snapshotOf(t, "dcgm")
@@ -666,7 +583,7 @@ func TestRunWaitsForLock(t *testing.T) {
 		second.start(t)
 		second.store(snapshot)
 		advance(time.Minute)
-		wantDevices(t, path, map[string]int{"dcgm": 3})
+		wantDevices(t, dir, map[string]int{"dcgm": 3})
 		if s := second.Status(); s.Err == "" || s.Since.IsZero() {
 			t.Errorf("status %+v", s)
 		}
@@ -676,7 +593,7 @@ func TestRunWaitsForLock(t *testing.T) {
 		second.wantFailuresLogged(t, 1)
 
 		write(t, path, "{")
-		if _, err := load(path); err == nil {
+		if _, err := load(dir); err == nil {
 			t.Error("no error for a damaged file")
 		}
 		wantContent(t, path, "{")
@@ -684,9 +601,9 @@ func TestRunWaitsForLock(t *testing.T) {
 		first.stop()
 		another := *snapshot
 		second.store(&another) // the lock is tried again after a while, not at every poll
-		wantDevices(t, path, map[string]int{"dcgm": 3})
+		wantDevices(t, dir, map[string]int{"dcgm": 3})
 		advance(retryLockAfter + time.Millisecond)
-		wantDevices(t, path, map[string]int{"dcgm": 1})
+		wantDevices(t, dir, map[string]int{"dcgm": 1})
 		if s := second.Status(); s.Err != "" || second.WaitWritten(t.Context(), snapshot) != nil {
 			t.Errorf("status %+v", s)
 		}
@@ -694,42 +611,38 @@ func TestRunWaitsForLock(t *testing.T) {
 	})
 }
 
-// Run rewrites a file that another process changed, also without a new snapshot and before the first poll. It keeps what
-// that process saved of other kinds of source.
+// Run rewrites a file that another process changed, also without a new snapshot and before the first poll.
 func TestRunRepairsFile(t *testing.T) {
-	for name, c := range map[string]struct {
-		change func(t *testing.T, path string)
-		nvml   int // devices of another process
-	}{
-		"removed":                    {change: func(t *testing.T, path string) { must(t, os.Remove(path)) }},
-		"removed with its directory": {change: func(t *testing.T, path string) { must(t, os.RemoveAll(filepath.Dir(path))) }},
-		"truncated":                  {change: func(t *testing.T, path string) { must(t, os.Truncate(path, 10)) }},
-		"replaced by nonsense":       {change: func(t *testing.T, path string) { must(t, os.Remove(path)); write(t, path, "nonsense") }},
-		"replaced by a rename": {change: func(t *testing.T, path string) {
-			writeSaved(t, path+".new", "nvml")
+	for name, change := range map[string]func(t *testing.T, path string){
+		"removed":                    func(t *testing.T, path string) { must(t, os.Remove(path)) },
+		"removed with its directory": func(t *testing.T, path string) { must(t, os.RemoveAll(filepath.Dir(path))) },
+		"truncated":                  func(t *testing.T, path string) { must(t, os.Truncate(path, 10)) },
+		"replaced by nonsense":       func(t *testing.T, path string) { must(t, os.Remove(path)); write(t, path, "nonsense") },
+		"replaced by a rename": func(t *testing.T, path string) {
+			write(t, path+".new", otherRelease)
 			must(t, os.Rename(path+".new", path))
-		}, nvml: 3},
-		"replaced by another agent": {change: func(t *testing.T, path string) { writeSaved(t, path, "nvml") }, nvml: 3},
+		},
+		"replaced by another agent": func(t *testing.T, path string) { write(t, path, otherRelease) },
 	} {
 		for when, polled := range map[string]bool{"after the first poll": true, "before the first poll": false} {
 			t.Run(name+", "+when, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					path := filepath.Join(t.TempDir(), "dir", "state.json")
-					must(t, os.Mkdir(filepath.Dir(path), 0o750))
-					writeSaved(t, path, "sim")
-					h := loadAndStart(t, path)
+					dir := filepath.Join(t.TempDir(), "dir")
+					must(t, os.Mkdir(dir, 0o750))
+					writeSaved(t, dir, "sim")
+					h := loadAndStart(t, dir)
 					h.store(snapshotOf(t, "dcgm"))
 					if !polled {
 						h.stop()
-						h = loadAndStart(t, path)
+						h = loadAndStart(t, dir)
 					}
-					c.change(t, path)
+					change(t, h.path)
 					advance(checkInterval)
-					wantDevices(t, path, map[string]int{"dcgm": 3, "sim": 3, "nvml": c.nvml})
-					info, err := os.Stat(path)
+					wantDevices(t, dir, map[string]int{"dcgm": 3, "sim": 3})
+					info, err := os.Stat(h.path)
 					must(t, err)
 					advance(time.Minute)
-					if now, err := os.Stat(path); err != nil || !os.SameFile(info, now) {
+					if now, err := os.Stat(h.path); err != nil || !os.SameFile(info, now) {
 						t.Error("written more than once")
 					}
 					want := 0
@@ -746,32 +659,28 @@ func TestRunRepairsFile(t *testing.T) {
 	}
 }
 
-// What another process writes before this one has anything to save stays, and is kept with the first state.
+// What another process writes before this one has anything to save stays.
 func TestRunKeepsFileOfOtherProcess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		h := loadAndStart(t, path)
+		dir := t.TempDir()
+		h := loadAndStart(t, dir)
 		advance(checkInterval)
-		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := os.Stat(h.path); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("written without a state: %v", err)
 		}
-		writeSaved(t, path, "nvml")
-		before, err := os.Stat(path)
+		writeSaved(t, dir, "sim")
+		other := filepath.Join(dir, "state.sim.json")
+		before, err := os.Stat(other)
 		must(t, err)
 		advance(2 * checkInterval)
-		if after, err := os.Stat(path); err != nil || !durable.Same(before, after) {
-			t.Errorf("written without a state: %v", err)
-		}
 		h.store(snapshotOf(t, "dcgm"))
-		wantDevices(t, path, map[string]int{"dcgm": 3, "nvml": 3})
+		wantDevices(t, dir, map[string]int{"dcgm": 3, "sim": 3})
 		h.stop()
 
 		// The next process does not write what it has only read.
-		h = loadAndStart(t, path)
-		before, err = os.Stat(path)
-		must(t, err)
+		h = loadAndStart(t, dir)
 		advance(2 * checkInterval)
-		if after, err := os.Stat(path); err != nil || !durable.Same(before, after) {
+		if after, err := os.Stat(other); err != nil || !durable.Same(before, after) {
 			t.Errorf("written without a change: %v", err)
 		}
 		h.stop()
@@ -781,8 +690,8 @@ func TestRunKeepsFileOfOtherProcess(t *testing.T) {
 // A file that cannot be written is a problem until it can.
 func TestStatusProblems(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		h := loadAndStart(t, path)
+		dir, path := stateFile(t)
+		h := loadAndStart(t, dir)
 		h.store(snapshotOf(t, "dcgm"))
 		if all := h.Status().Problems(); len(all) > 0 {
 			t.Errorf("%q", all)
@@ -802,7 +711,7 @@ func TestStatusProblems(t *testing.T) {
 		if all := h.Status().Problems(); len(all) > 0 {
 			t.Errorf("%q", all)
 		}
-		wantDevices(t, path, map[string]int{"dcgm": 3})
+		wantDevices(t, dir, map[string]int{"dcgm": 3})
 		h.stop()
 	})
 	s := Status{Path: "/state", Unread: healthtest.At(0), Err: "it hangs"}
@@ -818,32 +727,33 @@ func TestStatusProblems(t *testing.T) {
 // The lock's file names its holder, whatever was in it.
 func TestLockNamesHolder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "new", "state.json")
-		first := loadAndStart(t, path)
-		if info, err := os.Stat(filepath.Dir(path)); err != nil || info.Mode() != fs.ModeDir|0o750 {
+		dir := filepath.Join(t.TempDir(), "new")
+		path := filepath.Join(dir, "state.json")
+		first := loadAndStart(t, dir)
+		if info, err := os.Stat(dir); err != nil || info.Mode() != fs.ModeDir|0o750 {
 			t.Errorf("%v, %v", info, err)
 		}
 		first.stop()
-		write(t, path+".lock", strings.Repeat("an earlier holder ", 100))
-		second := newHarness(path)
-		lock, err := acquireLock(path)
+		write(t, lockPath(dir), strings.Repeat("an earlier holder ", 100))
+		second := newHarness(dir)
+		lock, err := acquireLock(dir)
 		must(t, err)
 		host, err := os.Hostname()
 		must(t, err)
 		holder := fmt.Sprintf("pid %d on %s", os.Getpid(), host)
-		wantContent(t, path+".lock", holder)
-		_, err = second.Load(path)
+		wantContent(t, lockPath(dir), holder)
+		_, err = second.Load()
 		must(t, err)
-		if s := second.Status(); s.Path != path || !strings.Contains(s.Err, "locked by another agent ("+holder+")") {
+		if s := second.Status(); s.Path != dir || !strings.Contains(s.Err, "locked by another agent ("+holder+")") {
 			t.Errorf("%+v", s)
 		}
 		write(t, path, "{")
-		if _, err := second.Load(path); err == nil || !strings.HasPrefix(err.Error(), path+" cannot be parsed") ||
+		if _, err := second.Load(); err == nil || !strings.HasPrefix(err.Error(), path+" cannot be parsed") ||
 			!strings.Contains(err.Error(), "left in place") {
 			t.Errorf("%v", err)
 		}
-		write(t, path+".lock", strings.Repeat("x", 300)) // by whom ever
-		if _, err := acquireLock(path); err == nil || strings.Count(err.Error(), "x") != 200 {
+		write(t, lockPath(dir), strings.Repeat("x", 300)) // by whom ever
+		if _, err := acquireLock(dir); err == nil || strings.Count(err.Error(), "x") != 200 {
 			t.Errorf("%v", err)
 		}
 		lock.Release()
@@ -852,18 +762,22 @@ func TestLockNamesHolder(t *testing.T) {
 
 // Read needs no lock, and its error names the file.
 func TestRead(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state.json")
-	for _, none := range []string{"", path} {
-		if s, err := Read(none); err != nil || s.Source != "" {
-			t.Errorf("%q: %+v, %v", none, s, err)
+	dir, path := stateFile(t)
+	for _, none := range []string{"", dir} {
+		if c, err := Read(none); err != nil || c.States["dcgm"].Source != "" || c.Node.Sections != nil {
+			t.Errorf("%q: %+v, %v", none, c, err)
 		}
 	}
-	write(t, path, "{")
-	if _, err := Read(path); err == nil || !strings.HasPrefix(err.Error(), path+" cannot be parsed") {
-		t.Errorf("%v", err)
+	writeSaved(t, dir, "dcgm")
+	for _, damaged := range []string{filepath.Join(dir, "node.json"), filepath.Join(dir, "state.sim.json")} {
+		write(t, damaged, "{")
+		if c, err := Read(dir); err == nil || !strings.HasPrefix(err.Error(), damaged+" cannot be parsed") || len(c.States["dcgm"].Devices) != 3 {
+			t.Errorf("%+v, %v", c, err)
+		}
+		must(t, os.Remove(damaged))
 	}
 	must(t, errors.Join(os.Remove(path), os.Mkdir(path, 0o750)))
-	if _, err := Read(path); err == nil || !strings.HasPrefix(err.Error(), path+" cannot be read") {
+	if _, err := Read(dir); err == nil || !strings.HasPrefix(err.Error(), path+" cannot be read") {
 		t.Errorf("%v", err)
 	}
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -875,10 +789,10 @@ func TestRead(t *testing.T) {
 // XIDs without a finding are written every checkInterval and at the end.
 func TestRunDelaysXIDs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		h := loadAndStart(t, path)
+		dir := t.TempDir()
+		h := loadAndStart(t, dir)
 		xids := func() int {
-			s, err := load(path)
+			s, err := load(dir)
 			must(t, err)
 			return len(s.Devices[0].XIDs.Rows)
 		}
@@ -905,8 +819,8 @@ func TestRunDelaysXIDs(t *testing.T) {
 
 func TestWaitWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		h := loadAndStart(t, path)
+		dir := t.TempDir()
+		h := loadAndStart(t, dir)
 		defer h.stop()
 		s := snapshotOf(t, "dcgm")
 		s.Seq = 7
@@ -922,7 +836,7 @@ func TestWaitWritten(t *testing.T) {
 		if err := <-done; err != nil {
 			t.Error(err)
 		}
-		wantDevices(t, path, map[string]int{"dcgm": 3})
+		wantDevices(t, dir, map[string]int{"dcgm": 3})
 		later := *s
 		later.Seq = 8
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -936,12 +850,12 @@ func TestWaitWritten(t *testing.T) {
 // The removal of the lock's file leads to no second writer, whether that waits for the lock or comes later.
 func TestLockFileRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		first := loadAndStart(t, path)
+		dir := t.TempDir()
+		first := loadAndStart(t, dir)
 		first.store(snapshotOf(t, "dcgm"))
-		must(t, os.Remove(path+".lock"))
+		must(t, os.Remove(lockPath(dir)))
 		advance(checkInterval)
-		second := loadAndStart(t, path)
+		second := loadAndStart(t, dir)
 		second.store(snapshotOf(t, "dcgm"))
 		advance(2 * checkInterval)
 		if a, b := first.Status().Err, second.Status().Err; a != "" || b == "" {
@@ -951,12 +865,12 @@ func TestLockFileRemoved(t *testing.T) {
 		second.stop()
 	})
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state.json")
-		first, second := loadAndStart(t, path), loadAndStart(t, path)
+		dir := t.TempDir()
+		first, second := loadAndStart(t, dir), loadAndStart(t, dir)
 		first.store(snapshotOf(t, "dcgm"))
 		second.store(snapshotOf(t, "dcgm"))
 		advance(time.Second)
-		must(t, os.Remove(path+".lock"))
+		must(t, os.Remove(lockPath(dir)))
 		advance(2 * checkInterval)
 		if a, b := first.Status().Err, second.Status().Err; (a == "") == (b == "") {
 			t.Errorf("first: %q, second: %q", a, b)
@@ -979,10 +893,10 @@ func TestSaveXIDsBeforeFirstPoll(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				path := filepath.Join(t.TempDir(), "state")
-				writeSaved(t, path, "dcgm")
-				h := loadAndStart(t, path)
-				saved, err := Read(path)
+				dir := t.TempDir()
+				writeSaved(t, dir, "dcgm")
+				h := loadAndStart(t, dir)
+				saved, err := Read(dir)
 				must(t, err)
 				s := &health.Snapshot{Seq: 1, Source: health.Source{Kind: "dcgm", Inventory: c.inventory}}
 				s.Devices = saved.Restore("boot", health.SourceID{Kind: "dcgm", Inventory: "dcgm x"}, healthtest.At(100)).Devices
@@ -994,8 +908,9 @@ func TestSaveXIDsBeforeFirstPoll(t *testing.T) {
 				if written := !h.Status().Written.IsZero(); written != c.saved {
 					t.Errorf("written: %v", written)
 				}
-				after, err := Read(path)
+				read, err := Read(dir)
 				must(t, err)
+				after := read.States["dcgm"]
 				d := after.Devices[0]
 				if d.Verdict.Has("xid-79") != c.saved || (len(d.XIDs.Owed) > 0) != c.saved || after.Inventory != "dcgm x" || !after.History ||
 					after.Polled.IsZero() {
@@ -1009,8 +924,8 @@ func TestSaveXIDsBeforeFirstPoll(t *testing.T) {
 // XIDs that DCGM owes are saved when their number changes, but not at every poll.
 func TestSaveOwedXIDs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := filepath.Join(t.TempDir(), "state")
-		h := loadAndStart(t, path)
+		dir := t.TempDir()
+		h := loadAndStart(t, dir)
 		defer h.stop()
 		s := &health.Snapshot{
 			At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"},
@@ -1030,8 +945,9 @@ func TestSaveOwedXIDs(t *testing.T) {
 				writes++
 			}
 		}
-		saved, err := Read(path)
+		read, err := Read(dir)
 		must(t, err)
+		saved := read.States["dcgm"]
 		if writes != 2 || len(saved.Devices[0].XIDs.Owed) != 1 {
 			t.Errorf("%d writes, want 2; %+v", writes, saved)
 		}

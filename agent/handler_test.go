@@ -90,7 +90,7 @@ func TestHandlerRendersPages(t *testing.T) {
 
 func TestHandlerShowsDetach(t *testing.T) {
 	node := agenttest.Node()
-	node.Source.Status, node.Source.Until = health.SourceDetached, agenttest.Now()
+	node.Source.Status, node.Source.Detachment = health.SourceDetached, health.Detachment{Since: agenttest.Now(), Until: agenttest.Now()}
 	a := idleAgent(node)
 	for path, want := range map[string]string{
 		web.LivezPath: "ok", web.ReadyzPath: "source detached", "/metrics": "gpu_node_agent_source_detached 1",

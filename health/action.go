@@ -128,6 +128,14 @@ func Actions() []Action {
 	return all
 }
 
+// UnmarshalText reads an action. An unknown one is from a newer release.
+func (a *Action) UnmarshalText(text []byte) error {
+	if *a = Action(text); !a.Valid() {
+		*a = ActionUnknown
+	}
+	return nil
+}
+
 // Valid reports whether a is one of the actions above.
 func (a Action) Valid() bool { return a.order() < len(actions) }
 

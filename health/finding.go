@@ -2,6 +2,7 @@ package health
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -25,6 +26,18 @@ func (s State) String() string { return enumName(stateNames[:], int(s)) }
 
 // States returns every state, least severe first.
 func States() []State { return []State{Unknown, Healthy, Degraded, Unhealthy} }
+
+// MarshalText returns the name.
+func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// UnmarshalText reads a name. An unknown one is from a newer release, and counts as Unhealthy.
+func (s *State) UnmarshalText(text []byte) error {
+	state, ok := ParseState(string(text))
+	if *s = state; !ok {
+		*s = Unhealthy
+	}
+	return nil
+}
 
 // ParseState returns the state with that name. If there is none, ok is false.
 func ParseState(s string) (state State, ok bool) {
@@ -56,20 +69,43 @@ func ParseClears(s string) (c Clears, ok bool) {
 	return Clears(max(i, 0)), i >= 0
 }
 
+// MarshalText returns the code.
+func (c Clears) MarshalText() ([]byte, error) { return []byte(c.String()), nil }
+
+// UnmarshalText reads a code. Unknown evidence is from a newer release: only an operator clears the finding.
+func (c *Clears) UnmarshalText(text []byte) error {
+	clears, ok := ParseClears(string(text))
+	if *c = clears; !ok {
+		*c = ClearsOperator
+	}
+	return nil
+}
+
 // Finding is a problem found on a device: its cause, severity, suggested action and how it clears.
 type Finding struct {
-	Cause  string // short and stable, a label value: "xid-79", "lost", "recovery-action"
-	State  State  // Degraded or Unhealthy
-	Reason string // a clause for people
-	Action Action
-	Since  time.Time
-	Last   time.Time // the last observation
-	Reset  time.Time // the last reset of the GPU since the finding began; zero if there was none
-	Clears Clears
-	From   DeviceID // the parent that has the finding; empty if it is the device's own
+	Cause  string    `json:"cause"`  // short and stable, a label value: "xid-79", "lost", "recovery-action"
+	State  State     `json:"state"`  // Degraded or Unhealthy
+	Reason string    `json:"reason"` // a clause for people
+	Action Action    `json:"action"`
+	Since  time.Time `json:"since"`
+	Last   time.Time `json:"last"`           // the last observation
+	Reset  time.Time `json:"reset,omitzero"` // the last reset of the GPU since the finding began; zero if there was none
+	Clears Clears    `json:"clears"`
+	From   DeviceID  `json:"-"` // the parent that has the finding; empty if it is the device's own
 
-	InOutage        bool      // the device is unreachable in an outage of all GPUs, so its return proves no reset
+	InOutage        bool      `json:"inOutage,omitempty"` // the device is unreachable in an outage of all GPUs, so its return proves no reset
 	othersBackSince time.Time // InOutage: when another GPU came back without this one; zero before
+}
+
+// UnmarshalJSON reads a saved finding. What it lacks counts like what only a newer release knows.
+func (f *Finding) UnmarshalJSON(text []byte) error {
+	type plain Finding
+	read := plain{State: Unhealthy, Action: ActionUnknown, Clears: ClearsOperator}
+	if err := json.Unmarshal(text, &read); err != nil {
+		return err
+	}
+	*f = Finding(read)
+	return nil
 }
 
 // Verdict is the state of a device with the findings behind it: its own, those of its GPU, and what is decided about it.

@@ -8,11 +8,11 @@ import (
 // Memory is what Judge keeps of a device from one reading to the next, beside its XIDs. Its findings are the device's own: View adds what a
 // MIG device inherits from its GPU, and what is decided about a device. The state file has the exported fields.
 type Memory struct {
-	Findings []Finding   // in the order of sortFindings
-	Trips    []time.Time // when the device became unhealthy, within Config.Flap.Within
+	Findings []Finding   `json:"findings,omitempty"` // in the order of sortFindings
+	Trips    []time.Time `json:"trips,omitempty"`    // when the device became unhealthy, within Config.Flap.Within
 
 	unconfirmed map[string]confirmation // FAILs that too few checks have shown, by cause; not modified once stored
-	PendingXIDs []XID                   // recent XIDs whose severity the recovery action decides; not modified once stored
+	PendingXIDs []XID                   `json:"pending,omitempty"` // recent, whose severity the recovery action decides; not modified once stored
 	measured    bool                    // at least one sample had a known presence, so no finding means healthy
 
 	awaitsAction     bool // this process has no value of the recovery action yet, and there was none before

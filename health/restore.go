@@ -11,19 +11,17 @@ func (d DeviceState) NeedsSaving() bool {
 		len(d.XIDs.Rows) > 0 || d.XIDs.owesSource()
 }
 
-// Stable returns the memory without everything that a poll changes while nothing happens, for comparison.
-func (m Memory) Stable() Memory {
-	m.unconfirmed, m.measured, m.eventAction, m.Findings = nil, false, eventAction{}, stable(m.Findings)
-	return m
+// SavedState returns a device as a saved state has it. decided are the decisions that continue.
+func SavedState(d Device, m Memory, decided []Finding, since time.Time) DeviceState {
+	v := Verdict{Since: since, Findings: slices.Concat(m.Findings, decided)}
+	for _, f := range v.Findings {
+		v.State = max(v.State, f.State)
+	}
+	return DeviceState{Device: d, Memory: m, Verdict: v}
 }
 
-// Stable is as Memory.Stable.
-func (v Verdict) Stable() Verdict {
-	v.Findings = stable(v.Findings)
-	return v
-}
-
-func stable(findings []Finding) []Finding {
+// Stable returns findings without what a poll changes while nothing happens, for comparison.
+func Stable(findings []Finding) []Finding {
 	findings = slices.Clone(findings)
 	for i := range findings {
 		if findings[i].condition() {

@@ -297,7 +297,7 @@ func TestRestoredUnexplainedReset(t *testing.T) {
 	}
 }
 
-// The stable verdict has everything except what a poll changes while nothing happens.
+// Stable findings have everything except what a poll changes while nothing happens.
 func TestStable(t *testing.T) {
 	first := judge(nil, 0, samples{gpu0.ID: present(value(FieldGPUTemp, 99), xids(48))}, gpu0)
 	again := judge(first, 10, samples{gpu0.ID: present(value(FieldGPUTemp, 98))}, gpu0)
@@ -312,7 +312,7 @@ func TestStable(t *testing.T) {
 		"another XID":        {judge(again, 20, samples{gpu0.ID: present(value(FieldGPUTemp, 98), xids(48))}, gpu0), false},
 		"another finding":    {judge(again, 20, samples{gpu0.ID: present(value(FieldGPUTemp, 98), value(FieldRemapPending, 1))}, gpu0), false},
 	} {
-		if same := reflect.DeepEqual(first[0].Memory.Stable(), c.devices[0].Memory.Stable()); same != c.same {
+		if same := reflect.DeepEqual(Stable(first[0].Memory.Findings), Stable(c.devices[0].Memory.Findings)); same != c.same {
 			t.Errorf("%s: the same: %v", name, same)
 		}
 	}

@@ -25,11 +25,11 @@ func (p Presence) String() string { return enumName(presenceNames[:], int(p)) }
 
 // XID is one error report of the driver.
 type XID struct {
-	Code    int
-	At      time.Time // when the driver reported it
-	Witness Witness   // the first to report it
-	Detail  XIDDetail // from the kernel log; zero without it
-	Times   int       // how often it was reported, the last time at At; 0 means once
+	Code    int       `json:"code"`
+	At      time.Time `json:"at"` // when the driver reported it
+	Witness Witness   `json:"-"`  // the first to report it
+	Detail  XIDDetail `json:"-"`  // from the kernel log; zero without it
+	Times   int       `json:"-"`  // how often it was reported, the last time at At; 0 means once
 }
 
 // Count returns how often the XID was reported.

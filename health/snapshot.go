@@ -86,12 +86,12 @@ func (g XIDGap) Of(now time.Time) time.Duration {
 // Detachment is an operator's detach, from the moment when devices are withheld until each has been measured again. The
 // zero Detachment means that the driver is attached.
 type Detachment struct {
-	Since         time.Time     // when the devices were withheld
-	Until         time.Time     // time limit: when the agent attaches the driver automatically
-	For           time.Duration // Until minus the time of the last detach
-	Over          bool          // the driver is to be attached now; no other field is set
-	Undecided     bool          // the agent is still asking the kubelet for the holders: see monitor.Monitor.Withhold
-	EngineUnasked bool          // no host engine was asked to release the driver, as far as the agent knows
+	Since         time.Time     `json:"since"`             // when the devices were withheld
+	Until         time.Time     `json:"until"`             // time limit: when the agent attaches the driver automatically
+	For           time.Duration `json:"forNanoseconds"`    // Until minus the time of the last detach
+	Over          bool          `json:"over,omitempty"`    // the driver is to be attached now; no other field is set
+	Undecided     bool          `json:"asking,omitempty"`  // the agent still asks the kubelet for the holders: see monitor.Monitor.Withhold
+	EngineUnasked bool          `json:"unasked,omitempty"` // no host engine was asked to release the driver, as far as the agent knows
 }
 
 // InForce reports whether devices are withheld and the driver must not be used.

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -113,9 +112,9 @@ type files struct {
 // state is the file of a kind of source.
 type state struct {
 	document
-	saved       Saved     // the content that the file has or should have
-	fingerprint *Saved    // of the latest write; nil before the first
-	writtenAt   time.Time // of the latest write
+	saved             Saved     // the content that the file has or should have
+	findings, ledgers []byte    // of the latest write: see Saved.stable and Saved.ledgers; nil before the first
+	writtenAt         time.Time // of the latest write
 }
 
 // node is the file of a Node.
@@ -363,7 +362,7 @@ func (d *Dir) adopt() (replaced, err error) {
 			continue
 		}
 		replaced, err := s.adopt(d.read, &saved)
-		s.saved, s.fingerprint, c.States[kind] = saved, nil, saved
+		s.saved, s.findings, c.States[kind] = saved, nil, saved
 		asides, errs = append(asides, replaced), append(errs, err)
 	}
 	if !d.node.adopted {
@@ -524,7 +523,7 @@ func (d *Dir) wait(ctx context.Context, written func(*result) bool) error {
 	return nil
 }
 
-// writeStates writes a snapshot into the file of its kind of source if its fingerprint is new. It writes each file again that differs from
+// writeStates writes a snapshot into the file of its kind of source if that lacks something. It writes each file again that differs from
 // what was written.
 func (d *Dir) writeStates(s *health.Snapshot, last bool) error {
 	if s != nil && d.kind != s.Source.Kind {
@@ -552,11 +551,21 @@ func (d *Dir) writeStates(s *health.Snapshot, last bool) error {
 	return errors.Join(errs...)
 }
 
-// writeState writes a state if its fingerprint is new, or XIDs are and they are due.
+// writeState writes a state if its findings are new, or if its ledgers are and they are due.
 func (d *Dir) writeState(st *state, saved Saved, due bool) error {
-	p := saved.fingerprint()
-	due = due || time.Since(st.writtenAt) >= checkInterval
-	if st.fingerprint != nil && reflect.DeepEqual(p, *st.fingerprint) && (!due || sameXIDs(saved.Devices, st.saved.Devices)) {
+	findings, err := json.Marshal(saved.stable())
+	if err != nil {
+		return err
+	}
+	same := st.findings != nil && bytes.Equal(findings, st.findings)
+	if same && !due && time.Since(st.writtenAt) < checkInterval {
+		return d.write(&st.document, st.text)
+	}
+	ledgers, err := json.Marshal(saved.ledgers())
+	if err != nil {
+		return err
+	}
+	if same && bytes.Equal(ledgers, st.ledgers) {
 		return d.write(&st.document, st.text)
 	}
 	text, err := json.Marshal(saved)
@@ -566,7 +575,7 @@ func (d *Dir) writeState(st *state, saved Saved, due bool) error {
 	if err := d.write(&st.document, text); err != nil {
 		return err
 	}
-	st.saved, st.fingerprint, st.writtenAt = saved, &p, time.Now()
+	st.saved, st.findings, st.ledgers, st.writtenAt = saved, findings, ledgers, time.Now()
 	return nil
 }
 
@@ -649,24 +658,28 @@ func (d *Dir) stateToSave(s *health.Snapshot, st *state) (Saved, bool) {
 	return saved, sameDevices && slices.ContainsFunc(s.Devices, func(d health.DeviceState) bool { return d.XIDs.Last != 0 })
 }
 
-// fingerprint returns the state without what changes at every poll or may be saved later.
-func (s Saved) fingerprint() Saved {
+// stable returns the state without its ledgers, and without the times and values that change at every poll.
+func (s Saved) stable() Saved {
 	s.Polled = time.Time{}
 	s.Devices = slices.Clone(s.Devices)
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		d.XIDs, d.Memory, d.Verdict = health.Ledger{}, d.Memory.Stable(), d.Verdict.Stable()
+		d.XIDs = health.Ledger{}
+		d.Memory.Findings, d.Verdict.Findings = health.Stable(d.Memory.Findings), health.Stable(d.Verdict.Findings)
 	}
 	return s
 }
 
-// sameXIDs reports whether two lists of devices have the same rows of XIDs and owed XIDs.
-func sameXIDs(a, b []health.DeviceState) bool {
-	return slices.EqualFunc(a, b, func(a, b health.DeviceState) bool {
-		return a.Device.ID == b.Device.ID &&
-			slices.EqualFunc(a.XIDs.Rows, b.XIDs.Rows, func(r, s health.LedgerRow) bool { return r.XIDRow == s.XIDRow }) &&
-			slices.EqualFunc(a.XIDs.Owed, b.XIDs.Owed, func(x, y health.OwedXIDs) bool { return x.Code == y.Code && x.Count == y.Count })
-	})
+// ledgers returns the ledgers of the state, without the time that passes while XIDs are owed.
+func (s Saved) ledgers() (all Saved) {
+	for _, d := range s.Devices {
+		ledger := health.DeviceState{Device: health.Device{ID: d.Device.ID}, XIDs: health.Ledger{Rows: d.XIDs.Rows}}
+		for _, o := range d.XIDs.Owed {
+			ledger.XIDs.Owed = append(ledger.XIDs.Owed, health.OwedXIDs{Code: o.Code, Count: o.Count})
+		}
+		all.Devices = append(all.Devices, ledger)
+	}
+	return all
 }
 
 // Status may be called from any goroutine.

@@ -953,3 +953,57 @@ func TestSaveOwedXIDs(t *testing.T) {
 		}
 	})
 }
+
+// Nothing is written in an hour in which nothing happens: the source measures, conditions last, XIDs are owed, and time passes.
+func TestNoWriteWhileNothingHappens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		h, text := newHarness(dir), new(health.Latest[[]byte])
+		text.Store(new([]byte(`{"a":1}`)))
+		h.AddSection("idle", text)
+		_, err := h.Load()
+		must(t, err)
+		h.start(t)
+		h.keep("configuration")
+		all := []health.Device{healthtest.GPU0, healthtest.MIG0, healthtest.GPU1}
+		devices, writes := faultyDevices(t), 0
+		files := func() (all []string) {
+			for _, name := range []string{"state.json", "node.json", "last-good-config.json"} {
+				info, err := os.Stat(filepath.Join(dir, name))
+				must(t, err)
+				all = append(all, fmt.Sprint(name, info.ModTime(), info.Sys().(*syscall.Stat_t).Ino))
+			}
+			return all
+		}
+		var before []string
+		const warmUp = 3700 // until the faults of faultyDevices are over that end by themselves, and their trips
+		for second := 0; second < warmUp+3600; second += 2 {
+			hot := gpu0(healthtest.Value(health.FieldRemapFailed, 1), healthtest.Value(health.FieldGPUTemp, float64(95+second%3)))
+			devices = judge(devices, 2+second, hot, all...)
+			devices = slices.Clone(devices)
+			devices[0].XIDs.Owed = []health.OwedXIDs{owed(31, 1, 2*time.Hour-time.Duration(second)*time.Millisecond)}
+			h.store(&health.Snapshot{
+				Seq: uint64(second), At: healthtest.At(second), Devices: devices, Source: health.Source{Kind: "dcgm", Inventory: "dcgm x"},
+			})
+			advance(2 * time.Second)
+			switch now := files(); {
+			case second < warmUp:
+			case before != nil && !slices.Equal(now, before):
+				writes++
+				fallthrough
+			default:
+				before = now
+			}
+		}
+		if writes > 0 {
+			t.Errorf("%d writes", writes)
+		}
+		devices = slices.Clone(devices)
+		devices[0].XIDs.Owed = append(slices.Clone(devices[0].XIDs.Owed), owed(43, 1, time.Minute))
+		h.store(&health.Snapshot{Seq: 8000, At: healthtest.At(8000), Devices: devices, Source: health.Source{Kind: "dcgm", Inventory: "dcgm x"}})
+		if slices.Equal(files(), before) {
+			t.Error("not written after something happened")
+		}
+		h.stop()
+	})
+}

@@ -2,7 +2,6 @@ package statefile
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -17,29 +16,27 @@ const (
 )
 
 type fileFormat struct {
-	Format    string           `json:"format"`
-	Version   int              `json:"version"`
-	BootID    string           `json:"bootID"`
-	Source    string           `json:"source"`
-	Inventory string           `json:"inventory"`
-	History   bool             `json:"history"`
-	Driver    string           `json:"driverLoad,omitempty"`
-	Polled    time.Time        `json:"polled,omitzero"`
-	Detach    *savedDetachment `json:"detach,omitempty"`
-	Devices   []savedDevice    `json:"devices,omitempty"`
-	Bindings  json.RawMessage  `json:"bindings,omitempty"`
+	Format    string            `json:"format"`
+	Version   int               `json:"version"`
+	BootID    string            `json:"bootID"`
+	Source    string            `json:"source"`
+	Inventory string            `json:"inventory"`
+	History   bool              `json:"history"`
+	Driver    string            `json:"driverLoad,omitempty"`
+	Polled    time.Time         `json:"polled,omitzero"`
+	Detach    health.Detachment `json:"detach,omitzero"`
+	Bindings  json.RawMessage   `json:"bindings,omitempty"`
+	Devices   []savedDevice     `json:"devices,omitempty"`
 }
 
-// savedDevice has the findings apart from the detail, so that they can be read even if a newer release describes the device in another way.
+// savedDevice has the memory apart from the detail, so that it can be read even if a newer release describes the device in another way.
 type savedDevice struct {
-	ID       health.DeviceID `json:"id"`
-	Parent   health.DeviceID `json:"parent,omitempty"` // of a MIG device
-	Since    time.Time       `json:"since"`
-	Trips    []time.Time     `json:"trips,omitempty"`
-	Pending  []savedXID      `json:"pending,omitempty"` // Memory.PendingXIDs
-	Findings []savedFinding  `json:"findings,omitempty"`
-	Decided  []savedFinding  `json:"decided,omitempty"` // Verdict.Decisions
-	Detail   json.RawMessage `json:"detail,omitempty"`  // savedDetail
+	ID     health.DeviceID `json:"id"`
+	Parent health.DeviceID `json:"parent,omitempty"` // of a MIG device
+	Since  time.Time       `json:"since"`
+	health.Memory
+	Decided []health.Finding `json:"decided,omitempty"` // Verdict.Decisions
+	Detail  json.RawMessage  `json:"detail,omitempty"`  // savedDetail
 }
 
 type savedDetail struct {
@@ -61,74 +58,38 @@ type savedOwed struct {
 	Left  time.Duration `json:"leftNanoseconds"`
 }
 
-type savedDetachment struct {
-	Since         time.Time     `json:"since"`
-	Until         time.Time     `json:"until"`
-	For           time.Duration `json:"forNanoseconds"`
-	Over          bool          `json:"over,omitempty"`
-	Undecided     bool          `json:"asking,omitempty"`
-	EngineUnasked bool          `json:"unasked,omitempty"`
-}
-
-type savedXID struct {
-	Code int       `json:"code"`
-	At   time.Time `json:"at"`
-}
-
-type savedFinding struct {
-	Cause    string    `json:"cause"`
-	State    string    `json:"state"`
-	Reason   string    `json:"reason"`
-	Action   string    `json:"action"`
-	Since    time.Time `json:"since"`
-	Last     time.Time `json:"last"`
-	Reset    time.Time `json:"reset,omitzero"`
-	Clears   string    `json:"clears"`
-	InOutage bool      `json:"inOutage,omitempty"`
-}
-
 // MarshalJSON writes the state file's format.
 func (s Saved) MarshalJSON() ([]byte, error) {
 	file := fileFormat{
 		Format: formatName, Version: formatVersion, BootID: s.BootID, Source: s.Source, Inventory: s.Inventory, History: s.History,
-		Driver: s.DriverLoad, Polled: savable(s.Polled),
+		Driver: s.DriverLoad, Polled: savable(s.Polled), Detach: s.Detachment,
 	}
+	var err error
 	if len(s.Bindings) > 0 {
-		var err error
 		if file.Bindings, err = json.Marshal(s.Bindings); err != nil {
 			return nil, err
 		}
 	}
-	if d := s.Detachment; d != (health.Detachment{}) {
-		file.Detach = &savedDetachment{savable(d.Since), savable(d.Until), d.For, d.Over, d.Undecided, d.EngineUnasked}
-	}
 	for i := range s.Devices {
-		d, err := newSavedDevice(&s.Devices[i])
-		if err != nil {
+		d := &s.Devices[i]
+		sd := savedDevice{
+			ID: d.Device.ID, Parent: d.Device.Parent, Since: savable(d.Verdict.Since), Memory: d.Memory,
+			Decided: savedFindings(d.Verdict.Decisions()),
+		}
+		sd.Findings, sd.PendingXIDs = savedFindings(d.Memory.Findings), savedXIDs(d.Memory.PendingXIDs)
+		detail := savedDetail{Device: d.Device}
+		for _, r := range d.XIDs.Rows {
+			detail.Rows = append(detail.Rows, savedRow{r.Code, r.At})
+		}
+		for _, o := range d.XIDs.Owed {
+			detail.Owed = append(detail.Owed, savedOwed{o.Code, o.Count, health.OwedBySource + o.Seen})
+		}
+		if sd.Detail, err = json.Marshal(detail); err != nil {
 			return nil, err
 		}
-		file.Devices = append(file.Devices, d)
+		file.Devices = append(file.Devices, sd)
 	}
 	return json.Marshal(file)
-}
-
-func newSavedDevice(d *health.DeviceState) (sd savedDevice, err error) {
-	sd = savedDevice{
-		ID: d.Device.ID, Parent: d.Device.Parent, Since: savable(d.Verdict.Since), Pending: savedXIDs(d.Memory.PendingXIDs),
-	}
-	for _, t := range d.Memory.Trips {
-		sd.Trips = append(sd.Trips, savable(t))
-	}
-	sd.Findings, sd.Decided = savedFindings(d.Memory.Findings), savedFindings(d.Verdict.Decisions())
-	detail := savedDetail{Device: d.Device}
-	for _, r := range d.XIDs.Rows {
-		detail.Rows = append(detail.Rows, savedRow{r.Code, r.At})
-	}
-	for _, o := range d.XIDs.Owed {
-		detail.Owed = append(detail.Owed, savedOwed{o.Code, o.Count, health.OwedBySource + o.Seen})
-	}
-	sd.Detail, err = json.Marshal(detail)
-	return sd, err
 }
 
 // UnmarshalJSON reads the state file's format. It ignores unknown keys and refuses what health.Judge cannot produce.
@@ -143,10 +104,7 @@ func (s *Saved) UnmarshalJSON(text []byte) error {
 	}
 	read := Saved{
 		BootID: file.BootID, Source: file.Source, Inventory: file.Inventory, History: file.History, DriverLoad: file.Driver, Polled: file.Polled,
-		newer: newer,
-	}
-	if d := file.Detach; d != nil {
-		read.Detachment = health.Detachment(*d)
+		Detachment: file.Detach, newer: newer,
 	}
 	if json.Unmarshal(file.Bindings, &read.Bindings) != nil {
 		read.Bindings = nil // no reason to lose the findings
@@ -157,24 +115,24 @@ func (s *Saved) UnmarshalJSON(text []byte) error {
 			return fmt.Errorf("devices[%d].id: %q is empty or repeated", i, sd.ID)
 		}
 		ids[sd.ID] = true
-		d, err := sd.state()
-		if err != nil {
-			return fmt.Errorf("devices[%d].%w", i, err)
+		for key, findings := range map[string][]health.Finding{"findings": sd.Findings, "decided": sd.Decided} {
+			if err := checkFindings(findings); err != nil {
+				return fmt.Errorf("devices[%d].%s%w", i, key, err)
+			}
 		}
-		read.Devices = append(read.Devices, d)
+		read.Devices = append(read.Devices, sd.state())
 	}
 	*s = read
 	return nil
 }
 
 // state returns the saved device. Without a readable description it has its findings.
-func (sd savedDevice) state() (health.DeviceState, error) {
+func (sd savedDevice) state() health.DeviceState {
 	var more savedDetail
 	if json.Unmarshal(sd.Detail, &more) != nil {
 		more = savedDetail{Device: health.Device{Index: -1, Minor: -1, GI: -1, CI: -1, MIGIndex: -1}}
 	}
-	d := health.DeviceState{Device: more.Device, Verdict: health.Verdict{Since: sd.Since}}
-	d.Memory.Trips = append(d.Memory.Trips, sd.Trips...)
+	d := health.SavedState(more.Device, sd.Memory, sd.Decided, sd.Since)
 	d.Device.ID, d.Device.Parent, d.Device.Kind = sd.ID, sd.Parent, health.KindGPU
 	if sd.Parent != "" {
 		d.Device.Kind = health.KindMIG
@@ -188,81 +146,41 @@ func (sd savedDevice) state() (health.DeviceState, error) {
 			d.XIDs.Owed = append(d.XIDs.Owed, health.OwedXIDs{Code: a.Code, Count: a.Count, Born: seen, Seen: seen})
 		}
 	}
-	for _, x := range sd.Pending {
-		d.Memory.PendingXIDs = append(d.Memory.PendingXIDs, health.XID{Code: x.Code, At: x.At})
-	}
-	var err error
-	if d.Memory.Findings, err = findings("findings", sd.Findings); err != nil {
-		return health.DeviceState{}, err
-	}
-	decided, err := findings("decided", sd.Decided)
-	if err != nil {
-		return health.DeviceState{}, err
-	}
-	d.Verdict.Findings = slices.Concat(d.Memory.Findings, decided)
-	for _, f := range d.Verdict.Findings {
-		d.Verdict.State = max(d.Verdict.State, f.State)
-	}
-	return d, nil
+	return d
 }
 
-func savedFindings(all []health.Finding) (saved []savedFinding) {
-	for _, f := range all {
-		saved = append(saved, savedFinding{
-			f.Cause, f.State.String(), f.Reason, string(f.Action), savable(f.Since), savable(f.Last), savable(f.Reset), f.Clears.String(),
-			f.InOutage,
-		})
-	}
-	return saved
-}
-
-// findings reads the findings of a key.
-func findings(key string, saved []savedFinding) (all []health.Finding, err error) {
-	for i, sf := range saved {
-		f, err := sf.finding()
-		if err == nil && slices.ContainsFunc(all, func(g health.Finding) bool { return g.Cause == f.Cause }) {
-			err = fmt.Errorf("cause %q is repeated", f.Cause)
+// checkFindings returns what is wrong with the findings of a key.
+func checkFindings(all []health.Finding) error {
+	causes := make(map[string]bool)
+	for i, f := range all {
+		switch {
+		case f.Cause == "":
+			return fmt.Errorf("[%d]: cause is empty", i)
+		case causes[f.Cause]:
+			return fmt.Errorf("[%d]: cause %q is repeated", i, f.Cause)
+		case f.State < health.Degraded:
+			return fmt.Errorf("[%d]: state %v is not degraded or unhealthy", i, f.State)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("%s[%d]: %w", key, i, err)
-		}
-		all = append(all, f)
+		causes[f.Cause] = true
 	}
-	return all, nil
+	return nil
 }
 
-// finding reads a finding. Unknown values are from a newer release: an unknown state counts as unhealthy, and only an operator clears a
-// finding with unknown evidence.
-func (sf savedFinding) finding() (health.Finding, error) {
-	if sf.Cause == "" {
-		return health.Finding{}, errors.New("cause is empty")
+func savedFindings(all []health.Finding) []health.Finding {
+	all = slices.Clone(all)
+	for i := range all {
+		f := &all[i]
+		f.Since, f.Last, f.Reset = savable(f.Since), savable(f.Last), savable(f.Reset)
 	}
-	state, ok := health.ParseState(sf.State)
-	switch {
-	case !ok:
-		state = health.Unhealthy
-	case state < health.Degraded:
-		return health.Finding{}, fmt.Errorf("state %q is not degraded or unhealthy", sf.State)
-	}
-	action := health.Action(sf.Action)
-	if !action.Valid() {
-		action = health.ActionUnknown
-	}
-	clears, ok := health.ParseClears(sf.Clears)
-	if !ok {
-		clears = health.ClearsOperator
-	}
-	return health.Finding{
-		Cause: sf.Cause, State: state, Reason: sf.Reason, Action: action, Since: sf.Since, Last: sf.Last, Reset: sf.Reset, Clears: clears,
-		InOutage: sf.InOutage,
-	}, nil
+	return all
 }
 
-func savedXIDs(all []health.XID) (saved []savedXID) {
-	for _, x := range all {
-		saved = append(saved, savedXID{x.Code, savable(x.At)})
+func savedXIDs(all []health.XID) []health.XID {
+	all = slices.Clone(all)
+	for i := range all {
+		all[i].At = savable(all[i].At)
 	}
-	return saved
+	return all
 }
 
 // savable returns the nearest time that JSON can hold. A source's clock may be far off, and one such time must not prevent

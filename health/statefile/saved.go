@@ -54,8 +54,8 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 	}
 	var devices []health.DeviceState
 	for _, d := range s.Devices {
-		device := health.DeviceState{Device: d.Device, Memory: d.Memory, XIDs: d.XIDs.Restarted()}
-		device.Verdict = health.Verdict{State: d.Verdict.State, Since: d.Verdict.Since, Findings: d.Verdict.Decisions()}
+		device := health.SavedState(d.Device, d.Memory, d.Verdict.Decisions(), d.Verdict.Since)
+		device.XIDs = d.XIDs.Restarted()
 		devices = append(devices, device)
 	}
 	saved.Devices = devicesToSave(devices, saved.Detachment)

@@ -112,7 +112,7 @@ func TestLabels(t *testing.T) { // not parallel, because it sets environment var
 	p.sim("{source: down}")
 	p.awaitSource("down")
 	await("the source down", degraded)
-	p.awaitState(`"state":3`) // unhealthy, in the saved inventory
+	p.awaitState(`"state":"unhealthy"`) // unhealthy, in the saved inventory
 
 	p.signal(syscall.SIGKILL)
 	<-p.Exited()

@@ -468,11 +468,6 @@ func (w *formerWorld) restart() {
 		former.LateState{Devices: old, DriverReloaded: reloaded, XIDHistory: history, Past: w.past}, w.now)
 	w.past = nil
 	if len(unjudged) != len(oldUnjudged) {
-		for _, d := range w.devices {
-			fmt.Println("dev", d.Device.ID, d.XIDs.Rows, d.XIDs.Later, d.XIDs.Read)
-		}
-		fmt.Println("saved", devices[0].XIDs.Rows)
-		fmt.Println(history, "NEW", unjudged, "OLD", oldUnjudged)
 		w.t.Fatalf("%d samples are not judged, formerly %d", len(unjudged), len(oldUnjudged))
 	}
 	undecidedOverRestart(oldAfter)

@@ -26,7 +26,7 @@ type ReadingContext struct {
 // An XID that another witness has reported before does not count again: see Ledger. DeviceState.Sample has the XIDs that count.
 //
 // A GPU that the reading lacks stays, Unhealthy and "missing". A MIG device that the reading lacks was destroyed, unless its
-// GPU is missing too, or the reading is incomplete.
+// GPU is missing too, or the reading has an instance without a name in its place.
 func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
 	if rc.Events {
 		r = eventsOnly(before, r, now)
@@ -91,7 +91,7 @@ func (r *Reading) lacking(d Device, gpus map[DeviceID]parent, now time.Time) (s 
 		return s, true
 	}
 	gpu, judged := gpus[d.Parent]
-	if judged && r.Incomplete && gpu.presence <= Present {
+	if judged && r.mayHave(&d) && gpu.presence <= Present {
 		s.Presence = PresenceUnknown
 		return s, true
 	}
@@ -295,7 +295,7 @@ func keepFindingsOfDestroyed(previous map[DeviceID]DeviceState, before []DeviceS
 	}
 	for _, d := range before {
 		gpu := previous[d.Device.Parent]
-		if d.Device.Kind != KindMIG || listed[d.Device.ID] || r.Incomplete || samples[d.Device.Parent].Presence != Present {
+		if d.Device.Kind != KindMIG || listed[d.Device.ID] || r.mayHave(&d.Device) || samples[d.Device.Parent].Presence != Present {
 			continue
 		}
 		findings := slices.Clone(gpu.Memory.Findings)

@@ -43,8 +43,6 @@ func xids(codes ...int) func(*Sample) {
 	}
 }
 
-// past adds XIDs from before the agent's start.
-
 // blank returns a sample without values.
 func blank(p Presence) Sample { return Sample{Presence: p} }
 

@@ -114,10 +114,11 @@ func TestIncompleteInventory(t *testing.T) {
 			t.Errorf("%s: %v, want %v", where, got, ids)
 		}
 	}
+	unnamed := []UnnamedInstance{{Parent: gpu1.ID, GI: mig0.GI}, {Parent: gpu0.ID, GI: mig0.GI}}
 	devices := judge(nil, 0, samples{mig0.ID: migXIDs(48)}, gpu0, mig0, mig1, gpu1)
 	for i := range 2 {
 		r, now := reading(i+1, nil, gpu0, mig1, gpu1)
-		r.Incomplete = true
+		r.Unnamed = unnamed
 		devices = judgeAndView(DefaultConfig(), devices, r, nil, now)
 		check("incomplete", devices, all...)
 		if devices[0].Verdict.State != Healthy {
@@ -127,8 +128,25 @@ func TestIncompleteInventory(t *testing.T) {
 	check("with its name again", judge(devices, 3, nil, gpu0, mig0, mig1, gpu1), all...)
 	check("destroyed", judge(devices, 4, nil, gpu0, mig1, gpu1), gpu0.ID, gpu1.ID, mig1.ID)
 	r, now := reading(5, samples{gpu0.ID: {Presence: Lost}}, gpu0, mig1, gpu1)
-	r.Incomplete = true
+	r.Unnamed = unnamed
 	check("with a lost GPU", judgeAndView(DefaultConfig(), devices, r, nil, now), all...)
+}
+
+// An instance without a name keeps no MIG device that was in another place: that one was destroyed, and leaves its finding to its GPU.
+func TestUnnamedInstanceInAnotherPlace(t *testing.T) {
+	before := judge(nil, 0, samples{mig0.ID: migXIDs(48)}, gpu0, mig0, mig1, gpu1)
+	for name, unnamed := range map[string]UnnamedInstance{
+		"GPU":              {Parent: gpu1.ID, GI: mig0.GI, CI: mig0.CI},
+		"GPU instance":     {Parent: gpu0.ID, GI: 7, CI: mig0.CI},
+		"compute instance": {Parent: gpu0.ID, GI: mig0.GI, CI: 1},
+	} {
+		r, now := reading(1, nil, gpu0, mig1, gpu1)
+		r.Unnamed = []UnnamedInstance{unnamed}
+		devices := judgeAndView(DefaultConfig(), before, r, nil, now)
+		if len(devices) != 3 || !devices[0].Memory.unhealthyBy(xidCause(48)) {
+			t.Errorf("another %s: %d devices, and the GPU has %v", name, len(devices), devices[0].Verdict.Causes())
+		}
+	}
 }
 
 // Field 230 is the newest XID of the device itself, also after the source has lost its samples.

@@ -2,6 +2,7 @@ package health
 
 import (
 	"context"
+	"slices"
 	"time"
 )
 
@@ -118,8 +119,8 @@ type Versions struct {
 
 // Reading is the result of one poll. It holds devices and samples together so that both are of the same inventory.
 type Reading struct {
-	Devices    []Device // a GPU before its MIG devices
-	Incomplete bool     // the driver has MIG devices whose names are unknown, so one that Devices lack may exist
+	Devices []Device          // a GPU before its MIG devices
+	Unnamed []UnnamedInstance // not modified once returned
 
 	Samples  []Sample // at most one per device, in any order
 	Entities []Entity // only with requested fields; not modified once returned
@@ -133,6 +134,17 @@ type Reading struct {
 	Incidents []Incident // current incidents of DCGM's health checks that name no device, such as IMEX's
 
 	outage *nodeOutage // from the presences before OutageFilter changed any; nil without the filter
+}
+
+// UnnamedInstance is a compute instance of a GPU in Devices whose name is unknown, so a MIG device that Devices lack may be it.
+type UnnamedInstance struct {
+	Parent DeviceID
+	GI, CI int
+}
+
+// mayHave reports whether a MIG device that Devices lack may exist without its name.
+func (r *Reading) mayHave(d *Device) bool {
+	return slices.Contains(r.Unnamed, UnnamedInstance{d.Parent, d.GI, d.CI})
 }
 
 // samplesByDevice returns the sample of each device, an empty one if the reading has none.

@@ -197,7 +197,7 @@ func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[u
 		s.lastDevices[entity{dcgm.FE_GPU, id}] = *d
 		devices = append(devices, dcgmDevice{*d, entity{dcgm.FE_GPU, id}, id})
 	}
-	s.hasUnnamedMIG = false
+	s.unnamedInstances = nil
 	for _, in := range h.instances {
 		parent, ok := gpus[in.gpu]
 		if !ok || in.kind != dcgm.FE_GPU_CI {
@@ -205,12 +205,14 @@ func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[u
 		}
 		d, ok := s.migDevice(in, parent, values[in.entity])
 		if !ok {
-			s.hasUnnamedMIG = s.hasUnnamedMIG || reachable(status[in.gpu])
+			if reachable(status[in.gpu]) {
+				s.unnamedInstances = append(s.unnamedInstances, health.UnnamedInstance{Parent: parent.ID, GI: int(in.gi), CI: int(in.ci)})
+			}
 			continue
 		}
 		devices = append(devices, dcgmDevice{d, in.entity, in.gpu})
 	}
-	s.hasUnnamed = s.hasUnnamed || s.hasUnnamedMIG
+	s.hasUnnamed = s.hasUnnamed || len(s.unnamedInstances) > 0
 	slices.SortFunc(devices, func(a, b dcgmDevice) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.Kind, b.Kind),
 			cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI))

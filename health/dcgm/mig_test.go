@@ -280,27 +280,36 @@ func TestXIDOfReplacingInstance(t *testing.T) {
 
 // An instance with a reused number is omitted until it has a UUID.
 func TestInstanceWithoutUUID(t *testing.T) {
-	for name, replace := range map[string]func(*fixture){
-		"on the same GPU": func(b *fixture) { b.replaceInstance(7, "<<<NULL>>>") },
-		"on another GPU": func(b *fixture) {
+	for name, tt := range map[string]struct {
+		replace func(*fixture)
+		want    health.UnnamedInstance
+	}{
+		"on the same GPU": {func(b *fixture) { b.replaceInstance(7, "<<<NULL>>>") }, health.UnnamedInstance{Parent: gpuID(0), GI: 7}},
+		"on another GPU": {func(b *fixture) {
 			b.lib.Int(script.GPU, 0, 67, 0, 0, b.clock.now())
 			b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
 			b.lib.Instance(script.GI, 0, script.GPU, 1, script.InstanceInfo{GPU: gpuUUID(1), GI: 1, CI: 4294967295})
 			b.lib.Instance(script.CI, 0, script.GI, 0, script.InstanceInfo{GPU: gpuUUID(1), GI: 1})
 			b.lib.Text(script.CI, 0, 54, "<<<NULL>>>", 0, b.clock.now())
-		},
+		}, health.UnnamedInstance{Parent: gpuID(1), GI: 1}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := startMIG(t, 2, 0, map[uint][]uint{0: {0}})
 			b.pollAfter(10*time.Second, 2)
-			replace(b)
+			tt.replace(b)
 			b.pollAfter(10*time.Second, 2)
 			if b.pollAfter(2*time.Second, 2); len(b.devices) != 2 {
 				t.Errorf("devices %+v, want the two GPUs", b.devices)
 			}
+			if _, r := b.poll(); !slices.Equal(r.Unnamed, []health.UnnamedInstance{tt.want}) {
+				t.Errorf("unnamed instances %+v, want %+v", r.Unnamed, tt.want)
+			}
 			b.lib.Text(script.CI, 0, 54, migUUID(70), 0, b.clock.now())
 			if b.pollAfter(retryInterval, 2); len(b.devices) != 3 {
 				t.Errorf("devices %+v, want the new one", b.devices)
+			}
+			if _, r := b.poll(); len(r.Unnamed) > 0 {
+				t.Errorf("unnamed instances %+v, want none", r.Unnamed)
 			}
 		})
 	}

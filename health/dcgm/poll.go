@@ -118,7 +118,7 @@ func (s *session) updatePresence(gpus []uint) (changed bool) {
 func (s *session) reading(now time.Time, checked bool) *health.Reading {
 	r := &health.Reading{
 		Devices: s.devices, Samples: make([]health.Sample, len(s.state)), Versions: s.versions, Measured: s.measured,
-		Checks: s.checks.state(), Incidents: s.nodeIncidents, Incomplete: s.hasUnnamedMIG,
+		Checks: s.checks.state(), Incidents: s.nodeIncidents, Unnamed: s.unnamedInstances,
 	}
 	for i := range s.state {
 		st := &s.state[i]

@@ -45,7 +45,7 @@ type session struct {
 
 	lastDevices      map[entity]health.Device // for entities whose inventory is blank
 	hasUnnamed       bool                     // a reachable GPU or MIG device has no UUID
-	hasUnnamedMIG    bool                     // a MIG device of a reachable GPU has none
+	unnamedInstances []health.UnnamedInstance // of reachable GPUs; shared with readings: immutable
 	inventoryPending bool                     // a reachable GPU lacks a required field, which may arrive soon
 	pendingSince     map[uint]time.Time       // since when a GPU lacks a required field, by DCGM's number
 	presence         map[uint]*presence       // by DCGM's number of the GPU

@@ -99,6 +99,12 @@ func (r *Reading) lacking(d Device, gpus map[DeviceID]parent, now time.Time) (s 
 	return s, judged && (gpu.presence != Present || gpu.memory.has(CauseMissing))
 }
 
+// lackedByReading reports whether the latest reading lacked the device, by the sample that Reading.lacking returned.
+func (d *DeviceState) lackedByReading() bool {
+	s := &d.Sample
+	return s.Presence == Missing || d.Device.Kind == KindMIG && s.Presence == PresenceUnknown && len(s.Values) == 0
+}
+
 // withdrawTakenIndexes takes the index from GPUs whose index another one has, so that an index names one GPU. A present GPU keeps its own,
 // then one that the driver lists.
 func withdrawTakenIndexes(devices []DeviceState) {

@@ -430,10 +430,11 @@ func (l Ledger) unmeasured() Ledger {
 // overdueAfter is how long the source may take to list the row of an XID: DCGM reads one event per second, and is polled once a second.
 const overdueAfter = 3 * time.Second
 
-// OverdueXIDs reports whether the source owes an XID for longer than that. Those from before the agent's start or a detach do not count.
+// OverdueXIDs reports whether the source owes an XID for longer than that. Those from before the agent's start or a detach do not count,
+// nor do those of devices that the latest reading lacks: the source lists no rows of these, and their debts do not expire.
 func OverdueXIDs(devices []DeviceState, now time.Time) bool {
 	return slices.ContainsFunc(devices, func(d DeviceState) bool {
-		return slices.ContainsFunc(d.XIDs.Owed, func(o OwedXIDs) bool {
+		return !d.lackedByReading() && slices.ContainsFunc(d.XIDs.Owed, func(o OwedXIDs) bool {
 			return o.Witness == WitnessSource && !o.Since.IsZero() && now.Sub(o.Since) > overdueAfter
 		})
 	})

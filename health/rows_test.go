@@ -149,6 +149,42 @@ func TestUnnamedInstanceInAnotherPlace(t *testing.T) {
 	}
 }
 
+// The source lists no rows of a device that the reading lacks. Its debts do not expire, but cause no reads until it is listed again.
+func TestOverdueXIDsOfLackedDevices(t *testing.T) {
+	all := []Device{gpu0, mig0, mig1, gpu1}
+	for name, c := range map[string]struct {
+		of      DeviceID
+		left    []Device
+		unnamed []UnnamedInstance
+	}{
+		"missing GPU":                 {gpu1.ID, []Device{gpu0, mig0, mig1}, nil},
+		"MIG device of a missing GPU": {mig0.ID, []Device{gpu1}, nil},
+		"MIG device without a name":   {mig0.ID, []Device{gpu0, mig1, gpu1}, []UnnamedInstance{{Parent: gpu0.ID, GI: mig0.GI}}},
+	} {
+		devices := judge(nil, 0, nil, all...)
+		i := slices.IndexFunc(devices, func(d DeviceState) bool { return d.Device.ID == c.of })
+		devices[i].XIDs, _, _ = devices[i].XIDs.report(XID{Code: 48, Witness: WitnessNVML}, at(0), nil, at(0))
+		expect := func(second int, listed []Device, unnamed []UnnamedInstance, overdue bool) {
+			t.Helper()
+			r, now := reading(second, nil, listed...)
+			r.Unnamed = unnamed
+			devices = judgeAndView(DefaultConfig(), devices, r, nil, now)
+			d := stateOf(devices, c.of)
+			if got := OverdueXIDs(devices, now); got != overdue || !d.XIDs.owesSource() {
+				t.Errorf("%s, second %d: overdue %v, owed %v", name, second, got, d.XIDs.Owed)
+			}
+			events := judgeReading(DefaultConfig(), devices, &Reading{}, ReadingContext{Events: true}, now)
+			if OverdueXIDs(events, now) != overdue {
+				t.Errorf("%s, second %d: overdue %v after events", name, second, !overdue)
+			}
+		}
+		expect(4, all, nil, true)
+		expect(5, c.left, c.unnamed, false)
+		expect(3600, c.left, c.unnamed, false)
+		expect(3601, all, nil, true)
+	}
+}
+
 // Field 230 is the newest XID of the device itself, also after the source has lost its samples.
 func TestLastXIDOfRows(t *testing.T) {
 	var devices []DeviceState

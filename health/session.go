@@ -185,7 +185,7 @@ type XIDWatcher interface {
 	// XIDsChanged reports whether Poll may deliver an XID now, and returns Reading.Measured as of now. It must not report the same
 	// XID again after that Poll. An error means that the session is unusable.
 	XIDsChanged(ctx context.Context) (changed bool, measured time.Time, err error)
-	// ReadAllXIDs asks the next Poll to list all rows, because OverdueXIDs: the part that it lists otherwise may lack one.
+	// ReadAllXIDs makes the next Poll list all rows: the part that it lists otherwise may lack one.
 	ReadAllXIDs()
 }
 

@@ -34,6 +34,7 @@ func BenchmarkPoll(b *testing.B) {
 				n.lib.Row(script.GPU, 0, 13, 0, n.clock.now().Add(-time.Duration(i)*time.Second))
 			}
 			n.open(cfg)
+			n.add(kernelLogWindow)
 			n.poll()
 			spent := n.lib.Spent()
 			b.ReportAllocs()

@@ -26,7 +26,7 @@ type session struct {
 	history *history
 
 	groupCount atomic.Uint64 // groups created so far
-	xidOverdue atomic.Bool   // ReadAllXIDs was called
+	allXIDs    atomic.Bool   // ReadAllXIDs was called
 
 	mu       sync.Mutex // guards everything below
 	closed   bool
@@ -59,6 +59,7 @@ type session struct {
 	newestRow int64                    // the newest time of a row that a read of the stream has listed, 0 if none has
 	wholeAt   time.Time                // of the last read of the whole stream; zero if the next is due
 	wholeRead bool                     // the whole stream was read in this poll, for all devices
+	xidHidden bool                     // latestMayHideXIDs was true in or after the last read of the whole stream
 	actions   map[entity]float64       // the latest recovery actions of GPUs
 	paceGPU   []dcgm.GroupEntityPair   // whose paceField tells when DCGM has measured; empty if none does
 	measured  time.Time                // of that field, in this poll

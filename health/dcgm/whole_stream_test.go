@@ -79,7 +79,7 @@ func TestWholeStreamIsRead(t *testing.T) {
 			b.lib.Int(script.GPU, 1, 1523, 1, 0, b.clock.now())
 			b.poll()
 		},
-		"overdue XID": func(b *fixture, _ time.Time) { b.ReadAllXIDs() },
+		"ReadAllXIDs": func(b *fixture, _ time.Time) { b.ReadAllXIDs() },
 		"no new samples": func(b *fixture, _ time.Time) {
 			for range 2 {
 				b.add(second)
@@ -140,23 +140,37 @@ func TestXIDWindowBehindNewestRow(t *testing.T) {
 	b.expectXIDs(10*time.Second, 1, gpuID(0), 74)
 }
 
-// An overdue XID is asked for in each poll, and the whole stream is read every few seconds.
-func TestReadAllXIDsIsLimited(t *testing.T) {
+// When the samples are new again after a step back and one ahead, a poll lists the rows from in between.
+func TestWholeStreamAfterStepAhead(t *testing.T) {
+	b := newFixture(t, 1)
+	b.addRows(0, manyRows)
+	b.open(testConfig()).poll()
+	b.pollAfter(10*time.Second, 1)
+	b.lib.Clock(-10 * time.Minute)
+	for range 4 {
+		b.pollAfter(time.Second, 1)
+	}
+	b.lib.Row(script.GPU, 0, 74, 0, b.clock.now())
+	b.lib.Clock(0)
+	b.expectXIDs(wholeIfHidden-time.Millisecond, 1, gpuID(0))
+	b.expectXIDs(time.Second, 1, gpuID(0), 74)
+	b.add(time.Second)
+	b.expectWhole("after that", false)
+}
+
+// ReadAllXIDs makes one poll read the whole stream, even directly after another that did.
+func TestReadAllXIDs(t *testing.T) {
 	b := newFixture(t, 2)
 	b.addRows(0, manyRows)
 	b.open(testConfig()).poll()
-	whole := 0
-	for range 20 {
+	b.pollAfter(kernelLogWindow, 2)
+	for range 2 {
 		b.ReadAllXIDs()
-		b.add(time.Second)
-		b.sampleGPUs(2)
-		if _, r := b.poll(); r.Samples[0].RowsWhole {
-			whole++
-		}
+		b.add(time.Millisecond)
+		b.expectWhole("asked", true)
 	}
-	if whole != 4 {
-		t.Errorf("the whole stream was read %d times in 20 s, want 4", whole)
-	}
+	b.add(time.Millisecond)
+	b.expectWhole("not asked", false)
 }
 
 // When a device is listed, all of its rows are read. Those until then are from before the start, and the next one counts.

@@ -28,15 +28,14 @@ const (
 	wholeInterval = 5*time.Minute - pollShift
 	// wholeIfHidden is how often while an XID may arrive without changing a latest value: see latestMayHideXIDs.
 	wholeIfHidden = time.Second - pollShift
-	// wholeIfOverdue is how often while ReadAllXIDs asks for it. An XID that DCGM owes counts again after health.OwedBySource.
-	wholeIfOverdue = 5*time.Second - pollShift
 )
 
 const (
 	// maxSampleAge is the maximum age of the newest sample of the health fields, which are sampled once a second.
 	maxSampleAge = 1500 * time.Millisecond
 	// kernelLogWindow is how long after connecting rows of the old kernel log may arrive: a starting engine reads /dev/kmsg
-	// from its beginning within seconds (OBSERVED.md#kernel-log).
+	// from its beginning within seconds (OBSERVED.md#kernel-log). Until then, each poll reads the whole stream: a later one would
+	// take these rows for new.
 	kernelLogWindow = 10 * time.Second
 )
 
@@ -56,16 +55,18 @@ func parseXID(v *dcgm.FieldValue_v2) (row health.XIDRow, ok bool) {
 	return health.XIDRow{Code: health.XIDNumber(uint64(max(0, code))), At: v.TS}, ok
 }
 
-// ReadAllXIDs makes the next poll read the whole stream of XIDs, unless it was read lately.
-func (s *session) ReadAllXIDs() { s.xidOverdue.Store(true) }
+// ReadAllXIDs makes the next poll read the whole stream of XIDs.
+func (s *session) ReadAllXIDs() { s.allXIDs.Store(true) }
 
 // readXIDs reads the stream of XIDs in full polls, and when it has new rows: its window or, when that may lack a row, the whole.
 func (s *session) readXIDs(now time.Time, full bool) error {
+	hidden := s.latestMayHideXIDs(now)
+	s.xidHidden = s.xidHidden || hidden
 	whole := wholeInterval
-	if s.xidOverdue.Swap(false) {
-		whole = wholeIfOverdue
-	}
-	if s.latestMayHideXIDs(now) {
+	switch {
+	case s.allXIDs.Swap(false), !elapsed(s.openedAt, now, kernelLogWindow):
+		whole = 0
+	case s.xidHidden:
 		whole = wholeIfHidden
 	}
 	if !elapsed(s.wholeAt, now, whole) {
@@ -81,7 +82,7 @@ func (s *session) readXIDs(now time.Time, full bool) error {
 	if err := s.readStream(0); err != nil {
 		return err
 	}
-	s.wholeAt, s.wholeRead = now, true
+	s.wholeAt, s.wholeRead, s.xidHidden = now, true, hidden
 	clear(s.unlisted) // a latest value need not be in the stream
 	return nil
 }

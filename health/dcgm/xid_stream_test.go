@@ -170,6 +170,11 @@ func TestXIDInLatestValueOnly(t *testing.T) {
 		b.lib.Int(script.GPU, 0, 230, 79, 0, start.Add(-10*time.Minute))
 		b.expectXIDs(time.Second, 1, gpuID(0), 79)
 		b.expectLastXID(gpuID(0), 79)
+		reads := b.lib.Calls("dcgmGetValuesSince_v2")
+		for range 3 { // the value is not in the stream, and no poll looks for it again
+			b.expectXIDs(time.Second, 1, gpuID(0))
+		}
+		b.expectCalls("dcgmGetValuesSince_v2", reads)
 		// The driver reports the same XID with another time.
 		b.lib.Row(script.GPU, 0, 79, 0, start.Add(-10*time.Minute+3*time.Second))
 		b.xid(script.GPU, 0, 79, start.Add(-10*time.Minute-4*time.Second))
@@ -335,6 +340,26 @@ func TestXIDsOfOldKernelLog(t *testing.T) {
 				t.Errorf("past %v, XIDs %v", past, s.XIDs)
 			}
 		})
+	}
+}
+
+// A row of the old kernel log is found although the window lacks it and another XID is the latest value.
+func TestOldKernelLogOutsideWindow(t *testing.T) {
+	b := startFixture(t, 1)
+	first := b.clock.now()
+	b.add(time.Second)
+	b.xid(script.GPU, 0, 31, b.clock.now())
+	b.expectXIDs(0, 1, gpuID(0), 31)
+	b.add(time.Second)
+	b.lib.Row(script.GPU, 0, 79, 0, first.Add(-3*time.Minute))
+	b.xid(script.GPU, 0, 31, b.clock.now())
+	samples := b.pollAfter(0, 1)
+	b.expectCodes(samples, codes{gpuID(0): {31}}, codes{gpuID(0): {79}})
+	if rows := samples[gpuID(0)].Rows; len(rows) != 3 || rows[0].Code != 79 || !rows[0].Old || rows[1].Old || rows[2].Old {
+		t.Errorf("rows %+v", rows)
+	}
+	for range 3 {
+		b.expectXIDs(wholeInterval, 1, gpuID(0))
 	}
 }
 

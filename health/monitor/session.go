@@ -19,6 +19,10 @@ const (
 
 	// steadyAfter is how long a session must give readings before the pause after it is a short one again.
 	steadyAfter = 10 * time.Second
+
+	// overdueGap is the least time between two requests for all rows because XIDs are overdue: every fifth poll. The source reads them all
+	// before an XID that it owes counts again, after health.OwedBySource.
+	overdueGap = 4500 * time.Millisecond
 )
 
 // keepSession keeps a session open until ctx ends.
@@ -64,8 +68,12 @@ func (m *Monitor) runSession(ctx context.Context, w watchdog, open health.Opener
 	}()
 	m.sessions++
 	var reads reads
+	var asked time.Time // for all rows of XIDs
 	for {
-		m.askForXIDs(s)
+		if now := time.Now(); now.Sub(asked) >= overdueGap && m.xidsOverdue(now) {
+			readAllXIDs(s)
+			asked = now
+		}
 		started := time.Now()
 		r, err := call(ctx, w, "reading the GPUs", s.Poll)
 		if err != nil {
@@ -89,12 +97,15 @@ func (m *Monitor) runSession(ctx context.Context, w watchdog, open health.Opener
 	}
 }
 
-// askForXIDs asks the session for the rows of XIDs that are overdue.
-func (m *Monitor) askForXIDs(s health.Session) {
+func (m *Monitor) xidsOverdue(now time.Time) bool {
 	m.mu.Lock()
-	overdue := health.OverdueXIDs(m.now.Devices, time.Now())
-	m.mu.Unlock()
-	if watcher, ok := s.(health.XIDWatcher); ok && overdue {
+	defer m.mu.Unlock()
+	return health.OverdueXIDs(m.now.Devices, now)
+}
+
+// readAllXIDs makes the next poll list all rows of XIDs.
+func readAllXIDs(s health.Session) {
+	if watcher, ok := s.(health.XIDWatcher); ok {
 		watcher.ReadAllXIDs()
 	}
 }
@@ -196,6 +207,7 @@ func (m *Monitor) pollFinally(ctx context.Context, w watchdog, s health.Session,
 	if w.processEnds() {
 		return nil
 	}
+	readAllXIDs(s)
 	switch r, err := call(context.WithoutCancel(ctx), w, "reading the GPUs", s.Poll); {
 	case errors.Is(err, health.ErrAbandoned):
 		return err

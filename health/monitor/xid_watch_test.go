@@ -3,6 +3,7 @@ package monitor
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -127,7 +128,7 @@ func TestXIDCheckStalls(t *testing.T) {
 	})
 }
 
-// A check that runs when another source is configured does not prevent the final poll.
+// A check that runs when another source is configured does not prevent the final poll, which lists all rows.
 func TestFinalPollAfterXIDCheck(t *testing.T) {
 	runTestWithWatcher(t, func(t *testing.T, h *harness, w *fakeWatcher) {
 		resume := w.hangChecks()
@@ -136,23 +137,28 @@ func TestFinalPollAfterXIDCheck(t *testing.T) {
 		next := *h.source.Load()
 		h.source.Store(&next)
 		synctest.Wait()
+		asked := w.asked.Load()
 		resume()
+		if n := w.asked.Load() - asked; n != 1 {
+			t.Errorf("all rows were asked for %d times, want 1", n)
+		}
 		if d := h.out.Load().Devices[0]; d.XIDs.Codes[79].Total != 1 {
 			t.Errorf("XIDs %v", d.XIDs.Codes)
 		}
 	})
 }
 
-// All rows are asked for while the source owes an XID for more than three seconds, until it reports the XID or the debt expires.
+// All rows are asked for every five seconds while the source owes an XID for more than three seconds, until it reports the XID or the debt
+// expires.
 func TestOverdueXIDsAreAskedFor(t *testing.T) {
 	for name, tt := range map[string]struct {
 		reportedAfter time.Duration // by the source
-		from, to      int           // the seconds after the XID in which they are asked for
+		asked         []int         // the seconds after the XID in which they are asked for
 	}{
-		"in time":  {1500 * time.Millisecond, 0, -1},
-		"late":     {5500 * time.Millisecond, 4, 7},
-		"never":    {time.Hour, 4, 16},
-		"with 999": {0, 4, 16},
+		"in time":  {1500 * time.Millisecond, nil},
+		"late":     {9500 * time.Millisecond, []int{4, 9}},
+		"never":    {time.Hour, []int{4, 9, 14}},
+		"with 999": {0, []int{4, 9, 14}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
@@ -179,7 +185,7 @@ func TestOverdueXIDsAreAskedFor(t *testing.T) {
 				for second := 1; second <= 20; second++ {
 					before := w.asked.Load()
 					advance(time.Second)
-					if asked, want := w.asked.Load() > before, second >= tt.from && second <= tt.to; asked != want {
+					if asked, want := w.asked.Load() > before, slices.Contains(tt.asked, second); asked != want {
 						t.Errorf("in second %d all rows were asked for: %v, want %v", second, asked, want)
 					}
 				}

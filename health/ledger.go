@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// XIDRow is a row of the source's stream of XIDs. Its code and time identify it.
+// XIDRow is a row of the source's stream of XIDs. Its code and time identify it, and Old does not: compare rows with same.
 type XIDRow struct {
 	Code int
 	At   int64 // when the driver reported it, in microseconds since 1970 by the clock of the source's host
@@ -24,7 +24,7 @@ func (r XIDRow) same(s XIDRow) bool {
 // Ledger holds the XIDs of a device: the rows that the source listed, which XIDs count, and which ones a witness still has to report. It is
 // a value: its methods return the next ledger and modify nothing that the earlier one shares.
 //
-// A source lists its rows again in every read, after a reconnect and after a restart. A row counts when the ledger first learns of it. Its
+// A source may list its rows again in any read, and after a reconnect and a restart. A row counts when the ledger first learns of it. Its
 // time does not tell whether it is new, because the clock of the source's host may step either way.
 //
 // Several witnesses report one XID. Their reports are paired by order and number: the n-th XID of one witness is the n-th of another. Times
@@ -103,6 +103,9 @@ const (
 // latest value or its end. restored means that the ledger began with all XIDs that counted before the agent's start; otherwise a row from
 // before the start is skipped.
 func (l Ledger) list(rows []XIDRow, whole, restored bool) (next Ledger, fresh []XID) {
+	if len(rows) == 0 && !whole {
+		return l, nil
+	}
 	known := knownRows{rows: slices.Clip(l.Rows), listed: make([]bool, len(l.Rows))}
 	for _, r := range rows {
 		if known.find(r) {
@@ -142,7 +145,7 @@ func (l *Ledger) lastXID(value float64) float64 {
 
 // lacks reports whether a read lists a new row with a number.
 func (l *Ledger) lacks(code int, rows []XIDRow) bool {
-	if !l.Read {
+	if !l.Read || len(rows) == 0 {
 		return false
 	}
 	known := knownRows{rows: l.Rows, listed: make([]bool, len(l.Rows))}

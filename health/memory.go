@@ -12,7 +12,7 @@ type Memory struct {
 	Trips    []time.Time `json:"trips,omitempty"`    // when the device became unhealthy, within Config.Flap.Within
 
 	unconfirmed map[string]confirmation // FAILs that too few checks have shown, by cause; not modified once stored
-	PendingXIDs []XID                   `json:"pending,omitempty"` // recent, whose severity the recovery action decides; not modified once stored
+	PendingXIDs []XID                   `json:"pending,omitempty"` // recent, whose severity the recovery action decides; immutable
 	measured    bool                    // at least one sample had a known presence, so no finding means healthy
 
 	awaitsAction     bool // this process has no value of the recovery action yet, and there was none before

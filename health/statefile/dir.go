@@ -213,7 +213,8 @@ func (d *Dir) sectionTexts() sectionTexts {
 // Load reads the directory. Call it before Run. Without files the saved state is empty.
 //
 // A file that cannot be read or parsed is set aside, and the error names the new path; if that fails, Run writes nothing until each file
-// was read or set aside: see LoadInTime. A file of a newer version is set aside too, and Load returns what it can read of it with the error.
+// was read or set aside: see LoadInTime. A file of a newer version is set aside, too, and Load returns what it can read of it and the
+// error.
 // While another agent holds the lock, Load only reads.
 func (d *Dir) Load() (Contents, error) {
 	if d.path == "" {

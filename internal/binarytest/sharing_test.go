@@ -46,21 +46,21 @@ func TestTooManyReplicas(t *testing.T) { // not parallel: beside other tests, a 
 	p := newProcess(t, config(1000))
 	k := p.startKubelet()
 	p.launch()
-	p.awaitPage("/readyz", http.StatusServiceUnavailable, "plugin.sharing.timeSlicing.resources[0].replicas", "577", "1000", "112 devices")
+	p.awaitPage("/readyz", http.StatusServiceUnavailable, "plugin.sharing.timeSlicing.resources[0].replicas", "292", "1000", "112 devices")
 	if r := k.State().Resources; len(r) != 0 {
 		t.Errorf("registered: %v", r)
 	}
-	p.reload(config(577))
+	p.reload(config(292))
 	p.awaitPage("/readyz", http.StatusOK)
-	all := func() bool { return k.State().Resources["nvidia.com/mig-1g.10gb"].Allocatable() == 112*577 }
+	all := func() bool { return k.State().Resources["nvidia.com/mig-1g.10gb"].Allocatable() == 112*292 }
 	p.await("all replicas", all)
 	saved := p.awaitLastGood("")
 
 	// What is registered stays: also after a restart, and until a number fits.
 	for range 2 {
-		p.write(config(578))
+		p.write(config(293))
 		p.awaitMetrics("gpu_node_agent_config_last_reload_successful 0")
-		p.awaitPage("/readyz", http.StatusOK, "plugin.sharing.timeSlicing.resources[0].replicas", "577", "578")
+		p.awaitPage("/readyz", http.StatusOK, "plugin.sharing.timeSlicing.resources[0].replicas", "292", "293")
 		p.await("all replicas", all)
 		p.stop()
 		p.launch()

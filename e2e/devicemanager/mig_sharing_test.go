@@ -213,7 +213,7 @@ func TestWithdraw(t *testing.T) {
 // The kubelet receives the largest list that the agent sends, with every device unhealthy, which makes it longest. One more
 // replica of each device is a configuration error, which changes nothing.
 func TestLargestList(t *testing.T) {
-	const one, most = "nvidia.com/mig-1g.10gb", 577
+	const one, most = "nvidia.com/mig-1g.10gb", 292
 	sharing := func(replicas int) string {
 		return fmt.Sprintf("migStrategy: mixed, sharing: {timeSlicing: {resources: [{name: %s, replicas: %d}]}}", one, replicas)
 	}
@@ -228,7 +228,7 @@ func TestLargestList(t *testing.T) {
 	n.Eventually("all replicas unhealthy", func() error { return n.KubeletHas(one, 112*most, 0) })
 	n.configure("h100-16-mig", sharing(most+1))
 	n.Eventually("the agent refuses one more replica", func() error {
-		if len(n.Journal.Lines("expected at most 577, found 578")) == 0 {
+		if len(n.Journal.Lines("expected at most 292, found 293")) == 0 {
 			return errors.New("no error is logged")
 		}
 		return nil

@@ -37,7 +37,7 @@ func TestLogOfLostSharedGPU(t *testing.T) {
 }
 
 // Replicas that exceed a message to the kubelet are not registered, and the agent names the largest number that fits.
-func TestTooManyReplicas(t *testing.T) { // not parallel: beside other tests, a list of 64,624 devices reaches the kubelet after the audit
+func TestTooManyReplicas(t *testing.T) { // not parallel: beside other tests, a list of 32,704 devices reaches the kubelet after the audit
 	config := func(replicas int) string {
 		return fmt.Sprintf("source: {mode: sim, sim: {profile: h100-16-mig}}\n"+
 			"plugin: {kubeletDir: DIR, migStrategy: mixed, sharing: {timeSlicing: {resources: [{name: nvidia.com/mig-1g.10gb, replicas: %d}]}}}",

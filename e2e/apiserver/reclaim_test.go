@@ -78,8 +78,9 @@ func newReclaimRig(t *testing.T) reclaimRig {
 	if err := theCluster.pki.User(reclaimUser, reclaimAccount); err != nil {
 		t.Fatal(err)
 	}
-	g.Configure("source: {sim: {profile: h100-8}}\nmetrics: {idleBelow: 100, processes: {enabled: true}}\n")
+	g.Configure("source: {sim: {profile: h100-8}}\nmetrics: {processes: {enabled: true}}\n")
 	g.start(8)
+	g.Inject(`{"gpu": 0, "processes": []}`) // from now on no GPU works
 	g.Write("policy.yaml", reclaimPolicy("0s"))
 	host, port, err := net.SplitHostPort(g.Address)
 	if err != nil {

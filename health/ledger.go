@@ -145,11 +145,8 @@ func (l *Ledger) lastXID(value float64) float64 {
 
 // lacks reports whether a read lists a new row with a number.
 func (l *Ledger) lacks(code int, rows []XIDRow) bool {
-	if !l.Read || len(rows) == 0 {
-		return false
-	}
-	known := knownRows{rows: l.Rows, listed: make([]bool, len(l.Rows))}
-	return slices.ContainsFunc(rows, func(r XIDRow) bool { return r.Code == code && !r.Old && !known.find(r) })
+	known := knownRows{rows: l.Rows}
+	return l.Read && slices.ContainsFunc(rows, func(r XIDRow) bool { return r.Code == code && !r.Old && known.search(r) < 0 })
 }
 
 // knownRows are the rows of a ledger while a read is compared with them.

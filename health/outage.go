@@ -31,7 +31,7 @@ func (o *OutageFilter) Filter(before []DeviceState, r *Reading, now time.Time) (
 	since := cmp.Or(o.unreachableSince, now)
 	outage := newNodeOutage(before, r, samples, since, now)
 	outage.others = outage.anyPresent && !o.unreachableSince.IsZero()
-	unreachable, unlisted := outage.delays(before, samples, fallenOffBus(before, r, since.Add(-OutageDelay)))
+	unreachable, unlisted := outage.delays(before, samples, fallenOffBus(before, r.Devices, samples, since.Add(-OutageDelay)))
 	expire(&o.unreachableSince, unreachable, now)
 	expire(&o.unlistedSince, unlisted, now)
 	judged = new(*r)
@@ -113,22 +113,15 @@ func expire(since *time.Time, gpus map[DeviceID]bool, now time.Time) {
 }
 
 // fallenOffBus returns the GPUs with an XID 79, of any witness, in the reading or since a time.
-func fallenOffBus(before []DeviceState, r *Reading, since time.Time) map[DeviceID]bool {
+func fallenOffBus(before []DeviceState, devices []Device, samples map[DeviceID]Sample, since time.Time) map[DeviceID]bool {
 	all := make(map[DeviceID]bool)
-	gpus := make(map[DeviceID]DeviceID, len(r.Devices))
-	for i := range r.Devices {
-		gpus[r.Devices[i].ID] = r.Devices[i].GPU()
-	}
-	samples := make(map[DeviceID]*Sample, len(r.Samples))
-	for i := range r.Samples {
-		s := &r.Samples[i]
-		samples[s.Device] = s
-		if slices.ContainsFunc(s.XIDs, func(x XID) bool { return x.Code == 79 }) {
-			all[gpus[s.Device]] = true
+	for i := range devices {
+		if slices.ContainsFunc(samples[devices[i].ID].XIDs, func(x XID) bool { return x.Code == 79 }) {
+			all[devices[i].GPU()] = true
 		}
 	}
 	for _, b := range before {
-		if s := samples[b.Device.ID]; s != nil && b.XIDs.lacks(79, s.Rows) {
+		if b.XIDs.lacks(79, samples[b.Device.ID].Rows) {
 			all[b.Device.GPU()] = true
 		}
 		if f := b.Memory.find(hasCause(xidCause(79))); f != nil && !f.Last.Before(since) {

@@ -353,26 +353,23 @@ func (d *Dir) release() {
 // adopt reads or sets aside the files, so that they may be written. replaced reports what was set aside and why; err reports why nothing
 // may be written. The caller holds the lock.
 func (d *Dir) adopt() (replaced, err error) {
-	c, asides, errs := Contents{States: maps.Clone(d.contents.States), Node: d.contents.Node, left: d.left}, []error(nil), []error(nil)
-	if c.States == nil {
-		c.States = make(map[string]Saved)
-	}
+	var asides, errs []error
+	d.contents.left = d.left
 	for _, kind := range kinds() {
 		s, saved := d.states[kind], Saved{}
 		if s.adopted {
 			continue
 		}
 		replaced, err := s.adopt(d.read, &saved)
-		s.saved, s.findings, c.States[kind] = saved, nil, saved
+		s.saved, s.findings, d.contents = saved, nil, d.contents.with(kind, saved)
 		asides, errs = append(asides, replaced), append(errs, err)
 	}
 	if !d.node.adopted {
 		var saved Node
 		replaced, err := d.node.adopt(d.read, &saved)
-		d.node.saved, d.node.texts, c.Node = saved, nil, saved
+		d.node.saved, d.node.texts, d.contents.Node = saved, nil, saved
 		asides, errs = append(asides, replaced), append(errs, err)
 	}
-	d.contents = c
 	if err = errors.Join(errs...); err != nil {
 		d.setUnread(time.Now())
 	}

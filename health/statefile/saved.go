@@ -16,6 +16,15 @@ type Contents struct {
 	left *health.Latest[Saved] // Dir.left; nil if no Dir runs
 }
 
+// with returns the contents with another state of a kind of source.
+func (c Contents) with(kind string, s Saved) Contents {
+	states := make(map[string]Saved)
+	maps.Copy(states, c.States)
+	states[kind] = s
+	c.States = states
+	return c
+}
+
 // Restore is Saved.Restore for the state of a source.
 func (c Contents) Restore(bootID string, src health.SourceID, now time.Time) Restored {
 	r := c.States[src.Kind].Restore(bootID, src, now)
@@ -97,14 +106,10 @@ type Restored struct {
 // Exchange keeps the state of a snapshot for the time when its source returns, and returns what applies to another source. If history is
 // set, the snapshot has every row of XIDs.
 func (r Restored) Exchange(s *health.Snapshot, history bool, to health.SourceID, now time.Time) Restored {
-	saved, c := FromSnapshot(s, r.bootID), r.contents
+	saved := FromSnapshot(s, r.bootID)
 	saved.Detachment = health.Detachment{} // it continues with the new source
 	saved.History = saved.History || history
-	c.States = maps.Clone(c.States)
-	if c.States == nil {
-		c.States = make(map[string]Saved)
-	}
-	c.States[saved.Source] = saved
+	c := r.contents.with(saved.Source, saved)
 	if c.left != nil {
 		c.left.Store(&saved)
 	}

@@ -3,6 +3,8 @@ package plugin
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -17,6 +19,18 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
+// longSettle is a settle time that does not end during a test: endSettle ends it.
+const longSettle = 10 * time.Minute
+
+// endSettle makes the kubelet look old: its socket was made before the settle time.
+func (h *harness) endSettle() {
+	h.Helper()
+	made := time.Now().Add(-2 * longSettle)
+	if err := os.Chtimes(filepath.Join(h.root, "pod-resources", "kubelet.sock"), made, made); err != nil {
+		h.Fatal(err)
+	}
+}
+
 // claiming is a plugin that starts while a pod holds GPU-0 under another layout's ID, at a kubelet that is new and has not read its pods.
 func claiming(t *testing.T) (*harness, *kubelettest.Kubelet) {
 	first, k := startHarness(t, snapshot(2))
@@ -25,7 +39,7 @@ func claiming(t *testing.T) (*harness, *kubelettest.Kubelet) {
 	k.SetFault(kubelettest.Fault{NoPods: true})
 	first.restart(k)
 	h := newHarnessIn(t, first.root, snapshot(2))
-	h.p.timing.pods.QuickRefresh = 200 * time.Millisecond // the kubelet counts as new for a second
+	h.p.timing.pods.Settle = longSettle
 	h.p.pods = h.p.newPodResources()
 	h.p.layouts.holders = &h.p.pods.Holders
 	h.setConfig(sharedBy(2))
@@ -43,6 +57,7 @@ func TestClaimWaitsForHolders(t *testing.T) {
 		t.Errorf("%+v before the kubelet has read its pods", s)
 	}
 	k.SetFault(kubelettest.Fault{})
+	h.endSettle()
 	h.waitResource(k, gpu, listed(4, 2))
 	h.waitPlugin(func(s Status) bool {
 		return len(s.Warnings) == 1 && strings.Contains(s.Warnings[0], "holds it as GPU-0 of nvidia.com/gpu")
@@ -73,7 +88,7 @@ func TestClaimAgainAfterKubeletWithoutAnswer(t *testing.T) {
 	first.stop()
 	k.Stop()
 	h := newHarnessIn(t, first.root, snapshot(2))
-	h.p.timing.pods.QuickRefresh = 200 * time.Millisecond // the kubelet settles for five of them: long enough to be observed
+	h.p.timing.pods.Settle = longSettle
 	h.p.pods = h.p.newPodResources()
 	h.p.layouts.holders = &h.p.pods.Holders
 	h.setConfig(sharedBy(2))
@@ -87,6 +102,7 @@ func TestClaimAgainAfterKubeletWithoutAnswer(t *testing.T) {
 		t.Errorf("offered: %+v", r)
 	}
 	k.SetFault(kubelettest.Fault{})
+	h.endSettle()
 	h.waitResource(k, gpu, listed(4, 2))
 }
 

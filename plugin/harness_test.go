@@ -100,8 +100,8 @@ func shortTiming() timing {
 		endTimeout: 3 * time.Second,
 		retryMin:   20 * time.Millisecond, retryMax: 80 * time.Millisecond, withdrawTimeout: 3 * time.Second, handshake: 3 * time.Second,
 		pods: podresources.Timing{
-			Poll: 5 * time.Millisecond, Refresh: 40 * time.Millisecond, QuickRefresh: 10 * time.Millisecond, Call: 5 * time.Second,
-			MaxAge:   400 * time.Millisecond,
+			Poll: 5 * time.Millisecond, Refresh: 40 * time.Millisecond, QuickRefresh: 10 * time.Millisecond,
+			Settle: 50 * time.Millisecond, Call: 5 * time.Second, MaxAge: 400 * time.Millisecond,
 			LogAfter: 200 * time.Millisecond, // enough to notice that a kubelet stopped, which is logged instead; less than MaxAge
 		},
 		auditRetryMin: 50 * time.Millisecond, auditRetryMax: 200 * time.Millisecond,

@@ -44,7 +44,7 @@ func TestHoldersFollowKubelet(t *testing.T) {
 	k.SetFault(kubelettest.Fault{NoPods: true}) // not before: the client would trust the old kubelet
 	h.restart(k)
 	h.waitHolders(func(h podresources.Holders) bool { return h.At.After(before.At) })
-	if now := h.p.Holders(); !heldBy(held, "train")(now) && time.Since(before.At) < 5*h.p.timing.pods.QuickRefresh {
+	if now := h.p.Holders(); !heldBy(held, "train")(now) && time.Since(before.At) < h.p.timing.pods.Settle {
 		t.Errorf("holder removed at once: %+v", now)
 	}
 	// After the settle time the answer counts.

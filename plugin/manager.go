@@ -113,7 +113,7 @@ func NewFaster(n int, cfg *health.Latest[Config], snapshots *health.Latest[healt
 	t := defaultTiming()
 	for _, d := range []*time.Duration{
 		&t.poll, &t.settle, &t.endTimeout, &t.retryMin, &t.retryMax, &t.auditRetryMin, &t.auditRetryMax,
-		&t.pods.Poll, &t.pods.Refresh, &t.pods.QuickRefresh, &t.pods.MaxAge, &t.pods.LogAfter,
+		&t.pods.Poll, &t.pods.Refresh, &t.pods.QuickRefresh, &t.pods.Settle, &t.pods.MaxAge, &t.pods.LogAfter,
 	} {
 		*d /= time.Duration(n)
 	}

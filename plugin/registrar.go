@@ -533,8 +533,8 @@ func defaultTiming() timing {
 		endTimeout: 2 * time.Second,
 		retryMin:   time.Second, retryMax: 30 * time.Second, withdrawTimeout: time.Second, handshake: 5 * time.Second,
 		pods: podresources.Timing{
-			Poll: 250 * time.Millisecond, Refresh: 2 * time.Second, QuickRefresh: time.Second, Call: 5 * time.Second, MaxAge: 5 * time.Minute,
-			LogAfter: 3 * time.Second,
+			Poll: 250 * time.Millisecond, Refresh: 2 * time.Second, QuickRefresh: time.Second, Settle: 5 * time.Second,
+			Call: 5 * time.Second, MaxAge: 5 * time.Minute, LogAfter: 3 * time.Second,
 		},
 		auditRetryMin: 10 * time.Second, auditRetryMax: 10 * time.Minute,
 	}

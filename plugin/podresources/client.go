@@ -36,21 +36,19 @@ type Timing struct {
 	Poll         time.Duration // between checks of the socket
 	Refresh      time.Duration // between queries
 	QuickRefresh time.Duration // between queries after an allocation or a kubelet start
+	Settle       time.Duration // how long a new kubelet may be reading its pods
 	Call         time.Duration // timeout of a query
 	MaxAge       time.Duration // of an answer that is kept while queries fail
 	LogAfter     time.Duration // how long an error lasts until it is logged: longer than a kubelet restart
 }
 
-// Settle returns how long a new kubelet may be reading its pods.
-func (t Timing) Settle() time.Duration { return 5 * t.QuickRefresh }
-
 // settle returns how long the kubelet behind a socket may still be reading its pods. The time of the socket tells how old the kubelet is. A
 // wall clock that was set back since makes it look new.
 func (t Timing) settle(socket fs.FileInfo) time.Duration {
 	if age := time.Since(socket.ModTime()); age >= 0 {
-		return max(0, t.Settle()-age)
+		return max(0, t.Settle-age)
 	}
-	return t.Settle()
+	return t.Settle
 }
 
 // Client queries the kubelet over one connection and publishes the answers. No caller waits for the kubelet.
@@ -278,7 +276,7 @@ func (c *Client) storeHolders(asked time.Time, pods *podsapi.ListPodResourcesRes
 			c.refusesSince = asked
 		}
 		_, absent := errors.AsType[*absentError](err)
-		next.Silent = absent || !c.refusesSince.IsZero() && asked.Sub(c.refusesSince) > c.timing.Settle()
+		next.Silent = absent || !c.refusesSince.IsZero() && asked.Sub(c.refusesSince) > c.timing.Settle
 		if asked.Sub(last.At) > c.timing.MaxAge {
 			next.By, next.Admin = nil, nil
 		}

@@ -36,7 +36,8 @@ func follow(t *testing.T, dir string, timing podresources.Timing) *podresources.
 
 func rarely() podresources.Timing {
 	return podresources.Timing{
-		Poll: 5 * time.Millisecond, Refresh: time.Hour, QuickRefresh: time.Hour, Call: 5 * time.Second, MaxAge: time.Hour, LogAfter: time.Hour,
+		Poll: 5 * time.Millisecond, Refresh: time.Hour, QuickRefresh: time.Hour, Settle: time.Hour, Call: 5 * time.Second,
+		MaxAge: time.Hour, LogAfter: time.Hour,
 	}
 }
 
@@ -128,7 +129,7 @@ func TestSettling(t *testing.T) {
 func TestSilent(t *testing.T) {
 	dir := t.TempDir()
 	timing := rarely()
-	timing.QuickRefresh = time.Millisecond
+	timing.Settle = time.Millisecond
 	c := follow(t, dir, timing)
 	await(t, c, func(h *podresources.Holders) bool { return h.Silent && h.Err != "" })
 	if err := os.Mkdir(filepath.Join(dir, "pod-resources"), 0o750); err != nil {

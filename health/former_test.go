@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"maps"
@@ -123,16 +124,56 @@ func (w *formerWorld) view(before []former.DeviceState) {
 func (w *formerWorld) judge(r *Reading, oldReading *former.Reading, rc ReadingContext) {
 	defer clear(w.cleared)
 	before := w.former
-	if !rc.Events {
-		var warning, formerWarning string
-		r, warning = w.filter.Filter(w.devices, r, w.now)
-		if oldReading, formerWarning = w.formerFilter.Filter(before, oldReading, w.now); warning != formerWarning {
-			w.t.Fatalf("outage %q, formerly %q", warning, formerWarning)
-		}
+	var warning, formerWarning string
+	r, warning = w.filter.Filter(w.devices, r, w.now)
+	if oldReading, formerWarning = w.formerFilter.Filter(before, oldReading, w.now); warning != formerWarning {
+		w.t.Fatalf("outage %q, formerly %q", warning, formerWarning)
 	}
 	w.devices = Judge(w.config, w.devices, r, rc, w.now)
 	w.former = former.Judge(convert[former.Config](w.config), before, oldReading, convert[former.ReadingContext](rc), w.now)
 	w.view(before)
+}
+
+// observe judges an event and derives the verdicts. Formerly, a reading had the event.
+func (w *formerWorld) observe(e Observation, rc ReadingContext) {
+	defer maps.DeleteFunc(w.cleared, func(id DeviceID, _ bool) bool {
+		i := slices.IndexFunc(w.devices, func(d DeviceState) bool { return d.Device.ID == id })
+		return rc.DriverReloaded || i < 0 || w.devices[i].Device.GPU() == e.GPU
+	})
+	s := former.Sample{Device: former.DeviceID(e.Devices[0]), At: w.now}
+	if e.Action != nil {
+		s.Values = map[former.Field]float64{former.FieldRecoveryAction: float64(*e.Action)}
+	} else {
+		s.XIDs = convert[[]former.XID](each([]XID{e.XID}))
+	}
+	before, oldContext := w.former, convert[former.ReadingContext](rc)
+	oldContext.Events = true
+	w.devices = Observe(w.config, w.devices, []Observation{e}, rc, w.now)
+	w.former = w.othersStay(e.GPU, rc, func(devices []former.DeviceState) []former.DeviceState {
+		r := &former.Reading{Samples: []former.Sample{s}}
+		return former.Judge(convert[former.Config](w.config), devices, r, oldContext, w.now)
+	})
+	w.view(before)
+}
+
+// othersStay is an allowed difference: formerly an event had all devices judged again. So in an event, time dropped trips and pending XIDs
+// of other GPUs, and a new configuration applied to them. Now the next reading does that, and only a reload of the driver concerns them.
+func (w *formerWorld) othersStay(
+	gpu DeviceID, rc ReadingContext, judge func([]former.DeviceState) []former.DeviceState,
+) []former.DeviceState {
+	if rc.DriverReloaded {
+		return judge(w.former)
+	}
+	concerned := func(d former.DeviceState) bool { return DeviceID(cmp.Or(d.Device.Parent, d.Device.ID)) == gpu }
+	judged := judge(slices.DeleteFunc(slices.Clone(w.former), func(d former.DeviceState) bool { return !concerned(d) }))
+	all := slices.Clone(w.former)
+	for i := range all {
+		if all[i].Sample.XIDs = nil; concerned(all[i]) {
+			all[i], judged = judged[0], judged[1:]
+		}
+	}
+	hits["othersStay"]++
+	return all
 }
 
 // occur adds an XID to the stream of the source. It is listed with two times at most, as the driver and the kernel log have it.
@@ -267,15 +308,21 @@ func (w *formerWorld) predecessorsOverRestart() {
 
 func (w *formerWorld) events() {
 	rc := w.rc
-	if rc.Events = true; len(rc.Witnesses) == 0 || len(w.devices) == 0 {
+	if len(rc.Witnesses) == 0 || len(w.devices) == 0 {
 		return
 	}
-	var r, old Reading
+	rc.DriverReloaded = w.IntN(8) == 0
 	for _, d := range w.devices {
-		s := Sample{Device: d.Device.ID, At: w.now}
-		for range w.IntN(3) {
+		e := Observation{GPU: d.Device.GPU(), Devices: []DeviceID{d.Device.ID}}
+		if d.Device.Kind == KindGPU && w.IntN(3) == 0 {
+			action := e
+			action.Action = new(RecoveryAction(w.IntN(5)))
+			w.observe(action, rc)
+			rc.DriverReloaded = false
+		}
+		for i := range w.IntN(3) {
 			x := XID{
-				Code: []int{31, 48, 79, 94, 95, 109, 144, 149}[w.IntN(8)], At: w.now.Add(time.Duration(len(s.XIDs))),
+				Code: []int{31, 48, 79, 94, 95, 109, 144, 149}[w.IntN(8)], At: w.now.Add(time.Duration(i)),
 				Witness: rc.Witnesses[w.IntN(len(rc.Witnesses))],
 			}
 			if x.Witness == WitnessKernelLog {
@@ -285,16 +332,11 @@ func (w *formerWorld) events() {
 			if d.Device.ID == gpu0.ID && w.IntN(2) == 0 {
 				w.unread = append(w.unread, slices.Repeat([]int{x.Code}, x.Count())...)
 			}
-			s.XIDs = append(s.XIDs, x)
+			e.XID = x
+			w.observe(e, rc)
+			rc.DriverReloaded = false
 		}
-		if d.Device.Kind == KindGPU && w.IntN(3) == 0 {
-			s.Values = map[Field]float64{FieldRecoveryAction: float64(w.IntN(5))}
-		}
-		r.Samples = append(r.Samples, s)
-		s.XIDs = each(s.XIDs)
-		old.Samples = append(old.Samples, s)
 	}
-	w.judge(&r, new(convert[former.Reading](old)), rc)
 }
 
 // each returns XIDs as they were formerly: one for each report.
@@ -467,14 +509,19 @@ func (w *formerWorld) restart() {
 	oldAfter, oldUnjudged := former.RestoreLate(convert[former.Config](w.config), w.former,
 		former.LateState{Devices: old, DriverReloaded: reloaded, XIDHistory: history, Past: w.past}, w.now)
 	w.past = nil
-	if len(unjudged) != len(oldUnjudged) {
-		w.t.Fatalf("%d samples are not judged, formerly %d", len(unjudged), len(oldUnjudged))
+	var listed []XID
+	for _, s := range oldUnjudged {
+		listed = append(listed, convert[[]XID](s.XIDs)...)
 	}
 	undecidedOverRestart(oldAfter)
 	w.devices, w.former, w.rc.XIDHistory = after, oldAfter, history
-	rc := w.rc
-	rc.Events = true
-	w.judge(&Reading{Samples: unjudged}, &former.Reading{Samples: oldUnjudged}, rc)
+	for _, e := range unjudged {
+		w.observe(e, w.rc)
+		listed = slices.DeleteFunc(listed, e.XID.SameEvent)
+	}
+	if len(listed) > 0 {
+		w.t.Fatalf("no longer left to be judged: %v", listed)
+	}
 }
 
 // clearedInherits is an allowed difference: an operator cleared the own finding of a MIG device whose GPU has a finding with the same

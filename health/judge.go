@@ -11,11 +11,7 @@ import (
 type ReadingContext struct {
 	XIDHistory     bool // the saved state holds all rows of XIDs of this boot, so a row that the ledger lacks is new
 	FirstReading   bool // it is the first reading of this process
-	DriverReloaded bool // the driver was reloaded after the previous reading
-
-	// Events means that the reading holds only XIDs of event sources and recovery actions that the source does not measure: each device keeps
-	// its Sample except for the XIDs. Such a recovery action raises a finding or ends it, but is no evidence of a reset.
-	Events bool
+	DriverReloaded bool // the driver was reloaded after the previous reading or event
 	// Witnesses are the event sources that are on. An XID that one witness reports waits for its twins from the others.
 	Witnesses []Witness
 }
@@ -28,9 +24,6 @@ type ReadingContext struct {
 // A GPU that the reading lacks stays, Unhealthy and "missing". A MIG device that the reading lacks was destroyed, unless its
 // GPU is missing too, or the reading has an instance without a name in its place.
 func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
-	if rc.Events {
-		r = eventsOnly(before, r, now)
-	}
 	previous := make(map[DeviceID]DeviceState, len(before))
 	for _, d := range before {
 		if r.Checks.Status == ChecksDown {
@@ -57,7 +50,7 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 	after := make([]DeviceState, 0, len(r.Devices))
 	gpus := make(map[DeviceID]parent)
 	add := func(d Device, s Sample) {
-		next, reset := judge.device(previous[d.ID], d, s, gpus[d.Parent], reports[d.ID])
+		next, reset := judge.measure(previous[d.ID], d, s, gpus[d.Parent], reports[d.ID])
 		if d.Kind == KindGPU {
 			gpus[d.ID] = parent{previous[d.ID].Memory, next.Memory, reset, s.Presence}
 		}
@@ -140,47 +133,71 @@ type parent struct {
 	presence Presence
 }
 
-// readingJudge judges the devices of one reading.
+// readingJudge judges the devices of one reading, or of events.
 type readingJudge struct {
 	c      Config
 	rc     ReadingContext
-	outage nodeOutage
+	outage nodeOutage // none in events
 }
 
-// device judges one device. s has the XIDs that count.
+// measure judges what a reading has of one device. s has the XIDs that count.
 //
 // What is over ends first, so that it cannot end what the sample shows. Then come the conditions and DCGM's incidents, the XIDs, and last
 // what follows from all findings.
-func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, w reports) (next DeviceState, r reset) {
+func (judge readingJudge) measure(old DeviceState, d Device, s Sample, p parent, w reports) (next DeviceState, r reset) {
 	c, rc := judge.c, judge.rc
 	m := old.Memory
 	firstSeen := old.Device.ID == "" && !rc.XIDHistory
 	m.awaitsCheck = m.awaitsCheck || firstSeen
 	m.awaitsAction = m.awaitsAction || firstSeen || rc.FirstReading && !m.has(CauseRecoveryAction)
 	sample := s
-	switch {
-	case rc.Events:
-		sample = old.Sample
-		sample.XIDs = s.XIDs
-	case m.eventAction.left > 0:
+	if m.eventAction.left > 0 {
 		s.Values = maps.Clone(s.Values)
 		delete(s.Values, FieldRecoveryAction)
 	}
 	m.eventAction = w.action
-	m.explainRecoveryAction(c, old.XIDs.Codes, s, rc.Events)
-	r = latestReset(p.reset, rc.reloaded(s))
-	if !rc.Events {
-		r = latestReset(r, wasReset(c, old.Memory, d.Kind, s))
-	}
+	m.explainRecoveryAction(c, old.XIDs.Codes, s)
+	r = latestReset(p.reset, rc.reloaded(s.At), wasReset(c, old.Memory, d.Kind, s))
 	r.unreported = w.unreported
 
-	findings := lasting(c, &old.Memory, s, r, rc.Events)
+	findings := lasting(c, &old.Memory, s, r, s.At)
 	findings = mergeAll(findings, judge.conditions(old, &m, s, p))
 	var confirmed []Finding
 	confirmed, m.unconfirmed = confirm(c, d, old.Memory, s)
 	findings = mergeAll(findings, confirmed)
-	xids := w.of(d, s)
-	findings = mergeAll(findings, xidFindings(c, xids, s.At))
+	m.measured = m.measured || s.Presence != PresenceUnknown
+	next = old
+	m.Findings = findings
+	next.Memory, next.Sample, next.Unread = m, sample, old.Unread && s.Presence == PresenceUnknown
+	if old.Device.ID == "" || s.Presence == Present { // otherwise the source cannot read the properties now
+		next.Device = d
+	}
+	return judge.conclude(old.Memory, next, s, p, w, r), r
+}
+
+// observe judges an event of one device. s has what the event reports, and the XIDs that count.
+func (judge readingJudge) observe(old DeviceState, s Sample, p parent, w reports) (next DeviceState, r reset) {
+	c, m := judge.c, old.Memory
+	if _, ok := s.Values[FieldRecoveryAction]; ok {
+		m.eventAction, m.awaitsAction = eventAction{s.At, awaitAction}, false // it is new, so it is not from before the start
+		m.explainRecoveryAction(c, old.XIDs.Codes, s)
+	}
+	r = latestReset(p.reset, judge.rc.reloaded(s.At))
+	r.unreported = w.unreported
+	// Time ends nothing, because nothing was measured.
+	findings := lasting(c, &old.Memory, Sample{Values: s.Values}, r, s.At)
+	m.Findings = mergeAll(findings, judge.conditions(old, &m, s, p))
+	next = old
+	next.Memory, next.Sample.XIDs = m, slices.Concat(old.Sample.XIDs, s.XIDs)
+	return judge.conclude(old.Memory, next, s, p, w, r), r
+}
+
+// conclude adds the XIDs to the findings of next, and what follows from all of these. s has the XIDs that count. next.Sample is what was
+// measured.
+func (judge readingJudge) conclude(old Memory, next DeviceState, s Sample, p parent, w reports, r reset) DeviceState {
+	c, m := judge.c, &next.Memory
+	xids := w.of(next.Device, s)
+	findings := mergeAll(m.Findings, xidFindings(c, xids, s.At))
 	for _, x := range w.details {
 		findings = enrich(c, findings, x)
 		w.xids = w.xids.detail(x)
@@ -191,28 +208,22 @@ func (judge readingJudge) device(old DeviceState, d Device, s Sample, p parent, 
 			findings = mergeAll(findings, incidentsOfPastXIDs(c, s))
 		}
 	}
-	m.PendingXIDs = addDetails(pendingXIDs(c, old.Memory, p.before, xids, s.At, r), w.details)
+	m.PendingXIDs = addDetails(pendingXIDs(c, old, p.before, xids, s.At, r), w.details)
 	findings = mergeAll(findings, escalate(m.PendingXIDs, findings, &p.memory))
-	m.Trips = trips(c, old.Memory, findings, s.At)
+	m.Trips = trips(c, old, findings, s.At)
 	findings = mergeAll(findings, flapping(c, findings, m.Trips, s.At))
 
-	m.measured = m.measured || s.Presence != PresenceUnknown
 	m.Findings = slices.DeleteFunc(findings, func(f Finding) bool { // the GPU's finding says more
 		of := p.memory.find(hasCause(f.Cause))
 		return of != nil && of.State > f.State
 	})
 	sortFindings(m.Findings)
-	if old.Device.ID != "" && s.Presence != Present {
-		d = old.Device // the source cannot read the properties now
-	}
-	measurable := sample.Presence == Present && (d.Kind == KindGPU || p.presence == Present)
+	measurable := next.Sample.Presence == Present && (next.Device.Kind == KindGPU || p.presence == Present)
 	if !measurable && (m.find(Finding.ofPresence) != nil || p.memory.find(Finding.ofPresence) != nil) {
-		sample.Values = nil // from before: a source reads most fields less often than the presence
+		next.Sample.Values = nil // from before: a source reads most fields less often than the presence
 	}
-	return DeviceState{
-		Device: d, Sample: sample, Memory: m, Verdict: old.Verdict, MPS: old.MPS, XIDs: w.xids, ResetAt: r.latest(old.ResetAt),
-		Unread: old.Unread && s.Presence == PresenceUnknown,
-	}, r
+	next.XIDs, next.ResetAt = w.xids, r.latest(next.ResetAt)
+	return next
 }
 
 // conditions returns the findings of what the sample measures. A MIG device that is lost with its GPU inherits the GPU's finding.
@@ -241,23 +252,23 @@ func (w *reports) of(d Device, s Sample) []XID {
 	return xids
 }
 
-// lasting returns the device's findings that the sample does not end. With events, time ends no finding, because the device is not
-// measured.
-func lasting(c Config, old *Memory, s Sample, r reset, events bool) []Finding {
+// lasting returns the device's findings that neither the sample nor a reset ends.
+func lasting(c Config, old *Memory, s Sample, r reset, now time.Time) []Finding {
 	var left []Finding
 	for _, f := range old.Findings {
 		if r.follows(f) || clearedByReturn(old, f, s) && f.Last.After(f.Reset) {
-			f.Reset = s.At
+			f.Reset = now
 		}
-		if !ended(c, f, s, events) {
+		if !ended(c, f, s) {
 			left = append(left, f)
 		}
 	}
 	return left
 }
 
-// ended reports whether the sample is positive evidence that a finding is over. A value that the sample lacks ends nothing.
-func ended(c Config, f Finding, s Sample, events bool) bool {
+// ended reports whether the sample is positive evidence that a finding is over. A value that the sample lacks ends nothing. Without its
+// time, nothing ends because it was long ago.
+func ended(c Config, f Finding, s Sample) bool {
 	if f.State == Unhealthy && c.Recovery == RecoverNever {
 		return false
 	}
@@ -267,15 +278,15 @@ func ended(c Config, f Finding, s Sample, events bool) bool {
 	case ClearsItself, ClearsRestart:
 		// The return of a GPU counts as a reset. A GPU that was only inaccessible needs none.
 		needsReset := f.State == Unhealthy && c.Recovery == RecoverAfterReset && f.Cause != CauseInaccessible
-		return conditionOver(c, f, s, events) && (!needsReset || !f.Reset.IsZero())
+		return conditionOver(c, f, s) && (!needsReset || !f.Reset.IsZero())
 	case ClearsReboot, ClearsOperator:
 	}
 	return false
 }
 
 // conditionOver reports whether the sample proves the end of the condition behind a finding that clears itself.
-func conditionOver(c Config, f Finding, s Sample, events bool) bool {
-	longAgo := !events && s.At.Sub(f.Last) >= c.RecoverAfter
+func conditionOver(c Config, f Finding, s Sample) bool {
+	longAgo := s.At.Sub(f.Last) >= c.RecoverAfter
 	switch f.family() {
 	case familyPresence:
 		now, bad := presenceFinding(s)

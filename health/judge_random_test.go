@@ -270,7 +270,7 @@ func deepCopy(devices []DeviceState) []DeviceState {
 }
 
 // For random readings with random events between them:
-//   - an events reading adds and removes no device, changes of a sample only the XIDs, and modifies no older snapshot;
+//   - an event adds and removes no device, changes of a sample only the XIDs, and modifies no older snapshot;
 //   - it ends only the finding of a recovery action, and only if it withdraws the recovery action of the GPU;
 //   - an XID that counts makes its device as bad as it requires;
 //   - the source's reports of these XIDs do not count.
@@ -294,8 +294,7 @@ func TestEventsRandomSequences(t *testing.T) {
 			}
 			counted += uint64(len(unreported))
 			before, kept := devices, deepCopy(devices)
-			rc.Events = true
-			devices = judgeReading(c, before, &events, rc, at(seconds+1))
+			devices = observe(c, before, &events, rc, at(seconds+1))
 			if !reflect.DeepEqual(before, kept) {
 				t.Fatalf("%s: an older snapshot was modified", where)
 			}
@@ -326,7 +325,7 @@ func (r random) fullReading(seconds int, xids []XID) Reading {
 	return reading
 }
 
-// events returns a reading for Events, with everything that events readings do not have, and its samples by device.
+// events returns samples, of which XIDs and recovery actions are events, and the samples by device.
 func (r random) events(devices []Device, seconds int) (events Reading, samples map[DeviceID]Sample) {
 	samples = make(map[DeviceID]Sample)
 	for _, d := range devices {
@@ -339,7 +338,7 @@ func (r random) events(devices []Device, seconds int) (events Reading, samples m
 	return events, samples
 }
 
-// checkEvents checks what an events reading did to a device.
+// checkEvents checks what events did to a device.
 func checkEvents(t *testing.T, where string, c Config, old, d DeviceState, samples map[DeviceID]Sample) {
 	t.Helper()
 	s := samples[d.Device.ID]

@@ -82,6 +82,31 @@ func judgeReading(c Config, before []DeviceState, r *Reading, rc ReadingContext,
 	return View(c, Judge(c, before, r, rc, now), ViewContext{}, now)
 }
 
+// observe judges what the samples of a reading have as events, and derives the verdicts.
+func observe(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
+	return View(c, Observe(c, before, eventsOf(before, r), rc, now), ViewContext{}, now)
+}
+
+// eventsOf returns the recovery actions and the XIDs in the samples of known devices.
+func eventsOf(devices []DeviceState, r *Reading) (events []Observation) {
+	for _, s := range r.Samples {
+		i := slices.IndexFunc(devices, func(d DeviceState) bool { return d.Device.ID == s.Device })
+		if i < 0 {
+			continue
+		}
+		e := Observation{GPU: devices[i].Device.GPU(), Devices: []DeviceID{s.Device}}
+		if v, ok := s.Values[FieldRecoveryAction]; ok {
+			action := e
+			action.Action = new(RecoveryAction(v))
+			events = append(events, action)
+		}
+		for _, e.XID = range s.XIDs {
+			events = append(events, e)
+		}
+	}
+	return events
+}
+
 // judgeAndView judges a reading with the XIDs of this boot known, and derives the verdicts.
 func judgeAndView(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
 	return View(c, Judge(c, before, r, ReadingContext{XIDHistory: true}, now), ViewContext{Held: held}, now)

@@ -22,9 +22,9 @@ const (
 	RecoverySystemReboot
 )
 
-// eventAction is a recovery action of an events reading.
+// eventAction is a recovery action of an event.
 type eventAction struct {
-	at   time.Time     // of the reading
+	at   time.Time     // of the event
 	left time.Duration // how long readings must pass until the source's recovery action counts again
 }
 
@@ -88,8 +88,8 @@ func (f Finding) asksForReset() bool {
 
 // explainRecoveryAction sets unexplainedReset when the driver's first recovery action asks for a reset and no XID since the agent's start
 // explains it: an engine inside the agent loses the XIDs from before the start. What is broken is then unknown, so the GPU does not count
-// as working. The end of the recovery action clears it. The recovery action of an event is new, so it is not from before the start.
-func (m *Memory) explainRecoveryAction(c Config, counted map[int]Tally, s Sample, event bool) {
+// as working. The end of the recovery action clears it.
+func (m *Memory) explainRecoveryAction(c Config, counted map[int]Tally, s Sample) {
 	value, ok := s.Values[FieldRecoveryAction]
 	if !ok {
 		return
@@ -97,7 +97,7 @@ func (m *Memory) explainRecoveryAction(c Config, counted map[int]Tally, s Sample
 	reset := recoveryOf(RecoveryAction(value)).action == ActionResetGPU
 	// An ignored XID, such as an application's error, explains nothing.
 	explains := func(code int) bool { return c.XID.Effect(code) != EffectIgnore }
-	explained := event || slices.ContainsFunc(s.XIDs, func(x XID) bool { return explains(x.Code) })
+	explained := slices.ContainsFunc(s.XIDs, func(x XID) bool { return explains(x.Code) })
 	for code := range counted {
 		explained = explained || explains(code)
 	}

@@ -48,8 +48,8 @@ func latestReset(all ...reset) (latest reset) {
 }
 
 // reloaded returns the reset by a reload of the driver. An event source that reported an XID before the reload ended for it.
-func (rc ReadingContext) reloaded(s Sample) reset {
-	return reset{proven: rc.DriverReloaded, after: s.At, seen: s.At}
+func (rc ReadingContext) reloaded(now time.Time) reset {
+	return reset{proven: rc.DriverReloaded, after: now, seen: now}
 }
 
 // wasReset returns the reset that the source's sample proves.

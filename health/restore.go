@@ -80,7 +80,7 @@ type LateState struct {
 // RestoreLate returns the devices as if the saved ones had been restored before the first reading. A saved device that is not in devices is
 // added. A saved finding does not count if the device was reset after it, or if what this process has measured shows its end. With
 // LateState.XIDHistory, the XIDs that this process has skipped and that were not saved are returned as not judged.
-func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time) (after []DeviceState, unjudged []Sample) {
+func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time) (after []DeviceState, unjudged []Observation) {
 	after = slices.Clone(devices)
 	resets := make(map[DeviceID]reset) // of GPUs
 	for i := range after {
@@ -91,8 +91,9 @@ func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time)
 			from = late.Devices[j]
 		}
 		var skipped []XID
-		if d.XIDs, skipped = d.XIDs.restoreLate(from.XIDs, late.XIDHistory); len(skipped) > 0 {
-			unjudged = append(unjudged, Sample{Device: d.Device.ID, At: now, XIDs: skipped})
+		d.XIDs, skipped = d.XIDs.restoreLate(from.XIDs, late.XIDHistory)
+		for _, x := range skipped {
+			unjudged = append(unjudged, Observation{GPU: d.Device.GPU(), Devices: []DeviceID{d.Device.ID}, XID: x})
 		}
 		if late.XIDHistory {
 			// These incidents stood for the XIDs before the start, which are known now.
@@ -138,7 +139,7 @@ func (d DeviceState) restoreLate(c Config, saved DeviceState, gpu reset, reloade
 		if wasBeforeReset(f) || clearedByReturn(&from, f, s) && f.Last.After(f.Reset) {
 			f.Reset = now
 		}
-		if ended(c, f, s, false) {
+		if ended(c, f, s) {
 			continue
 		}
 		left = append(left, f)

@@ -173,7 +173,7 @@ func TestOverdueXIDsOfLackedDevices(t *testing.T) {
 			if got := OverdueXIDs(devices, now); got != overdue || !d.XIDs.owesSource() {
 				t.Errorf("%s, second %d: overdue %v, owed %v", name, second, got, d.XIDs.Owed)
 			}
-			events := judgeReading(DefaultConfig(), devices, &Reading{}, ReadingContext{Events: true}, now)
+			events := observe(DefaultConfig(), devices, &Reading{}, ReadingContext{}, now)
 			if OverdueXIDs(events, now) != overdue {
 				t.Errorf("%s, second %d: overdue %v after events", name, second, !overdue)
 			}

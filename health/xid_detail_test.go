@@ -173,55 +173,55 @@ func TestKernelLogIsTwin(t *testing.T) {
 	rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML, WitnessKernelLog}}
 	process := XIDDetail{Process: "python3", PID: 7194, Text: "text"}
 	fatal, harmless := nvlinkXID(149, "Fatal", 0x4505c6, 0).Detail, nvlinkXID(149, "Nonfatal", 0x226, 0).Detail
-	type reading struct {
+	type step struct {
 		events bool
 		sample Sample
 		want   State
 	}
-	event := func(w Witness, code int, d XIDDetail, want State) reading {
-		return reading{true, Sample{XIDs: []XID{{Code: code, At: at(0), Witness: w, Detail: d}}}, want}
+	event := func(w Witness, code int, d XIDDetail, want State) step {
+		return step{true, Sample{XIDs: []XID{{Code: code, At: at(0), Witness: w, Detail: d}}}, want}
 	}
 	for name, c := range map[string]struct {
-		readings []reading
+		readings []step
 		code     int
 		reason   string // part of the finding's reason; "" for no finding
 		last     XIDDetail
 	}{
 		"detail after NVML": {
-			[]reading{event(WitnessNVML, 95, XIDDetail{}, Unhealthy), event(WitnessKernelLog, 95, process, Unhealthy)},
+			[]step{event(WitnessNVML, 95, XIDDetail{}, Unhealthy), event(WitnessKernelLog, 95, process, Unhealthy)},
 			95,
 			"python3 (pid 7194)", process,
 		},
 		"detail before": {
-			[]reading{event(WitnessKernelLog, 95, process, Unhealthy), event(WitnessNVML, 95, XIDDetail{}, Unhealthy)},
+			[]step{event(WitnessKernelLog, 95, process, Unhealthy), event(WitnessNVML, 95, XIDDetail{}, Unhealthy)},
 			95,
 			"python3 (pid 7194)", process,
 		},
-		"all three, 79": {[]reading{
+		"all three, 79": {[]step{
 			event(WitnessNVML, 79, XIDDetail{}, Unhealthy),
 			{false, present(xids(79)), Unhealthy},
 			event(WitnessKernelLog, 79, XIDDetail{Text: "GPU has fallen off the bus."}, Unhealthy),
 			{false, present(), Unhealthy},
 		}, 79, "fallen off the bus", XIDDetail{Text: "GPU has fallen off the bus."}},
-		"all three, 119, DCGM first": {[]reading{
+		"all three, 119, DCGM first": {[]step{
 			{false, present(xids(119)), Unhealthy},
 			event(WitnessKernelLog, 119, process, Unhealthy),
 			event(WitnessNVML, 119, XIDDetail{}, Unhealthy),
 		}, 119, "python3", process},
-		"an application's": {[]reading{
+		"an application's": {[]step{
 			event(WitnessNVML, 31, XIDDetail{}, Healthy), event(WitnessKernelLog, 31, process, Healthy),
 			{false, present(xids(31)), Healthy},
 		}, 31, "", process},
 		"fatal NVLink, late": {
-			[]reading{event(WitnessNVML, 149, XIDDetail{}, Degraded), event(WitnessKernelLog, 149, fatal, Unhealthy)},
+			[]step{event(WitnessNVML, 149, XIDDetail{}, Degraded), event(WitnessKernelLog, 149, fatal, Unhealthy)},
 			149,
 			"subcode 4", fatal,
 		},
-		"NVLink, and the driver asks for a reset": {[]reading{
+		"NVLink, and the driver asks for a reset": {[]step{
 			event(WitnessNVML, 149, XIDDetail{}, Degraded), event(WitnessKernelLog, 149, harmless, Degraded),
 			{false, present(value(FieldRecoveryAction, 1), xids(149)), Unhealthy},
 		}, 149, "status 0x0; the driver asks", harmless},
-		"fatal NVLink after a reset": {[]reading{
+		"fatal NVLink after a reset": {[]step{
 			event(WitnessNVML, 149, XIDDetail{}, Degraded),
 			{false, present(value(FieldRecoveryAction, 1), xids(149)), Unhealthy},
 			{false, present(), Healthy},
@@ -231,8 +231,12 @@ func TestKernelLogIsTwin(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := judge(nil, 0, nil, gpu0)
 			for i, r := range c.readings {
-				rc.Events = r.events
-				d := judgeGPU(before, i+1, r.sample, rc)
+				judge := judgeReading
+				if r.events {
+					judge = observe
+				}
+				reading, now := reading(i+1, samples{gpu0.ID: r.sample}, gpu0)
+				d := judge(DefaultConfig(), before, reading, rc, now)[0]
 				if d.Verdict.State != r.want {
 					t.Fatalf("after reading %d: %v %+v, want %v", i, d.Verdict.State, d.Verdict.Findings, r.want)
 				}

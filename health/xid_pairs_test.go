@@ -10,10 +10,10 @@ import (
 type report struct {
 	at      int // seconds
 	events  bool
-	witness Witness // of the XIDs of an events reading
+	witness Witness // of the XIDs of events
 	xids    []int
 	past    []int // of a reading of the source
-	action  int   // FieldRecoveryAction; in an events reading only if hasAct
+	action  int   // FieldRecoveryAction; in events only if hasAct
 	hasAct  bool
 	blind   bool // the source measures nothing
 	lacks   bool // the source has no recovery action
@@ -29,7 +29,9 @@ func (s report) judge(c Config, before []DeviceState, rc ReadingContext) []Devic
 	if s.blind {
 		sample = blank(PresenceUnknown)
 	}
-	if rc.Events = s.events; s.events {
+	judge := judgeReading
+	if s.events {
+		judge = observe
 		sample = blank(PresenceUnknown)
 		if s.hasAct {
 			sample.Values = map[Field]float64{FieldRecoveryAction: float64(s.action)}
@@ -43,7 +45,7 @@ func (s report) judge(c Config, before []DeviceState, rc ReadingContext) []Devic
 		sample.Rows = append(sample.Rows, XIDRow{Code: code, At: at(-i - 1).UnixMicro()})
 	}
 	r, now := reading(s.at, samples{gpu0.ID: sample}, gpu0)
-	return judgeReading(c, before, r, rc, now)
+	return judge(c, before, r, rc, now)
 }
 
 func total(d DeviceState) (n int) {
@@ -204,7 +206,7 @@ func TestRecoveryActionOfEvent(t *testing.T) {
 	}
 }
 
-// What an events reading does not report stays as it is.
+// What an event does not report stays as it is.
 func TestEventsKeepMeasurements(t *testing.T) {
 	c := DefaultConfig()
 	full := present(value(FieldGPUTemp, 95), value(FieldDBEVolatile, 1))
@@ -212,7 +214,7 @@ func TestEventsKeepMeasurements(t *testing.T) {
 	r, now := reading(0, samples{gpu0.ID: full, gpu1.ID: blank(Lost), mig0.ID: migXIDs(13)}, gpu0, mig0, gpu1)
 	before := judgeReading(c, nil, r, ReadingContext{XIDHistory: true}, now)
 	events := &Reading{Samples: []Sample{{Device: gpu0.ID, At: at(3600), XIDs: []XID{{Code: 79, At: at(3600), Witness: WitnessNVML}}}}}
-	after := judgeReading(c, before, events, ReadingContext{Events: true, XIDHistory: true, Witnesses: []Witness{WitnessNVML}}, at(3600))
+	after := observe(c, before, events, ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML}}, at(3600))
 	if len(after) != len(before) {
 		t.Fatalf("%d devices, want %d", len(after), len(before))
 	}
@@ -258,10 +260,8 @@ func TestXIDNewerThanMeasurement(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := judgeGPU(nil, 9, dbe(2), rc)
 			d = judgeGPU([]DeviceState{d}, 10, dbe(2), rc)
-			events := rc
-			events.Events = true
 			x := Sample{Device: gpu0.ID, At: at(10).Add(time.Second / 2), XIDs: []XID{{Code: 48, Witness: WitnessNVML}}}
-			d = judgeReading(DefaultConfig(), []DeviceState{d}, &Reading{Samples: []Sample{x}}, events, x.At)[0]
+			d = observe(DefaultConfig(), []DeviceState{d}, &Reading{Samples: []Sample{x}}, rc, x.At)[0]
 			for i, s := range c.after {
 				d = judgeGPU([]DeviceState{d}, 11+i, s, rc)
 			}
@@ -279,7 +279,7 @@ func TestLostGPUReportedDuringPoll(t *testing.T) {
 		d := judgeGPU(nil, 8, present(), rc)
 		d = judgeGPU([]DeviceState{d}, 9, blank(Lost), rc)
 		x := Sample{Device: gpu0.ID, At: at(9).Add(3 * time.Second / 2), XIDs: []XID{{Code: 79, Witness: WitnessNVML}}}
-		d = judgeReading(DefaultConfig(), []DeviceState{d}, &Reading{Samples: []Sample{x}}, ReadingContext{Events: true}, x.At)[0]
+		d = observe(DefaultConfig(), []DeviceState{d}, &Reading{Samples: []Sample{x}}, ReadingContext{}, x.At)[0]
 		s := present()
 		s.Device, s.At = gpu0.ID, at(9).Add(began)
 		d = judgeReading(DefaultConfig(), []DeviceState{d}, &Reading{Devices: []Device{gpu0}, Samples: []Sample{s}}, rc, at(11))[0]
@@ -298,7 +298,7 @@ func TestMIGXIDNewerThanMeasurement(t *testing.T) {
 	}
 	devices := dbe(10, 2, dbe(9, 2, nil))
 	x := Sample{Device: mig0.ID, At: at(11), XIDs: []XID{{Code: 95, Witness: WitnessNVML}}}
-	devices = judgeReading(DefaultConfig(), devices, &Reading{Samples: []Sample{x}}, ReadingContext{Events: true}, x.At)
+	devices = observe(DefaultConfig(), devices, &Reading{Samples: []Sample{x}}, ReadingContext{}, x.At)
 	for i, n := range []float64{0, 0} {
 		if devices = dbe(12+i, n, devices); !devices[0].Verdict.Has("xid-95") {
 			t.Errorf("cured by the reading at %d s: %v", 12+i, devices[0].Verdict.Causes())
@@ -322,7 +322,7 @@ func TestEventsExplainRecoveryAction(t *testing.T) {
 	} {
 		c.event.Device, c.event.At = gpu0.ID, at(0)
 		cfg := DefaultConfig()
-		devices := judgeReading(cfg, first, &Reading{Samples: []Sample{c.event}}, ReadingContext{Events: true, XIDHistory: true}, at(0))
+		devices := observe(cfg, first, &Reading{Samples: []Sample{c.event}}, ReadingContext{XIDHistory: true}, at(0))
 		if d := judgeGPU(devices, 100, wants, rc); d.Verdict.State != c.state {
 			t.Errorf("%s: %v %+v, want %v", name, d.Verdict.State, d.Verdict.Findings, c.state)
 		}
@@ -331,16 +331,18 @@ func TestEventsExplainRecoveryAction(t *testing.T) {
 
 // A detail that a later witness has reaches the last XID.
 func TestDetailOfLaterWitness(t *testing.T) {
-	rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML, WitnessKernelLog}, Events: true}
+	rc := ReadingContext{XIDHistory: true, Witnesses: []Witness{WitnessNVML, WitnessKernelLog}}
 	d := judgeGPU(nil, 0, present(), ReadingContext{})
 	x := XID{Code: 31, At: at(1), Witness: WitnessNVML}
-	d = judgeGPU([]DeviceState{d}, 1, Sample{XIDs: []XID{x}}, rc)
+	event := func(before []DeviceState, id DeviceID, x XID) []DeviceState {
+		return observe(DefaultConfig(), before, &Reading{Samples: []Sample{{Device: id, XIDs: []XID{x}}}}, rc, x.At)
+	}
+	d = event([]DeviceState{d}, gpu0.ID, x)[0]
 	x.Witness, x.Detail = WitnessKernelLog, XIDDetail{Process: "python3", PID: 7194}
-	d = judgeGPU([]DeviceState{d}, 2, Sample{XIDs: []XID{x}}, rc)
+	d = event([]DeviceState{d}, gpu0.ID, x)[0]
 	mig := judge(nil, 0, nil, gpu0, mig0)
 	for _, w := range []XID{{Code: 95, At: at(1), Witness: WitnessNVML}, {Code: 95, At: at(2), Witness: WitnessKernelLog, Detail: x.Detail}} {
-		r := &Reading{Samples: []Sample{{Device: mig0.ID, At: w.At, XIDs: []XID{w}}}}
-		mig = judgeReading(DefaultConfig(), mig, r, rc, w.At)
+		mig = event(mig, mig0.ID, w)
 	}
 	if mig[1].XIDs.Newest().Detail != x.Detail || total(mig[0]) != 0 || total(mig[1]) != 1 {
 		t.Errorf("%+v", mig)
@@ -380,12 +382,12 @@ func TestLostXIDExpiresAmongOthers(t *testing.T) {
 			var devices []DeviceState
 			judge := func(second int, events bool, of0, of1 []int) {
 				t.Helper()
-				w := WitnessSource
-				if rc.Events = events; events {
-					w = WitnessNVML
+				w, judge := WitnessSource, judgeReading
+				if events {
+					w, judge = WitnessNVML, observe
 				}
 				r := &Reading{Devices: []Device{gpu0, gpu1}, Samples: []Sample{sample(gpu0, second, w, of0...), sample(gpu1, second, w, of1...)}}
-				devices = judgeReading(DefaultConfig(), devices, r, rc, at(second))
+				devices = judge(DefaultConfig(), devices, r, rc, at(second))
 			}
 			judge(0, false, nil, nil)
 			judge(0, true, nil, times(c.backlog+c.lost, 31))

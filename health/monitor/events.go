@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// maxPause limits the pause between two readings of events in a storm. It doubles from a millisecond while less than
-	// stormGap passes between two readings.
+	// maxPause limits the pause before events are judged in a storm. It doubles from a millisecond while less than
+	// stormGap passes between two judgements.
 	maxPause = 50 * time.Millisecond
 	stormGap = 2 * maxPause
 
@@ -169,13 +169,15 @@ func (m *Monitor) judgeEvents() (wait time.Duration) {
 		m.unjudged = appendEvent(m.unjudged, e)
 	}
 	now := time.Now()
-	if r := m.takeReading(now); r != nil {
+	events, actions := m.takeEvents(now)
+	if len(events) > 0 {
 		before := m.now.Devices
 		// An XID from after a driver reload must not be cleared by that reload when the next poll notices it.
-		basis := health.ReadingContext{XIDHistory: m.history, Events: true, DriverReloaded: m.driverReloaded("")}
-		m.now.Devices = m.judge(before, r, basis, now)
-		m.store()
+		m.now.Devices = m.observe(before, events, m.driverReloaded(""), now)
 		m.logEventsLater(before, now)
+	}
+	if len(events) > 0 || actions {
+		m.store()
 	}
 	if slices.ContainsFunc(taken, func(e queuedEvent) bool { return e.read == nil }) {
 		m.wakePoll()
@@ -197,86 +199,71 @@ func (m *Monitor) judgeEvents() (wait time.Duration) {
 	return wait
 }
 
-// takeReading moves XIDs, and recovery actions that were read from the driver, from m.unjudged into a reading, in order; nil if there are
-// none that can be judged. m.mu is held.
-func (m *Monitor) takeReading(now time.Time) (r *health.Reading) {
-	devices := m.now.Devices
-	if len(m.unjudged) == 0 || len(devices) == 0 {
-		return nil
+// takeEvents removes the events that can be judged from m.unjudged, in order. actions reports whether a change of a recovery action or its
+// value was among the others that it removed. m.mu is held.
+func (m *Monitor) takeEvents(now time.Time) (events []health.Observation, actions bool) {
+	if len(m.now.Devices) == 0 {
+		return nil, false
 	}
-	r = &health.Reading{Samples: make([]health.Sample, len(devices))}
-	for i := range devices {
-		r.Samples[i] = health.Sample{Device: devices[i].Device.ID, At: now}
-	}
-	changed := false
 	var left []queuedEvent
 	for i := range m.unjudged {
 		e := &m.unjudged[i]
-		gpu, targets := m.match(e, now)
+		gpu, devices := m.match(e, now)
 		switch {
-		case gpu < 0 && e.read != nil:
+		case gpu == nil && e.read != nil:
 			delete(m.actions, health.DeviceID(e.GPU))
-			continue
-		case gpu < 0 && !m.dropUnknown(e, now), gpu >= 0 && len(targets) == 0:
+		case gpu == nil && !m.dropUnknown(e, now), gpu != nil && len(devices) == 0:
 			left = append(left, *e)
-			continue
-		case gpu < 0:
-			continue
+		case gpu == nil:
 		case e.read != nil:
-			if changed = true; m.takeAction(&devices[gpu], *e.read) {
-				r.Samples[gpu].Values = map[health.Field]float64{health.FieldRecoveryAction: float64(e.read.RecoveryAction)}
+			actions = true
+			if m.takeAction(gpu, *e.read) {
+				events = append(events, health.Observation{GPU: gpu.Device.ID, Devices: devices, Action: &e.read.RecoveryAction})
 			}
-			continue
 		case e.Kind == health.EventRecoveryAction:
-			changed = true
-			m.actionChanged(devices[gpu].Device.ID, now)
-			continue
-		}
-		m.overtakeAction(&devices[gpu], e.XID.Code, now)
-		changed = true
-		for _, t := range targets {
-			r.Samples[t].XIDs = append(r.Samples[t].XIDs, e.XID)
+			actions = true
+			m.actionChanged(gpu.Device.ID, now)
+		default:
+			m.overtakeAction(gpu, e.XID.Code, now)
+			events = append(events, health.Observation{GPU: gpu.Device.ID, Devices: devices, XID: e.XID})
 		}
 	}
 	m.unjudged = left
-	if !changed {
-		return nil
-	}
-	return r
+	return events, actions
 }
 
-// match returns the indices of an event's GPU, -1 if the GPU is unknown, and of the devices that the event concerns: the GPU,
-// the MIG device of the compute instance, or every MIG device of the GPU instance. There are none while it waits for the
-// source to list the instance. m.mu is held.
-func (m *Monitor) match(e *queuedEvent, now time.Time) (gpu int, targets []int) {
-	gpu = slices.IndexFunc(m.now.Devices, func(d health.DeviceState) bool {
+// match returns an event's GPU, nil if it is unknown, and the devices that the event concerns: the GPU, the MIG device of the compute
+// instance, or every MIG device of the GPU instance. There are none while it waits for the source to list the instance. m.mu is held.
+func (m *Monitor) match(e *queuedEvent, now time.Time) (gpu *health.DeviceState, devices []health.DeviceID) {
+	all := m.now.Devices
+	i := slices.IndexFunc(all, func(d health.DeviceState) bool {
 		match, _ := d.Device.Matches(e.GPU)
 		return match && d.Device.Kind == health.KindGPU
 	})
-	if gpu < 0 {
-		return -1, nil
+	if i < 0 {
+		return nil, nil
 	}
+	gpu = &all[i]
 	if e.GI < 0 {
-		return gpu, []int{gpu}
+		return gpu, []health.DeviceID{gpu.Device.ID}
 	}
-	var instance []int
-	for i := range m.now.Devices {
-		d := &m.now.Devices[i].Device
-		if d.Parent != m.now.Devices[gpu].Device.ID || d.GI != e.GI {
+	for i := range all {
+		d := &all[i].Device
+		if d.Parent != gpu.Device.ID || d.GI != e.GI {
 			continue
 		}
-		instance = append(instance, i)
+		devices = append(devices, d.ID)
 		if d.CI == e.CI {
-			return gpu, []int{i}
+			return gpu, []health.DeviceID{d.ID}
 		}
 	}
 	switch {
-	case (e.CI >= 0 || len(instance) == 0) && !m.waited(e, now, instanceDelay) && !m.readingsSince(e):
+	case (e.CI >= 0 || len(devices) == 0) && !m.waited(e, now, instanceDelay) && !m.readingsSince(e):
 		return gpu, nil
-	case len(instance) > 0:
-		return gpu, instance
+	case len(devices) > 0:
+		return gpu, devices
 	}
-	return gpu, []int{gpu}
+	return gpu, []health.DeviceID{gpu.Device.ID}
 }
 
 // dropUnknown reports whether an event of a GPU that the source does not list is dropped: readings from after the event lack

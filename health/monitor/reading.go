@@ -28,11 +28,8 @@ func (m *Monitor) applyReading(r *health.Reading) {
 			return
 		}
 	}
-	basis := health.ReadingContext{
-		XIDHistory: m.history, FirstReading: m.now.Source.Polls == 0,
-		DriverReloaded: m.driverReloaded(r.Versions.Driver),
-	}
-	devices := m.judge(before, r, basis, now)
+	rc := health.ReadingContext{FirstReading: m.now.Source.Polls == 0, DriverReloaded: m.driverReloaded(r.Versions.Driver)}
+	devices := m.judge(before, r, rc, now)
 	m.detach = m.detach.devicesRead(someUnread(devices))
 	if m.now.Source.Status != health.SourceUp {
 		m.logLater(func() {
@@ -60,7 +57,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 // down. m.mu is held.
 func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) {
 	before := m.now.Devices
-	devices := m.judge(before, r, health.ReadingContext{XIDHistory: m.history}, now)
+	devices := m.judge(before, r, health.ReadingContext{}, now)
 	if m.logged.Changed(reason) {
 		m.logLater(func() { m.log.Warn("source down", zap.String("cause", reason)) })
 	}
@@ -80,16 +77,30 @@ func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) 
 }
 
 // judge judges a reading and derives the verdicts. m.mu is held.
-func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, b health.ReadingContext, now time.Time) []health.DeviceState {
-	c := m.currentConfig()
-	for _, e := range m.now.Source.Events {
-		if e.Status != health.EventsOff {
-			b.Witnesses = append(b.Witnesses, e.Witness)
-		}
-	}
-	judged := health.Judge(c, before, r, b, now)
+func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, rc health.ReadingContext, now time.Time) []health.DeviceState {
+	rc.XIDHistory, rc.Witnesses = m.history, m.witnesses()
+	return m.bindAndView(health.Judge(m.currentConfig(), before, r, rc, now), now)
+}
+
+// observe judges events and derives the verdicts. m.mu is held.
+func (m *Monitor) observe(before []health.DeviceState, events []health.Observation, reloaded bool, now time.Time) []health.DeviceState {
+	rc := health.ReadingContext{DriverReloaded: reloaded, Witnesses: m.witnesses()}
+	return m.bindAndView(health.Observe(m.currentConfig(), before, events, rc, now), now)
+}
+
+func (m *Monitor) bindAndView(judged []health.DeviceState, now time.Time) []health.DeviceState {
 	m.bind(judged)
 	return health.View(m.currentConfig(), judged, m.viewContext(), now)
+}
+
+// witnesses returns the event sources that are on. m.mu is held.
+func (m *Monitor) witnesses() (on []health.Witness) {
+	for _, e := range m.now.Source.Events {
+		if e.Status != health.EventsOff {
+			on = append(on, e.Witness)
+		}
+	}
+	return on
 }
 
 // viewContext requires m.mu.

@@ -67,7 +67,7 @@ func (m *Monitor) RestoreLate(r statefile.Restored) {
 	before := m.now.Devices
 	late := health.LateState{Devices: saved, DriverReloaded: reloaded, XIDHistory: r.History}
 	devices, unjudged := health.RestoreLate(m.currentConfig(), before, late, now)
-	m.now.Devices = m.judge(devices, &health.Reading{Samples: unjudged}, health.ReadingContext{XIDHistory: r.History, Events: true}, now)
+	m.now.Devices = m.observe(devices, unjudged, false, now)
 	m.logChangesLater(before, m.now.Devices)
 	m.store()
 	switch d := r.Detachment; {

@@ -116,12 +116,11 @@ func TestRestartKeepsIsolation(t *testing.T) {
 // judgeEvent judges an XID that NVML reports for GPU-0.
 func judgeEvent(before []health.DeviceState, seconds, code int) []health.DeviceState {
 	at := healthtest.At(seconds)
-	r := &health.Reading{Samples: []health.Sample{{
-		Device: "GPU-0", At: at,
-		XIDs: []health.XID{{Code: code, At: at, Witness: health.WitnessNVML}},
-	}}}
-	rc := health.ReadingContext{Events: true, XIDHistory: true, Witnesses: []health.Witness{health.WitnessNVML}}
-	return healthtest.JudgeReading(health.DefaultConfig(), before, r, rc, at)
+	x := health.XID{Code: code, At: at, Witness: health.WitnessNVML}
+	event := health.Observation{GPU: "GPU-0", Devices: []health.DeviceID{"GPU-0"}, XID: x}
+	rc := health.ReadingContext{Witnesses: []health.Witness{health.WitnessNVML}}
+	c := health.DefaultConfig()
+	return health.View(c, health.Observe(c, before, []health.Observation{event}, rc, at), health.ViewContext{}, at)
 }
 
 // An XID of an event source from before the restart counts no more when the source reports it after the restart, also after a

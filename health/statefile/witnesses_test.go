@@ -75,9 +75,9 @@ func (n *witnessedNode) emit(device, code int, lostByDCGM, lostByNVML bool) {
 	n.lossy = n.lossy || lostByDCGM || lostByNVML
 }
 
-func (n *witnessedNode) judge(r *health.Reading, rc health.ReadingContext) {
-	rc.XIDHistory, rc.Witnesses = n.history, []health.Witness{health.WitnessNVML}
-	n.devices = healthtest.JudgeReading(health.DefaultConfig(), n.devices, r, rc, n.now)
+// judged derives the verdicts of devices that a reading or events have changed.
+func (n *witnessedNode) judged(devices []health.DeviceState) {
+	n.devices = health.View(health.DefaultConfig(), devices, health.ViewContext{}, n.now)
 	for _, d := range n.devices {
 		broken := d.Verdict.Has("xid-95")
 		if n.cured[d.Device.ID] && !n.lossy && broken {
@@ -96,27 +96,33 @@ func (n *witnessedNode) judge(r *health.Reading, rc health.ReadingContext) {
 	}
 }
 
+func (n *witnessedNode) context() health.ReadingContext {
+	return health.ReadingContext{XIDHistory: n.history, FirstReading: !n.started, Witnesses: []health.Witness{health.WitnessNVML}}
+}
+
 // events delivers what the event source has, and the recovery actions that the driver asks for while the source is stalled.
 func (n *witnessedNode) events() {
 	if len(n.devices) < len(fuzzDevices()) {
 		return // the monitor keeps events while it has no inventory
 	}
-	r := &health.Reading{}
+	var events []health.Observation
 	for _, d := range fuzzDevices() {
-		s := health.Sample{Device: d.ID, At: n.now}
+		e := health.Observation{GPU: d.GPU(), Devices: []health.DeviceID{d.ID}}
 		if a := n.action[d.ID]; a != 0 && n.stalled {
-			s.Values = map[health.Field]float64{health.FieldRecoveryAction: a}
+			action := e
+			action.Action = new(health.RecoveryAction(a))
+			events = append(events, action)
 		}
 		for _, x := range n.nvml {
 			if x.device == d.ID {
-				s.XIDs = append(s.XIDs, health.XID{Code: x.code, At: x.at, Witness: health.WitnessNVML})
+				e.XID = health.XID{Code: x.code, At: x.at, Witness: health.WitnessNVML}
+				events = append(events, e)
 				n.seen[health.WitnessNVML][xidKey{x.device, x.code}]++
 			}
 		}
-		r.Samples = append(r.Samples, s)
 	}
 	n.nvml = nil
-	n.judge(r, health.ReadingContext{Events: true})
+	n.judged(health.Observe(health.DefaultConfig(), n.devices, events, n.context(), n.now))
 }
 
 // poll lists the rows that DCGM has read.
@@ -139,7 +145,7 @@ func (n *witnessedNode) poll() {
 		r.Samples = append(r.Samples, s)
 	}
 	n.delivered = len(n.rows)
-	n.judge(r, health.ReadingContext{FirstReading: !n.started})
+	n.judged(health.Judge(health.DefaultConfig(), n.devices, r, n.context(), n.now))
 	n.started = true
 }
 

@@ -1,0 +1,62 @@
+package health
+
+import (
+	"slices"
+	"time"
+)
+
+// Observation is an event of devices that a reading has listed: an XID, or a recovery action that the source does not measure. Such a
+// recovery action raises a finding or ends it, but is no evidence of a reset.
+type Observation struct {
+	GPU     DeviceID
+	Devices []DeviceID // the GPU, or MIG devices of it
+
+	XID    XID             // if Action is nil
+	Action *RecoveryAction // of the GPU
+}
+
+// Observe judges events in turn. Each concerns its GPU and the MIG devices of that; the first after a reload of the driver, all devices.
+// DeviceState.Sample keeps what the latest reading measured, and has the XIDs of these events that count.
+func Observe(c Config, before []DeviceState, events []Observation, rc ReadingContext, now time.Time) []DeviceState {
+	after := slices.Clone(before)
+	for i := range after {
+		after[i].Sample.XIDs = nil
+	}
+	for _, e := range events {
+		var concerned []*DeviceState
+		for i := range after {
+			if d := &after[i]; d.Device.GPU() == e.GPU || rc.DriverReloaded {
+				concerned = append(concerned, d)
+			}
+		}
+		readingJudge{c: c, rc: rc}.observeAll(concerned, unreportedXIDs(after), e, now)
+		rc.DriverReloaded = false
+	}
+	return after
+}
+
+// observeAll judges an event of devices, and replaces their states.
+func (judge readingJudge) observeAll(devices []*DeviceState, unreported map[DeviceID][]int, e Observation, now time.Time) {
+	all, samples := make(nodeReports), make(map[DeviceID]Sample)
+	for _, d := range devices {
+		id := d.Device.ID
+		s := Sample{Device: id, At: now}
+		switch of := slices.Contains(e.Devices, id); {
+		case of && e.Action != nil:
+			s.Values = map[Field]float64{FieldRecoveryAction: float64(*e.Action)}
+		case of:
+			s.XIDs = []XID{e.XID}
+		}
+		w := all[id]
+		w.xids, w.unreported = d.XIDs, unreported[id]
+		all[id] = w
+		samples[id] = all.take(&d.Device, s, judge.rc.Witnesses, now, new(sourceProgress))
+	}
+	gpus := make(map[DeviceID]parent)
+	for _, d := range devices {
+		id := d.Device.ID
+		next, r := judge.observe(*d, samples[id], gpus[d.Device.Parent], all[id])
+		gpus[id] = parent{d.Memory, next.Memory, r, d.Sample.Presence}
+		*d = next
+	}
+}

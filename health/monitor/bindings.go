@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"go.uber.org/zap"
 
@@ -33,15 +32,16 @@ func (m *Monitor) restoreBindings(saved health.Bindings) {
 	}
 }
 
-// bind binds the entries after a reading, or after a change of the configuration. m.mu is held.
-func (m *Monitor) bind(devices []health.DeviceState) {
-	entries := m.indexEntries()
-	if entries == nil {
-		return
+// bind binds the entries after a reading, or after a change of the configuration, and logs those that match no device. m.mu is held.
+func (m *Monitor) bind() {
+	if entries := m.indexEntries(); entries != nil {
+		before := m.now.Bindings
+		m.now.Bindings = health.Bind(*entries, before, m.now.Devices, m.gpusOnBus())
+		m.logBindings(before)
 	}
-	before := m.now.Bindings
-	m.now.Bindings = health.Bind(*entries, before, devices, m.gpusOnBus())
-	m.logBindings(before)
+	if m.now.Polled() {
+		m.logUnmatchedCordons()
+	}
 }
 
 // indexEntries returns nil while there are none.
@@ -104,7 +104,6 @@ func (m *Monitor) Rebind(entry string) (health.Bindings, error) {
 		return nil, err
 	}
 	m.now.Bindings = rebound
-	m.view(time.Now())
 	m.store()
 	rebound = slices.DeleteFunc(slices.Clone(rebound), func(b health.Binding) bool { return b.Entry != entry })
 	for _, b := range rebound {

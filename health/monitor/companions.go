@@ -31,7 +31,7 @@ func noCompanions() *companions {
 // hangs delays them only, and not the sessions. They run until ctx ends or stopCompanions is called.
 func (m *Monitor) startCompanions(ctx context.Context, w watchdog, src *Source) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	if !m.companions.stopped || m.detach.detachRequested() {
 		return
 	}

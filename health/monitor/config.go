@@ -3,54 +3,45 @@ package monitor
 import (
 	"context"
 	"slices"
-	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// followConfig decides again after each change of the configuration: a cordon takes effect while the source is down or
-// stalled.
-func (m *Monitor) followConfig(ctx context.Context) {
+// followInputs publishes again after each change of the configuration, of its entries by index, or of the MPS daemons. So a cordon and the
+// death of a daemon take effect while the source is down or stalled.
+func (m *Monitor) followInputs(ctx context.Context) {
 	for {
 		config, changed := m.config.Watch()
-		var entriesChanged <-chan struct{}
+		var entriesChanged, mpsChanged <-chan struct{}
 		if m.bindings.entries != nil {
 			_, entriesChanged = m.bindings.entries.Watch()
 		}
+		if m.mps != nil {
+			_, mpsChanged = m.mps.Watch()
+		}
 		if config != nil {
-			m.applyConfig()
+			m.applyInputs()
 		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-changed:
 		case <-entriesChanged:
+		case <-mpsChanged:
 		}
 	}
 }
 
-func (m *Monitor) applyConfig() {
+func (m *Monitor) applyInputs() {
 	m.mu.Lock()
 	defer m.unlock()
 	if !m.now.Polled() {
 		return // the first reading decides
 	}
-	m.bind(m.now.Devices)
-	m.view(time.Now())
-	m.logUnmatchedCordons()
+	m.bind()
 	m.store()
-}
-
-// view derives the verdicts anew without a new reading. m.mu is held.
-func (m *Monitor) view(now time.Time) {
-	if !m.now.Polled() {
-		return // no device was published
-	}
-	devices := health.View(m.currentConfig(), m.now.Devices, m.viewContext(), now)
-	m.logChangesLater(m.now.Devices, devices)
-	m.now.Devices = devices
 }
 
 // currentConfig returns the configuration with the bindings, the zero Config before the first one is stored. m.mu is held.

@@ -206,7 +206,6 @@ func (m *Monitor) setDetachment(d detachment, now time.Time) {
 		setStatus(&m.now.Source, health.SourceDetached, fmt.Sprintf("driver detached on request until %s; gpu-node-agent attach ends it",
 			d.Until.UTC().Format(time.RFC3339)), now)
 	}
-	m.view(now)
 	m.store()
 	if d.requests != before.requests {
 		if d.detachRequested() {
@@ -264,7 +263,7 @@ func (m *Monitor) completeDetach(src *Source, request int) {
 		return
 	}
 	m.logLater(func() { m.log.Info("driver detached", zap.Time("until", d.Until)) })
-	m.logged.Clear()
+	m.loggedCause.Clear()
 	m.showEvents(src, health.EventsOff, reasonDetached)
 	m.setDetachment(d, time.Now())
 }
@@ -301,7 +300,7 @@ func (m *Monitor) opener(src *Source, request int) health.Opener {
 			m.store()
 		}
 		engine := m.detach.engine
-		m.mu.Unlock()
+		m.unlock()
 		if engine == engineAttached || src.Attach == nil {
 			return src.Open(ctx)
 		}

@@ -23,7 +23,7 @@ const (
 	// gpuDelay is how long an XID waits at least for the source to list its GPU.
 	gpuDelay = time.Minute
 
-	// xidLogGap is the least time between two log entries for XIDs of events that change no verdict.
+	// xidLogGap is the least time between two log entries of which the second is only for XIDs that change no verdict.
 	xidLogGap = time.Second
 
 	// maxUnknownGPUs limits the logged names of GPUs that the source does not list.
@@ -171,10 +171,8 @@ func (m *Monitor) judgeEvents() (wait time.Duration) {
 	now := time.Now()
 	events, actions := m.takeEvents(now)
 	if len(events) > 0 {
-		before := m.now.Devices
 		// An XID from after a driver reload must not be cleared by that reload when the next poll notices it.
-		m.now.Devices = m.observe(before, events, m.driverReloaded(""), now)
-		m.logEventsLater(before, now)
+		m.observe(m.now.Devices, events, m.driverReloaded(""), now)
 	}
 	if len(events) > 0 || actions {
 		m.store()
@@ -182,19 +180,19 @@ func (m *Monitor) judgeEvents() (wait time.Duration) {
 	if slices.ContainsFunc(taken, func(e queuedEvent) bool { return e.read == nil }) {
 		m.wakePoll()
 	}
-	again := func(since time.Time, delay time.Duration) (due bool) {
-		left := delay - now.Sub(since)
-		if left > 0 && (wait == 0 || left < wait) {
+	again := func(since time.Time, delay time.Duration) {
+		if left := delay - now.Sub(since); left > 0 && (wait == 0 || left < wait) {
 			wait = left
 		}
-		return left <= 0
 	}
 	for i := range m.unjudged {
 		again(m.unjudged[i].waitsSince, instanceDelay)
 	}
-	if m.unloggedFrom != nil && again(m.eventsLogged, xidLogGap) {
-		m.eventsLogged = now
-		m.logChangesLater(m.unloggedFrom, m.now.Devices)
+	if m.logWaits {
+		m.logChangesLater(now)
+	}
+	if m.logWaits {
+		again(m.changesLogged, xidLogGap)
 	}
 	return wait
 }
@@ -292,20 +290,6 @@ func (m *Monitor) waited(e *queuedEvent, now time.Time, delay time.Duration) boo
 
 // readingsSince reports whether a poll that began after the event has given a reading. The first one may have begun before.
 func (m *Monitor) readingsSince(e *queuedEvent) bool { return m.now.Source.Polls >= e.polls+2 }
-
-// logEventsLater logs the changes that events made to before. If a log entry was written shortly before and only XIDs were
-// counted since, the entry waits. m.mu is held.
-func (m *Monitor) logEventsLater(before []health.DeviceState, now time.Time) {
-	otherThanXID := func(c health.Change) bool { return c.Kind != health.ChangeXID }
-	if now.Sub(m.eventsLogged) < xidLogGap && !slices.ContainsFunc(health.Changes(before, m.now.Devices), otherThanXID) {
-		if m.unloggedFrom == nil {
-			m.unloggedFrom = before
-		}
-		return
-	}
-	m.eventsLogged = now
-	m.logChangesLater(before, m.now.Devices)
-}
 
 // wakePoll has the open session polled soon.
 func (m *Monitor) wakePoll() {

@@ -348,15 +348,34 @@ func TestStormIsLoggedWhileStalled(t *testing.T) {
 			advance(200 * time.Millisecond)
 		}
 		advance(time.Minute)
-		var logged uint64
-		entries := h.logs.FilterMessage("XID").All()
-		for _, e := range entries {
-			logged += e.ContextMap()["new"].(uint64)
-		}
-		if logged != 5 || len(entries) > 3 {
-			t.Errorf("%d XIDs in %d entries", logged, len(entries))
+		if logged, entries := h.loggedXIDs(); logged != 5 || entries > 3 {
+			t.Errorf("%d XIDs in %d entries", logged, entries)
 		}
 	})
+}
+
+func TestXIDsAreLoggedAtEnd(t *testing.T) {
+	runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
+		for range 3 {
+			f.xid(31)
+			advance(100 * time.Millisecond)
+		}
+		if logged, _ := h.loggedXIDs(); logged >= 3 {
+			t.Fatalf("%d XIDs logged at once", logged)
+		}
+		h.stop()
+		if logged, _ := h.loggedXIDs(); logged != 3 {
+			t.Errorf("%d XIDs logged, want 3", logged)
+		}
+	})
+}
+
+// loggedXIDs returns how many XIDs were logged, and in how many entries.
+func (h *harness) loggedXIDs() (xids uint64, entries int) {
+	for _, e := range h.logs.FilterMessage("XID").All() {
+		xids, entries = xids+e.ContextMap()["new"].(uint64), entries+1
+	}
+	return xids, entries
 }
 
 // An event causes a poll soon, and one when the source has measured again.

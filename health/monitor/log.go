@@ -2,18 +2,31 @@ package monitor
 
 import (
 	"slices"
+	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// logChangesLater leaves logChanges to unlock, with the XIDs of events that were not logged before. m.mu is held.
-func (m *Monitor) logChangesLater(before, after []health.DeviceState) {
-	if m.unloggedFrom != nil {
-		before, m.unloggedFrom = m.unloggedFrom, nil
+// logChangesLater leaves logChanges to unlock. If a log entry was written shortly before and only XIDs were counted since, the entry waits.
+// m.mu is held.
+func (m *Monitor) logChangesLater(now time.Time) {
+	before, after := m.logged, m.now.Devices
+	changes := health.Changes(before, after)
+	otherThanXID := func(c health.Change) bool { return c.Kind != health.ChangeXID }
+	waited := m.logWaits
+	m.logWaits = len(changes) > 0 && now.Sub(m.changesLogged) < xidLogGap && !slices.ContainsFunc(changes, otherThanXID)
+	switch {
+	case m.logWaits && !waited:
+		m.events.wake()
+	case !m.logWaits:
+		m.logged = after
+		if len(changes) > 0 {
+			m.changesLogged = now
+			m.logLater(func() { logChanges(m.log, before, after) })
+		}
 	}
-	m.logLater(func() { logChanges(m.log, before, after) })
 }
 
 // logChanges logs the differences between two lists of devices, one line for each GPU and change.

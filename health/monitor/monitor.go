@@ -52,6 +52,7 @@ type Monitor struct {
 
 	mu               sync.Mutex      // guards the fields up to unlogged: Run, operators and configuration changes publish
 	now              health.Snapshot // the latest snapshot
+	judged           bool            // now.Devices were judged since the start
 	session          health.Session  // nil if none is open
 	detach           detachment
 	timeLimit        *time.Timer // of a detach; nil before the first one
@@ -67,13 +68,14 @@ type Monitor struct {
 	actions          map[health.DeviceID]*unmeasuredAction
 	unjudged         []queuedEvent        // events that wait for a device, oldest first
 	unknownGPUs      map[string]bool      // GPUs of events that the source does not list, logged
-	eventsLogged     time.Time            // when changes by events were logged
-	unloggedFrom     []health.DeviceState // the devices as of the latest log entry, if XIDs were not logged since; else nil
+	changesLogged    time.Time            // when changes of devices were logged
+	logged           []health.DeviceState // the devices as of then
+	logWaits         bool                 // XIDs were counted since, and are logged later
 	unlogged         []func()             // log calls that unlock makes
 
 	// Only Run uses these.
 	sessions     uint64        // opened so far
-	logged       logonce.State // why the source is not up
+	loggedCause  logonce.State // why the source is not up
 	pollDuration time.Duration // of the latest poll
 	newInventory bool          // the next reading replaces the devices: a device that it lacks is not missing
 	eventPolls   eventPolls
@@ -100,14 +102,14 @@ func (m *Monitor) SetHeld(held health.Held) { m.held = held }
 // Run polls until ctx ends. If the source fails, Run publishes the reason and retries.
 func (m *Monitor) Run(ctx context.Context) error {
 	var followers sync.WaitGroup
-	followers.Go(func() { m.followConfig(ctx) })
+	followers.Go(func() { m.followInputs(ctx) })
 	followers.Go(func() { m.followEvents(ctx) })
-	if m.mps != nil {
-		followers.Go(func() { m.followMPS(ctx) })
-	}
 	defer func() {
 		m.awaitEnd()
 		followers.Wait()
+		m.mu.Lock()
+		m.changesLogged = time.Time{} // XIDs that wait for their log entry wait no longer
+		m.mu.Unlock()
 		m.judgeEvents() // the last ones, for the state file
 	}()
 	var before *Source
@@ -162,7 +164,7 @@ func (m *Monitor) reportSource(status health.SourceStatus, reason string) {
 		}
 		setStatus(&s.Source, status, reason, now)
 	})
-	if m.logged.Changed(reason) {
+	if m.loggedCause.Changed(reason) {
 		m.log.Warn("source "+status.String(), zap.String("cause", reason))
 	}
 }
@@ -176,13 +178,19 @@ func setStatus(s *health.Source, status health.SourceStatus, reason string, now 
 
 func (m *Monitor) publish(change func(*health.Snapshot)) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.unlock()
 	change(&m.now)
 	m.store()
 }
 
-// store publishes a copy of now. m.mu is held.
+// store derives the verdicts, publishes a copy of now, and logs what has changed. Restored devices keep their verdicts until the first
+// reading or event. m.mu is held.
 func (m *Monitor) store() {
+	now := time.Now()
+	if m.judged || m.now.Polled() {
+		m.now.Devices = health.View(m.currentConfig(), m.now.Devices, m.viewContext(), now)
+	}
+	m.logChangesLater(now)
 	m.now.Seq++
 	m.now.Source.Detachment = m.detach.saved()
 	s := m.now

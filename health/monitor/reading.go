@@ -29,18 +29,17 @@ func (m *Monitor) applyReading(r *health.Reading) {
 		}
 	}
 	rc := health.ReadingContext{FirstReading: m.now.Source.Polls == 0, DriverReloaded: m.driverReloaded(r.Versions.Driver)}
-	devices := m.judge(before, r, rc, now)
-	m.detach = m.detach.devicesRead(someUnread(devices))
+	m.judge(before, r, rc, now)
+	m.detach = m.detach.devicesRead(someUnread(m.now.Devices))
 	if m.now.Source.Status != health.SourceUp {
 		m.logLater(func() {
 			m.log.Info("source up", zap.Int("devices", len(r.Devices)), zap.String("driver", r.Versions.Driver),
 				zap.String("dcgm", r.Versions.DCGM), zap.String("engine", r.Versions.Engine))
 		})
-		m.logged.Clear()
+		m.loggedCause.Clear()
 	}
-	m.logChangesLater(m.now.Devices, devices)
-	m.now.At, m.now.Devices = now, devices
-	m.logUnmatchedCordons()
+	m.now.At = now
+	m.bind()
 	m.now.Source.Versions = r.Versions
 	m.applyChecks(r, now)
 	m.now.Source.Reconnects = m.sessions - 1
@@ -57,40 +56,33 @@ func (m *Monitor) applyReading(r *health.Reading) {
 // down. m.mu is held.
 func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) {
 	before := m.now.Devices
-	devices := m.judge(before, r, health.ReadingContext{}, now)
-	if m.logged.Changed(reason) {
+	m.judge(before, r, health.ReadingContext{}, now)
+	if m.loggedCause.Changed(reason) {
 		m.logLater(func() { m.log.Warn("source down", zap.String("cause", reason)) })
 	}
-	m.logChangesLater(before, devices)
 	values := make(map[health.DeviceID]map[health.Field]float64, len(before))
 	for _, d := range before {
 		values[d.Device.ID] = d.Sample.Values
 	}
-	for i := range devices { // the latest values stay for a while, as with any source that is down
-		if s := &devices[i].Sample; s.Presence == health.PresenceUnknown && len(s.Values) == 0 {
+	for i := range m.now.Devices { // the latest values stay for a while, as with any source that is down
+		if s := &m.now.Devices[i].Sample; s.Presence == health.PresenceUnknown && len(s.Values) == 0 {
 			s.Values = values[s.Device]
 		}
 	}
-	m.now.Devices = devices
 	setStatus(&m.now.Source, health.SourceDown, reason, now)
 	m.store()
 }
 
-// judge judges a reading and derives the verdicts. m.mu is held.
-func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, rc health.ReadingContext, now time.Time) []health.DeviceState {
+// judge judges a reading. m.mu is held.
+func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, rc health.ReadingContext, now time.Time) {
 	rc.XIDHistory, rc.Witnesses = m.history, m.witnesses()
-	return m.bindAndView(health.Judge(m.currentConfig(), before, r, rc, now), now)
+	m.now.Devices, m.judged = health.Judge(m.currentConfig(), before, r, rc, now), true
 }
 
-// observe judges events and derives the verdicts. m.mu is held.
-func (m *Monitor) observe(before []health.DeviceState, events []health.Observation, reloaded bool, now time.Time) []health.DeviceState {
+// observe judges events. m.mu is held.
+func (m *Monitor) observe(before []health.DeviceState, events []health.Observation, reloaded bool, now time.Time) {
 	rc := health.ReadingContext{DriverReloaded: reloaded, Witnesses: m.witnesses()}
-	return m.bindAndView(health.Observe(m.currentConfig(), before, events, rc, now), now)
-}
-
-func (m *Monitor) bindAndView(judged []health.DeviceState, now time.Time) []health.DeviceState {
-	m.bind(judged)
-	return health.View(m.currentConfig(), judged, m.viewContext(), now)
+	m.now.Devices, m.judged = health.Observe(m.currentConfig(), before, events, rc, now), true
 }
 
 // witnesses returns the event sources that are on. m.mu is held.

@@ -16,7 +16,7 @@ func (m *Monitor) Restore(r statefile.Restored) {
 	m.mu.Lock()
 	defer m.unlock()
 	m.restored = r
-	m.now.Devices, m.newInventory, m.history = r.Devices, !r.Missed, r.History
+	m.now.Devices, m.logged, m.newInventory, m.history = r.Devices, r.Devices, !r.Missed, r.History
 	m.restoreBindings(r.Bindings)
 	m.now.Source.DriverLoad = r.DriverLoad
 	d := r.Detachment
@@ -64,11 +64,10 @@ func (m *Monitor) RestoreLate(r statefile.Restored) {
 		source.DriverLoad = r.DriverLoad
 	}
 	m.restoreBindings(r.Bindings)
-	before := m.now.Devices
 	late := health.LateState{Devices: saved, DriverReloaded: reloaded, XIDHistory: r.History}
-	devices, unjudged := health.RestoreLate(m.currentConfig(), before, late, now)
-	m.now.Devices = m.observe(devices, unjudged, false, now)
-	m.logChangesLater(before, m.now.Devices)
+	devices, unjudged := health.RestoreLate(m.currentConfig(), m.now.Devices, late, now)
+	m.observe(devices, unjudged, false, now)
+	m.bind()
 	m.store()
 	switch d := r.Detachment; {
 	case d.InForce() && !m.detach.InForce() && m.detach.requests == 0:
@@ -85,8 +84,10 @@ func (m *Monitor) exchangeDevices(to health.SourceID) {
 	m.mu.Lock()
 	defer m.unlock()
 	m.restored = m.restored.Exchange(&m.now, m.history, to, time.Now())
-	m.logChangesLater(m.now.Devices, nil)
-	m.now.Devices, m.now.At, m.now.Source.Versions = m.restored.Devices, time.Time{}, health.Versions{}
+	removed := m.logged
+	m.logLater(func() { logChanges(m.log, removed, nil) })
+	m.judged = false
+	m.now.Devices, m.logged, m.now.At, m.now.Source.Versions = m.restored.Devices, m.restored.Devices, time.Time{}, health.Versions{}
 	m.now.Entities, m.now.Bindings = nil, m.restored.Bindings
 	m.unjudged, m.unknownGPUs = nil, make(map[string]bool) // events that waited for a GPU of the other source
 	clear(m.actions)

@@ -175,16 +175,17 @@ func (a *Agent) unlessWaiting(run func(context.Context) error) func(context.Cont
 
 // awaitServing waits until no other agent serves the node instead of this one, or until one does. It returns false when ctx ends.
 func (a *Agent) awaitServing(ctx context.Context, want bool) bool {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	wake := health.Wake(ctx, &a.pluginConfig, a.lock.State())
 	for ctx.Err() == nil {
-		cfg, cfgChanged := a.pluginConfig.Watch()
-		s, changed := a.lock.State().Watch()
+		cfg, s := a.pluginConfig.Load(), a.lock.State().Load()
 		if serves := !cfg.Enabled || s.KubeletDir != "" && !s.Waits; serves == want {
 			return true
 		}
 		select {
 		case <-ctx.Done():
-		case <-cfgChanged:
-		case <-changed:
+		case <-wake:
 		}
 	}
 	return false

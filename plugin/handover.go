@@ -135,7 +135,7 @@ func (p *Plugin) handOver() (serve bool, notOffered Handover) {
 	if p.exclusive || cfg.ServesDRA() {
 		p.claimingSince = time.Time{}
 	}
-	if lock, _ := p.lock.In(cfg.KubeletDir); !lock.Held {
+	if lock := p.lock.In(cfg.KubeletDir); !lock.Held {
 		p.exclusive, p.releasingSince, p.claimingSince = false, time.Time{}, time.Time{}
 		p.setReleased(Handover{Reason: lock.Reason})
 		p.setTurn(turn{notServing: lock.Reason})

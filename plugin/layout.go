@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -383,22 +384,7 @@ func (l *layoutCache) current() *layout {
 	return l.last
 }
 
-// changes are channels that close when an input of the layout changes.
-type changes struct{ cfg, snap, holders, capabilities, turn, runtime, claims <-chan struct{} }
-
-// watch must precede current, so that no change is missed.
-func (l *layoutCache) watch() changes {
-	return changes{
-		changeOf(l.cfg), changeOf(l.snapshots), changeOf(l.holders), changeOf(l.capabilities), changeOf(l.turn),
-		changeOf(l.runtime), changeOf(l.claims),
-	}
-}
-
-// changeOf returns a channel that closes when a newer value is stored; nil if there is nothing to load from.
-func changeOf[T any](of *health.Latest[T]) <-chan struct{} {
-	if of == nil {
-		return nil
-	}
-	_, changed := of.Watch()
-	return changed
+// wake returns a channel that receives when an input of the layout changes, until ctx ends.
+func (l *layoutCache) wake(ctx context.Context) <-chan struct{} {
+	return health.Wake(ctx, l.cfg, l.snapshots, l.holders, l.capabilities, l.turn, l.runtime, l.claims)
 }

@@ -179,22 +179,16 @@ func (p *Plugin) Run(ctx context.Context) error { //nolint:gocognit // redesigne
 		if last == nil {
 			return
 		}
-		if lock, _ := p.lock.In(last.KubeletDir); lock.Held { // this agent may have registered nothing, and no other may follow
+		if p.lock.In(last.KubeletDir).Held { // this agent may have registered nothing, and no other may follow
 			p.removeStaleSockets(context.WithoutCancel(ctx), *last)
 		}
 	}()
 	logged := &layout{}
+	changed, others := p.layouts.wake(ctx), health.Wake(ctx, p.draReleased, p.lock.State(), p.cdi.Toolkit.Parts())
 	for {
-		changed, generated := p.layouts.watch(), p.cdi.Toolkit.Changed()
-		var draChanged, lockChanged <-chan struct{}
-		if p.draReleased != nil {
-			_, draChanged = p.draReleased.Watch()
-		}
 		holds := true
 		if c := p.cfg.Load(); c != nil && c.Enabled {
-			var lock nodelock.State
-			lock, lockChanged = p.lock.In(c.KubeletDir)
-			holds = lock.Held
+			holds = p.lock.In(c.KubeletDir).Held
 		}
 		serve, notOffered := p.handOver()
 		now := p.layouts.current()
@@ -238,16 +232,8 @@ func (p *Plugin) Run(ctx context.Context) error { //nolint:gocognit // redesigne
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-changed.cfg:
-		case <-changed.snap:
-		case <-changed.holders:
-		case <-changed.capabilities:
-		case <-changed.turn:
-		case <-changed.runtime:
-		case <-changed.claims:
-		case <-draChanged:
-		case <-lockChanged:
-		case <-generated:
+		case <-changed:
+		case <-others:
 		}
 	}
 }

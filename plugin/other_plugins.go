@@ -53,7 +53,7 @@ func (p *Plugin) OtherPlugins() map[string]int {
 	if cfg == nil || !cfg.Enabled || answer == nil || answer.Err != "" {
 		return nil
 	}
-	if lock, _ := p.lock.In(cfg.KubeletDir); !lock.Held {
+	if lock := p.lock.In(cfg.KubeletDir); !lock.Held {
 		return nil
 	}
 	var ours []string

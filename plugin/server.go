@@ -75,8 +75,8 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 		s.streams.noteSent()
 		return nil
 	}
+	changed := s.layouts.wake(stream.Context())
 	for first := true; ; first = false {
-		changed := s.layouts.watch() // before reading the layout, so that no change is missed
 		if list := s.resource().message(); first || !sameMessage(sent, list) {
 			if err := send(list); err != nil {
 				return err
@@ -94,13 +94,7 @@ func (s *server) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 				}
 			}
 			return status.Error(codes.Unavailable, "gpu-node-agent no longer serves "+s.name)
-		case <-changed.cfg:
-		case <-changed.snap:
-		case <-changed.holders:
-		case <-changed.capabilities:
-		case <-changed.turn:
-		case <-changed.runtime:
-		case <-changed.claims:
+		case <-changed:
 		}
 	}
 }

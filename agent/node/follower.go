@@ -215,16 +215,9 @@ func (f *Follower) Run(ctx context.Context) error {
 	var waited <-chan time.Time
 	var restored *section // the newest of late that is in the memory
 	var unknown *host     // not nil once the host has not answered in time
+	wake := health.Wake(ctx, f.Config, f.Plugin, f.Health, &f.host, f.Snapshots, &f.written, &f.file.result, f.Cleaned, &f.late)
 	for {
-		config, configChanged := f.Config.Watch()
-		_, pluginChanged := f.Plugin.Watch()
-		_, healthChanged := f.Health.Watch()
-		found, hostChanged := f.host.Watch()
-		snap, snapChanged := f.Snapshots.Watch()
-		_, writtenChanged := f.written.Watch()
-		_, fileChanged := f.file.result.Watch()
-		_, cleanedChanged := f.Cleaned.Watch()
-		late, lateChanged := f.late.Watch()
+		config, found, snap, late := f.Config.Load(), f.host.Load(), f.Snapshots.Load(), f.late.Load()
 		if late != nil && late != restored {
 			restored = late
 			f.memory.add(late.memory)
@@ -248,15 +241,7 @@ func (f *Follower) Run(ctx context.Context) error {
 				f.follow(&config, f.Snapshots.Load(), f.host.Load())
 			}
 			return nil
-		case <-configChanged:
-		case <-pluginChanged:
-		case <-healthChanged:
-		case <-hostChanged:
-		case <-snapChanged:
-		case <-writtenChanged:
-		case <-fileChanged:
-		case <-cleanedChanged:
-		case <-lateChanged:
+		case <-wake:
 		case <-waited:
 			unknown = &host{}
 		}

@@ -47,10 +47,9 @@ func (f *Follower) examineHost(ctx context.Context) {
 	var again <-chan time.Time // nil if nothing is to be read again
 	var due bool
 	pauses := backoff.Backoff{Min: examineAgain, Max: maxExamineAgain}
+	wake := health.Wake(ctx, f.Config, &f.asked, f.Snapshots)
 	for {
-		config, configChanged := f.Config.Watch()
-		asked, askedChanged := f.asked.Watch()
-		snap, snapChanged := f.Snapshots.Watch()
+		config, asked, snap := f.Config.Load(), f.asked.Load(), f.Snapshots.Load()
 		if snap.Polled() {
 			ids, last := snap.DeviceIDs(), f.host.Load()
 			useNVML := asked != nil || config != nil && config.Labels.Output != LabelsOff
@@ -71,9 +70,7 @@ func (f *Follower) examineHost(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-configChanged:
-		case <-askedChanged:
-		case <-snapChanged:
+		case <-wake:
 		case <-again:
 			again, due = nil, true
 		}

@@ -12,24 +12,15 @@ import (
 // followInputs publishes again after each change of the configuration, of its entries by index, or of the MPS daemons. So a cordon and the
 // death of a daemon take effect while the source is down or stalled.
 func (m *Monitor) followInputs(ctx context.Context) {
+	wake := health.Wake(ctx, m.config, m.bindings.entries, m.mps)
 	for {
-		config, changed := m.config.Watch()
-		var entriesChanged, mpsChanged <-chan struct{}
-		if m.bindings.entries != nil {
-			_, entriesChanged = m.bindings.entries.Watch()
-		}
-		if m.mps != nil {
-			_, mpsChanged = m.mps.Watch()
-		}
-		if config != nil {
+		if m.config.Load() != nil {
 			m.applyInputs()
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-changed:
-		case <-entriesChanged:
-		case <-mpsChanged:
+		case <-wake:
 		}
 	}
 }

@@ -402,54 +402,32 @@ func (d *Dir) Run(ctx context.Context) error {
 		return nil
 	}
 	defer d.release()
-	sections := d.watchSections(ctx)
+	// A section must not wait for the next snapshot: a component may be about to change something outside that a later process has to undo.
+	state := []health.Replaceable{d.snapshots}
+	for _, section := range d.sections {
+		state = append(state, section)
+	}
+	stateChanged, configurationChanged := health.Wake(ctx, state...), health.Wake(ctx, d.configuration)
 	for {
 		last := ctx.Err() != nil
-		s, changed := d.snapshots.Watch()
-		_, configurationChanged := d.configuration.Watch()
-		wait, ok := d.save(s, last)
+		wait, ok := d.save(d.snapshots.Load(), last)
 		d.saveConfiguration()
 		if last {
 			return nil
 		}
-		sectionsChanged := sections
+		changed := stateChanged
 		if !ok {
-			changed, sectionsChanged = nil, nil // retry after wait, not at every poll
+			changed = nil // retry after wait, not at every poll
 		}
 		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 		case <-configurationChanged:
 		case <-changed:
-		case <-sectionsChanged:
 		case <-timer.C:
 		}
 		timer.Stop()
 	}
-}
-
-// watchSections returns a channel that receives when a section has a newer text, until ctx ends. The text must not wait for the next
-// snapshot: a component may be about to change something outside that a later process has to undo.
-func (d *Dir) watchSections(ctx context.Context) <-chan struct{} {
-	all := make(chan struct{}, 1)
-	for _, section := range d.sections {
-		_, changed := section.Watch()
-		go func() {
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-changed:
-				}
-				_, changed = section.Watch() // before the caller reads the text
-				select {
-				case all <- struct{}{}:
-				default: // the caller reads the text later
-				}
-			}
-		}()
-	}
-	return all
 }
 
 // save saves a snapshot and the sections. It reports whether it succeeded, and when to check the files again.

@@ -180,8 +180,8 @@ func (h *nvcdiTest) ensure() (spec *specs.Spec, stop func()) {
 	h.Helper()
 	t := &toolkitTest{T: h.T, w: h.w}
 	cancel, done := t.run()
+	changed := health.Wake(h.Context(), h.w.Toolkit.Parts())
 	for {
-		changed := h.w.Toolkit.Changed()
 		err := h.w.Ensure(h.in)
 		if err == nil {
 			break

@@ -58,11 +58,8 @@ type part struct {
 
 func newToolkit(log *zap.Logger) *Toolkit { return &Toolkit{edits: nvcdiEdits, log: log} }
 
-// Changed returns a channel that closes when there are new parts.
-func (t *Toolkit) Changed() <-chan struct{} {
-	_, changed := t.parts.Watch()
-	return changed
-}
+// Parts is replaced when there are new parts.
+func (t *Toolkit) Parts() health.Replaceable { return &t.parts }
 
 // Run generates the requested parts until ctx ends. It returns when no call is left, so that it holds no file of the driver. The
 // first parts of each Run are new ones: the driver may be another after a detach. Older ones serve until then.

@@ -342,9 +342,9 @@ func (p *preparer) removeOrphan(ctx context.Context, dir string, uid types.UID) 
 func (p *preparer) followDevices(ctx context.Context) {
 	swept := false
 	var logged logonce.State
+	wake := health.Wake(ctx, &p.input, p.writer.Toolkit.Parts())
 	for {
-		in, changed := p.input.Watch()
-		generated := p.writer.Toolkit.Changed()
+		in := p.input.Load()
 		if in != nil && in.cfg != nil && in.pool != nil && in.snap.Polled() {
 			if !swept { // of an earlier process
 				p.sweepSpecs(ctx, in.cfg.CDI.Dir)
@@ -363,8 +363,7 @@ func (p *preparer) followDevices(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-changed:
-		case <-generated:
+		case <-wake:
 		}
 	}
 }
@@ -401,9 +400,9 @@ func (p *preparer) baseInput(in *claimInput) cdi.Input {
 
 // orderMPS stores which MPS daemons the claims need.
 func (p *preparer) orderMPS(ctx context.Context) {
+	wake := health.Wake(ctx, p.published, &p.input)
 	for {
-		claims, changed := p.published.Watch()
-		in, again := p.input.Watch()
+		claims, in := p.published.Load(), p.input.Load()
 		if in != nil && in.cfg != nil && in.snap.Polled() && claims != nil {
 			desired := mpsDesired(in, claims)
 			if last := p.options.MPS.Load(); last == nil || last.Root != desired.Root || last.Control != desired.Control ||
@@ -414,8 +413,7 @@ func (p *preparer) orderMPS(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-changed:
-		case <-again:
+		case <-wake:
 		}
 	}
 }

@@ -192,11 +192,12 @@ func (d *Driver) Run(ctx context.Context) error {
 
 // awaitInstance waits until there is an instance to serve; ok is false if ctx ends first.
 func (d *Driver) awaitInstance(ctx context.Context) (i instance, ok bool) {
-	pauses := d.timing.pauses()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	pauses, wake := d.timing.pauses(), health.Wake(ctx, d.Config, d.PluginReleased, d.Lock.State())
 	for ctx.Err() == nil {
-		cfg, cfgChanged := d.Config.Watch()
-		_, releasedChanged := d.PluginReleased.Watch()
-		lock, lockChanged := d.requestLock(cfg)
+		cfg := d.Config.Load()
+		lock := d.requestLock(cfg)
 		var retry <-chan time.Time
 		switch serve, err := d.next(cfg, lock); {
 		case serve:
@@ -208,9 +209,7 @@ func (d *Driver) awaitInstance(ctx context.Context) (i instance, ok bool) {
 		}
 		select {
 		case <-ctx.Done():
-		case <-cfgChanged:
-		case <-releasedChanged:
-		case <-lockChanged:
+		case <-wake:
 		case <-retry:
 		}
 	}
@@ -218,11 +217,11 @@ func (d *Driver) awaitInstance(ctx context.Context) (i instance, ok bool) {
 }
 
 // requestLock requests the lock of the node if there is something to serve, by this driver or the device plugin. It returns whether the
-// driver may serve, and a channel that closes when that changes.
-func (d *Driver) requestLock(cfg *plugin.Config) (s nodelock.State, changed <-chan struct{}) {
+// driver may serve.
+func (d *Driver) requestLock(cfg *plugin.Config) nodelock.State {
 	if cfg == nil || !cfg.Enabled && !neededCheckpoint(cfg.DRADir()) {
 		d.Lock.Request("")
-		return nodelock.State{Held: true}, nil
+		return nodelock.State{Held: true}
 	}
 	d.Lock.Request(cfg.KubeletDir)
 	return d.Lock.In(cfg.KubeletDir)

@@ -91,12 +91,9 @@ func (p *publisher) update(pool Pool) {
 	p.change(func() { p.desired.Store(&pool) })
 }
 
-// features returns what the API server lacks, and a channel that closes when that changes: the driver then builds the pool again. A pool
-// that needs what is missing is not published.
-func (p *publisher) features() (features, <-chan struct{}) {
-	lacks, changed := p.lacks.Watch()
-	return *lacks, changed
-}
+// features returns what the API server lacks. When that changes, the driver builds the pool again: a pool that needs what is missing is not
+// published.
+func (p *publisher) features() features { return *p.lacks.Load() }
 
 // watch returns a channel that closes when what report reports has changed.
 func (p *publisher) watch() <-chan struct{} {

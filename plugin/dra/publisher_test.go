@@ -387,7 +387,8 @@ func TestPublisherWithoutFeatures(t *testing.T) {
 		g.advance(10 * time.Second)
 		g.api.SetRefused(false)
 		g.advance(10 * time.Second)
-		f, changed := g.features()
+		f := g.features()
+		_, changed := g.lacks.Watch()
 		if s := g.status(); !f.noTaints || !f.noShares || !slices.Equal(s.DroppedFeatures, []string{taintsGate, sharesGate}) {
 			t.Errorf("features %+v, status %q", f, s.DroppedFeatures)
 		}
@@ -423,7 +424,7 @@ func TestPublisherFindsFeaturesAfterReconnect(t *testing.T) {
 		g.api.Lack()
 		g.api.SetRefused(false)
 		g.advance(6 * time.Second)
-		if f, _ := g.features(); f != (features{}) {
+		if f := g.features(); f != (features{}) {
 			t.Errorf("features %+v after the upgrade", f)
 		}
 	})
@@ -474,7 +475,7 @@ func TestPublisherFieldsDropped(t *testing.T) {
 		g.advance(2 * time.Second)
 		g.wantPublished(false)
 		g.wantError(reasonDropped, taintsGate)
-		if f, _ := g.features(); !f.noTaints {
+		if f := g.features(); !f.noTaints {
 			t.Error("the dropped taint was not found")
 		}
 		g.publish(publishedGPU(0))

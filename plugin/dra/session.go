@@ -92,7 +92,7 @@ func (d *Driver) setSession(s *session) {
 }
 
 // run follows the configuration, the snapshots and the claims. It returns when ctx ends or the devices are released.
-func (s *session) run(ctx context.Context) { //nolint:gocognit // redesigned by one decider of the handover
+func (s *session) run(ctx context.Context) {
 	s.Log.Info("serving claims", zap.String("driver", s.driver), zap.String("pool", s.Node))
 	var asking sync.WaitGroup
 	defer asking.Wait()
@@ -101,24 +101,12 @@ func (s *session) run(ctx context.Context) { //nolint:gocognit // redesigned by 
 	s.holders.known = make(chan struct{})
 	asking.Go(func() { s.learnHolders(ctx) })
 	serving, known := true, s.holders.known
+	wake := health.Wake(ctx, s.Config, s.Snapshots, &s.claims, &s.properties.latest, &s.publisher.lacks, &s.sockets.other, s.Holders,
+		&s.holders.before, s.capabilities, s.Runtime)
 	for {
-		cfg, cfgChanged := s.Config.Watch()
-		snap, snapChanged := s.Snapshots.Watch()
-		_, claimsChanged := s.claims.Watch()
-		_, propertiesChanged := s.properties.latest.Watch()
-		lacks, lacksChanged := s.publisher.features()
-		other, otherChanged := s.sockets.other.Watch()
-		_, holdersChanged := s.Holders.Watch()
-		_, beforeChanged := s.holders.before.Watch()
-		var capabilitiesChanged, publishedChanged, runtimeChanged <-chan struct{}
-		if s.capabilities != nil {
-			_, capabilitiesChanged = s.capabilities.Watch()
-		}
-		if s.Runtime != nil {
-			_, runtimeChanged = s.Runtime.Watch()
-		}
+		cfg, snap, lacks, other := s.Config.Load(), s.Snapshots.Load(), s.publisher.features(), s.sockets.other.Load()
 		var retry <-chan time.Time
-		var stored <-chan struct{}
+		var publishedChanged, stored <-chan struct{}
 		was := serving
 		serving = cfg.ServesDRA()
 		s.preparer.releasing(!serving)
@@ -158,17 +146,8 @@ func (s *session) run(ctx context.Context) { //nolint:gocognit // redesigned by 
 		select {
 		case <-ctx.Done():
 			return
-		case <-cfgChanged:
-		case <-snapChanged:
-		case <-claimsChanged:
-		case <-propertiesChanged:
-		case <-lacksChanged:
-		case <-otherChanged:
-		case <-capabilitiesChanged:
-		case <-runtimeChanged:
+		case <-wake:
 		case <-publishedChanged:
-		case <-holdersChanged:
-		case <-beforeChanged:
 		case <-known:
 			known = nil
 		case <-retry:

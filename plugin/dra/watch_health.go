@@ -45,9 +45,9 @@ func (s service) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	var sent map[string]kubeletplugin.DeviceHealth
 	var sentAll, lastPoll time.Time
 	timeout := kubeletForgets
+	wake := health.Wake(ctx, d.Snapshots, &d.names)
 	for {
-		snap, changed := d.Snapshots.Watch()
-		published, namesChanged := d.names.Watch()
+		snap, published := d.Snapshots.Load(), d.names.Load()
 		if snap.Polled() && published != nil {
 			if gap := snap.At.Sub(lastPoll); !lastPoll.IsZero() && gap > 0 { // polls may be rarer than every 10 s
 				timeout = max(kubeletForgets, 3*gap)
@@ -81,8 +81,7 @@ func (s service) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-changed:
-		case <-namesChanged:
+		case <-wake:
 		}
 	}
 }

@@ -92,8 +92,13 @@ func (l *Lock) Faster(n int) *Lock {
 	return l
 }
 
-// State holds whether this process may serve. It is never empty.
-func (l *Lock) State() *health.Latest[State] { return &l.state }
+// State holds whether this process may serve. It is never empty. A nil Lock has none.
+func (l *Lock) State() *health.Latest[State] {
+	if l == nil {
+		return nil
+	}
+	return &l.state
+}
 
 // Request asks Run for the lock of a kubelet's directory; "" is none. A process requests one directory. Once acquired, the lock is kept to
 // the end of the process. It may be called for nil: there is one agent on the node.
@@ -106,17 +111,15 @@ func (l *Lock) Request(kubeletDir string) {
 	}
 }
 
-// In returns whether this process may serve in a kubelet's directory, and a channel that closes when that changes. A nil Lock is always
-// held.
-func (l *Lock) In(kubeletDir string) (s State, changed <-chan struct{}) {
+// In returns whether this process may serve in a kubelet's directory, as of State. A nil Lock is always held.
+func (l *Lock) In(kubeletDir string) State {
 	if l == nil {
-		return State{KubeletDir: kubeletDir, Held: true}, nil
+		return State{KubeletDir: kubeletDir, Held: true}
 	}
-	now, changed := l.state.Watch()
-	if now.KubeletDir != kubeletDir {
-		return State{Reason: aboutToAcquire}, changed
+	if now := l.state.Load(); now.KubeletDir == kubeletDir {
+		return *now
 	}
-	return *now, changed
+	return State{Reason: aboutToAcquire}
 }
 
 const aboutToAcquire = "about to acquire the lock of the node"

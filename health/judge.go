@@ -84,7 +84,7 @@ func (r *Reading) lacking(d Device, gpus map[DeviceID]parent, now time.Time) (s 
 		return s, true
 	}
 	gpu, judged := gpus[d.Parent]
-	if judged && r.mayHave(&d) && gpu.presence <= Present {
+	if judged && r.MayHave(&d) && gpu.presence <= Present {
 		s.Presence = PresenceUnknown
 		return s, true
 	}
@@ -312,7 +312,7 @@ func keepFindingsOfDestroyed(previous map[DeviceID]DeviceState, before []DeviceS
 	}
 	for _, d := range before {
 		gpu := previous[d.Device.Parent]
-		if d.Device.Kind != KindMIG || listed[d.Device.ID] || r.mayHave(&d.Device) || samples[d.Device.Parent].Presence != Present {
+		if d.Device.Kind != KindMIG || listed[d.Device.ID] || r.MayHave(&d.Device) || samples[d.Device.Parent].Presence != Present {
 			continue
 		}
 		findings := slices.Clone(gpu.Memory.Findings)

@@ -142,8 +142,8 @@ type UnnamedInstance struct {
 	GI, CI int
 }
 
-// mayHave reports whether a MIG device that Devices lack may exist without its name.
-func (r *Reading) mayHave(d *Device) bool {
+// MayHave reports whether a MIG device that Devices lack may exist without its name.
+func (r *Reading) MayHave(d *Device) bool {
 	return slices.Contains(r.Unnamed, UnnamedInstance{d.Parent, d.GI, d.CI})
 }
 

@@ -258,7 +258,7 @@ func (h *harness) report(samples ...health.Sample) {
 	h.set(func(s *fakeSource) {
 		s.reading.Devices, s.reading.Samples = nil, nil
 		for _, sample := range samples {
-			for _, d := range []health.Device{healthtest.GPU0, healthtest.GPU1} {
+			for _, d := range []health.Device{healthtest.GPU0, healthtest.MIG0, healthtest.GPU1} {
 				if d.ID == sample.Device {
 					s.reading.Devices = append(s.reading.Devices, d)
 				}

@@ -18,7 +18,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	m.now.Entities = r.Entities
 	if m.newInventory && len(r.Devices) > 0 {
 		before = slices.DeleteFunc(slices.Clone(before), func(d health.DeviceState) bool {
-			return !slices.ContainsFunc(r.Devices, func(e health.Device) bool { return e.ID == d.Device.ID })
+			return !slices.ContainsFunc(r.Devices, func(e health.Device) bool { return e.ID == d.Device.ID }) && !r.MayHave(&d.Device)
 		})
 		m.newInventory, m.outageFilter = false, health.OutageFilter{}
 	} else {

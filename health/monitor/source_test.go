@@ -111,6 +111,33 @@ func TestNewInventoryReplacesDevicesOnce(t *testing.T) {
 	})
 }
 
+// The first reading of another engine may list an instance without its name.
+func TestNewInventoryKeepsUnnamed(t *testing.T) {
+	mig := healthtest.MIG0
+	for name, c := range map[string]struct {
+		unnamed []health.UnnamedInstance
+		want    []health.DeviceID
+	}{
+		"unnamed":   {[]health.UnnamedInstance{{Parent: mig.Parent, GI: mig.GI, CI: mig.CI}}, []health.DeviceID{mig.Parent, mig.ID}},
+		"destroyed": {nil, []health.DeviceID{mig.Parent}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runTest(t, func(t *testing.T, h *harness) {
+				gpu := of(healthtest.GPU0, healthtest.Present())
+				h.report(gpu, of(mig, healthtest.Present()))
+				advance(2 * time.Second)
+				h.set(func(s *fakeSource) { s.reading.Unnamed = c.unnamed })
+				h.report(gpu)
+				h.source.Store(h.fakeSource.source(sourceID("dcgm x", false)))
+				advance(2 * time.Second)
+				if ids := h.out.Load().DeviceIDs(); !slices.Equal(ids, c.want) {
+					t.Errorf("devices %v, want %v", ids, c.want)
+				}
+			})
+		})
+	}
+}
+
 // A source that another replaces finds what an earlier process saved of it.
 func TestExchangeRestoresOtherSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

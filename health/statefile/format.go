@@ -47,8 +47,9 @@ type savedDetail struct {
 
 // savedRow is a row of the source's stream of XIDs, which its time identifies.
 type savedRow struct {
-	Code int   `json:"code"`
-	At   int64 `json:"atMicroseconds"`
+	Code        int   `json:"code"`
+	At          int64 `json:"atMicroseconds"`
+	Predecessor bool  `json:"predecessor,omitempty"` // LedgerRow.Predecessor
 }
 
 // savedOwed are XIDs that the source still has to report.
@@ -79,7 +80,7 @@ func (s Saved) MarshalJSON() ([]byte, error) {
 		sd.Findings, sd.PendingXIDs = savedFindings(d.Memory.Findings), savedXIDs(d.Memory.PendingXIDs)
 		detail := savedDetail{Device: d.Device}
 		for _, r := range d.XIDs.Rows {
-			detail.Rows = append(detail.Rows, savedRow{r.Code, r.At})
+			detail.Rows = append(detail.Rows, savedRow{r.Code, r.At, r.Predecessor})
 		}
 		for _, o := range d.XIDs.Owed {
 			detail.Owed = append(detail.Owed, savedOwed{o.Code, o.Count, health.OwedBySource + o.Seen})
@@ -138,7 +139,7 @@ func (sd savedDevice) state() health.DeviceState {
 		d.Device.Kind = health.KindMIG
 	}
 	for _, r := range more.Rows {
-		d.XIDs.Rows = append(d.XIDs.Rows, health.LedgerRow{XIDRow: health.XIDRow{Code: r.Code, At: r.At}})
+		d.XIDs.Rows = append(d.XIDs.Rows, health.LedgerRow{XIDRow: health.XIDRow{Code: r.Code, At: r.At}, Predecessor: r.Predecessor})
 	}
 	for _, a := range more.Owed {
 		if a.Count > 0 && a.Left > 0 {

@@ -149,6 +149,7 @@ func TestSavedRows(t *testing.T) {
 	d.Device.Reserved, d.Device.ComputeCapability = 551<<20, health.ComputeCapability{Major: 8, Minor: 9}
 	year40000 := time.Date(40000, 1, 1, 0, 0, 0, 0, time.UTC)
 	d.XIDs.Rows = []health.LedgerRow{row(13, healthtest.At(1)), row(31, healthtest.At(2)), row(43, year40000)}
+	d.XIDs.Rows[1].Predecessor = true
 	r := roundTrip(t, FromSnapshot(s, "boot")).Restore("boot", health.SourceID{Kind: "dcgm", Inventory: "dcgm "}, healthtest.At(100))
 	if len(r.Devices) != 1 || !reflect.DeepEqual(r.Devices[0].Device, d.Device) || !slices.Equal(r.Devices[0].XIDs.Rows, d.XIDs.Rows) {
 		t.Fatalf("%+v, want %+v", r.Devices, d)

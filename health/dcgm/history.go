@@ -12,10 +12,10 @@ import (
 // field's. If it is older still, the engine's clock was set back.
 const maxSampleSkew = 5 * time.Second
 
-// history outlives sessions and belongs to one session at a time. It holds the last complete inventory of each GPU, and what the engine's
-// clock has shown.
+// history outlives sessions and belongs to one session at a time. It holds the last inventory of each GPU, and what the engine's clock
+// has shown.
 type history struct {
-	gpus   map[health.DeviceID]health.Device // as of the last complete inventory of each
+	gpus   map[health.DeviceID]*entityValues // as of the last inventory; a blank is as before
 	driver string                            // version at the last inventory
 
 	firstSample  int64 // the engine's time at the first poll of this process; 0 if unknown, or if its clock was set back
@@ -23,7 +23,7 @@ type history struct {
 	maxSample    int64 // the maximum of newestSample
 }
 
-func newHistory() *history { return &history{gpus: map[health.DeviceID]health.Device{}} }
+func newHistory() *history { return &history{gpus: map[health.DeviceID]*entityValues{}} }
 
 // updateClock takes the time of the engine's newest sample, 0 if there is none.
 func (h *history) updateClock(at int64) {

@@ -105,14 +105,11 @@ type dcgmDevice struct {
 type entityValues struct {
 	text   map[dcgm.Short]string
 	number map[dcgm.Short]int64
-	blank  []dcgm.Short // except unsupported fields
+	blank  []dcgm.Short // in the latest read, except unsupported fields
 }
 
 // texts returns the text fields that have a value, nil if none has.
 func (v *entityValues) texts(fields []dcgm.Short) map[health.Field]string {
-	if v == nil {
-		return nil
-	}
 	var texts map[health.Field]string
 	for _, field := range fields {
 		if s := v.text[field]; s != "" {
@@ -125,13 +122,8 @@ func (v *entityValues) texts(fields []dcgm.Short) map[health.Field]string {
 	return texts
 }
 
-// inventory reads the devices of the hierarchy, and the versions of driver and CUDA, from DCGM's cache.
-//
-// A MIG device is a compute instance: it has a UUID of the driver, and containers run on it. GPU instances are not
-// devices: for one, DCGM returns the UUID of its first compute instance (DCGM, DcgmGpuInstance::GetMigDeviceHandle).
-//
-//nolint:gocognit // one memory of the devices' properties, beside a pure function from values to devices, replaces it
-func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[uint]dcgm.EntityStatus) (devices []dcgmDevice, err error) {
+// readInventory reads the inventory fields of the entities, and the versions of driver and CUDA.
+func (s *session) readInventory(w *watches) (map[entity]*entityValues, error) {
 	values := map[entity]*entityValues{}
 	add := func(v *dcgm.FieldValue_v2) {
 		switch v.FieldID { // versions belong to the node, whatever their entity
@@ -162,31 +154,36 @@ func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[u
 	if err := readLatest(w.gpuPairs, w.inventoryFields, add); err != nil {
 		return nil, err
 	}
-	if err := readLatest(w.computePairs, instanceInventoryFields(), add); err != nil {
+	return values, readLatest(w.computePairs, instanceInventoryFields(), add)
+}
+
+// inventory reads the devices of the hierarchy from DCGM's cache.
+//
+// A MIG device is a compute instance: it has a UUID of the driver, and containers run on it. GPU instances are not
+// devices: for one, DCGM returns the UUID of its first compute instance (DCGM, DcgmGpuInstance::GetMigDeviceHandle).
+func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[uint]dcgm.EntityStatus) (devices []dcgmDevice, err error) {
+	values, err := s.readInventory(w)
+	if err != nil {
 		return nil, err
 	}
-
 	gpus := map[uint]*health.Device{}
 	var unnamed []uint
 	named := 0 // of the reachable GPUs; a blind DCGM still has the UUIDs of others
 	s.inventoryPending = false
 	for _, id := range h.gpus {
-		e := entity{dcgm.FE_GPU, id}
-		d, ok := s.gpuDevice(id, values[e], status[id])
+		v := values[entity{dcgm.FE_GPU, id}]
+		complete := !reachable(status[id]) || s.fillBlanks(now, id, v)
+		d, ok := s.gpuDevice(id, v, status[id])
 		if !ok {
 			unnamed = append(unnamed, id)
 			continue
 		}
 		if reachable(status[id]) {
 			named++
-			if !s.fillBlanks(now, id, &d, values[e]) {
-				continue
-			}
 		}
-		if texts := values[e].texts(w.texts); texts != nil { // otherwise it keeps its texts
-			d.Texts = texts
+		if complete {
+			gpus[id] = &d
 		}
-		gpus[id] = &d
 	}
 	s.history.driver = s.versions.Driver
 	if err := s.checkUnnamed(unnamed, named, status); err != nil {
@@ -223,16 +220,42 @@ func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[u
 // inventoryTimeout is how long the required fields of a GPU may be blank (OBSERVED.md#late-inventory).
 const inventoryTimeout = 5 * time.Second
 
-// fillBlanks takes the blank required fields of a reachable GPU from its last complete inventory, and reports whether the GPU can be
-// listed. A GPU without such an inventory is listed when no required field is blank, or after inventoryTimeout.
-func (s *session) fillBlanks(now time.Time, id uint, d *health.Device, v *entityValues) bool {
-	var blank []dcgm.Short
-	if v != nil && v.text[fieldUUID] != "" { // without a UUID the whole device is as it was
-		blank = slices.DeleteFunc(slices.Clone(v.blank), func(field dcgm.Short) bool { return !slices.Contains(requiredFields(), field) })
+// fillBlanks takes the blank fields of a reachable GPU from its last inventory, and reports whether the GPU can be listed. A GPU without
+// such an inventory is listed when no required field is blank, or after inventoryTimeout.
+func (s *session) fillBlanks(now time.Time, id uint, v *entityValues) bool {
+	if v == nil || v.text[fieldUUID] == "" { // the whole device is as it was
+		delete(s.pendingSince, id)
+		return true
 	}
+	uuid := health.DeviceID(v.text[fieldUUID])
+	old, known := s.history.gpus[uuid]
+	if !s.awaitRequired(now, id, v.blank) && !known {
+		return false
+	}
+	s.history.gpus[uuid] = v
+	if !known {
+		return true
+	}
+	for _, field := range v.blank {
+		v.text[field] = old.text[field]
+		if n, ok := old.number[field]; ok {
+			v.number[field] = n
+		}
+	}
+	// The reserved memory stays as first measured with a driver, because the number of units of GPU memory follows from it. The total less
+	// free and used memory is no substitute (OBSERVED.md#framebuffer).
+	same := func(field dcgm.Short) bool { return old.number[field] == v.number[field] }
+	if s.history.driver == s.versions.Driver && same(fieldMIGMode) && same(fieldMemory) && old.number[fieldReserved] > 0 {
+		v.number[fieldReserved] = old.number[fieldReserved]
+	}
+	return true
+}
+
+// awaitRequired reports whether no required field of a GPU is blank, or one has been for inventoryTimeout.
+func (s *session) awaitRequired(now time.Time, id uint, blank []dcgm.Short) (over bool) {
+	blank = slices.DeleteFunc(slices.Clone(blank), func(field dcgm.Short) bool { return !slices.Contains(requiredFields(), field) })
 	if len(blank) == 0 {
 		delete(s.pendingSince, id)
-		s.history.gpus[d.ID] = *d
 		return true
 	}
 	since, pending := s.pendingSince[id]
@@ -241,40 +264,9 @@ func (s *session) fillBlanks(now time.Time, id uint, d *health.Device, v *entity
 		s.pendingSince[id] = now
 		s.log.Info("waiting for the inventory of a GPU", zap.Uint("dcgm_id", id), zap.Any("fields", blank))
 	}
-	wait := !elapsed(since, now, inventoryTimeout)
-	s.inventoryPending = s.inventoryPending || wait
-	old, ok := s.history.gpus[d.ID]
-	switch {
-	case ok:
-	case wait:
-		return false
-	default:
-		s.history.gpus[d.ID] = *d
-		return true
-	}
-	for _, field := range blank {
-		switch field {
-		case fieldName:
-			d.Model = old.Model
-		case fieldIndex:
-			d.Index = old.Index
-		case fieldMinor:
-			d.Minor = old.Minor
-		case fieldPCI:
-			d.PCI = old.PCI
-		case fieldMIGMode:
-			d.MIGMode = old.MIGMode
-		case fieldMemory:
-			d.Memory = old.Memory
-		case fieldReserved:
-			d.Reserved = old.Reserved
-		case fieldCompute:
-			d.ComputeCapability = old.ComputeCapability
-		default:
-			d.NUMA = old.NUMA
-		}
-	}
-	return true
+	over = elapsed(since, now, inventoryTimeout)
+	s.inventoryPending = s.inventoryPending || !over
+	return over
 }
 
 // migDevice returns the device of a compute instance. Without a UUID, as on an unreachable GPU, it is the last device of
@@ -315,7 +307,7 @@ func (s *session) gpuDevice(id uint, v *entityValues, status dcgm.EntityStatus) 
 	}
 	d.ID, d.Model, d.PCI = health.DeviceID(v.text[fieldUUID]), v.text[fieldName], v.text[fieldPCI]
 	d.Memory, d.MIGMode = uint64(v.number[fieldMemory])<<20, v.number[fieldMIGMode] == 1
-	d.Reserved = s.reserved(&d, v)
+	d.Reserved, d.Texts = uint64(max(0, v.number[fieldReserved]))<<20, v.texts(s.watches.texts)
 	d.ComputeCapability = health.ComputeCapability{Major: int(v.number[fieldCompute] >> 16), Minor: int(v.number[fieldCompute] & 0xffff)}
 	if n, ok := v.number[fieldIndex]; ok {
 		d.Index = int(n)
@@ -330,16 +322,6 @@ func (s *session) gpuDevice(id uint, v *entityValues, status dcgm.EntityStatus) 
 		}
 	}
 	return d, true
-}
-
-// reserved returns the reserved memory of a GPU, 0 if it is unknown. It keeps the first value of a driver, because the number of
-// units of GPU memory follows from it. The total less free and used memory is no substitute (OBSERVED.md#framebuffer).
-func (s *session) reserved(d *health.Device, v *entityValues) uint64 {
-	old := s.history.gpus[d.ID]
-	if s.history.driver == s.versions.Driver && old.MIGMode == d.MIGMode && old.Memory == d.Memory && old.Reserved > 0 {
-		return old.Reserved
-	}
-	return uint64(max(0, v.number[fieldReserved])) << 20
 }
 
 // attributeText returns a text of DCGM's attributes, or "" for a blank.

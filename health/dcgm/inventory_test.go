@@ -163,6 +163,9 @@ func TestTexts(t *testing.T) {
 		t.Errorf("%d reads in a full poll", full)
 	}
 	expect("blank texts")
+	b.inventoryDirty = true
+	b.pollAfter(10*time.Second, 3)
+	expect("rebuild with blank texts")
 
 	// A lost GPU keeps its texts.
 	for id := range uint(3) {

@@ -17,8 +17,8 @@ import (
 // readLinks sets the links from a GPU to the others: the number of NVLinks, or else the path over PCIe. After an error they stay as they
 // were, because an NVLink that is down counts only on a GPU with NVLinks. It does not call go-dcgm, whose function also reads from the
 // driver (OBSERVED.md#live-peers).
-func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Device, status dcgm.EntityStatus) {
-	if len(gpus) < 2 || !reachable(status) || !hasFunction("dcgmGetDeviceTopology") {
+func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Device) {
+	if len(gpus) < 2 || !s.reaches(id) || !hasFunction("dcgmGetDeviceTopology") {
 		return
 	}
 	var peers [C.GNA_PEERS]C.gna_peer_t

@@ -123,7 +123,7 @@ func (v *entityValues) texts(fields []dcgm.Short) map[health.Field]string {
 }
 
 // readInventory reads the inventory fields of the entities, and the versions of driver and CUDA.
-func (s *session) readInventory(w *watches) (map[entity]*entityValues, error) {
+func (s *session) readInventory() (map[entity]*entityValues, error) {
 	values := map[entity]*entityValues{}
 	add := func(v *dcgm.FieldValue_v2) {
 		switch v.FieldID { // versions belong to the node, whatever their entity
@@ -151,18 +151,18 @@ func (s *session) readInventory(w *watches) (map[entity]*entityValues, error) {
 			to.blank = append(to.blank, v.FieldID)
 		}
 	}
-	if err := readLatest(w.gpuPairs, w.inventoryFields, add); err != nil {
+	if err := readLatest(s.watches.gpuPairs, s.watches.inventoryFields, add); err != nil {
 		return nil, err
 	}
-	return values, readLatest(w.computePairs, instanceInventoryFields(), add)
+	return values, readLatest(s.watches.computePairs, instanceInventoryFields(), add)
 }
 
 // inventory reads the devices of the hierarchy from DCGM's cache.
 //
 // A MIG device is a compute instance: it has a UUID of the driver, and containers run on it. GPU instances are not
 // devices: for one, DCGM returns the UUID of its first compute instance (DCGM, DcgmGpuInstance::GetMigDeviceHandle).
-func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[uint]dcgm.EntityStatus) (devices []dcgmDevice, err error) {
-	values, err := s.readInventory(w)
+func (s *session) inventory(now time.Time, h hierarchy) (devices []dcgmDevice, err error) {
+	values, err := s.readInventory()
 	if err != nil {
 		return nil, err
 	}
@@ -172,13 +172,13 @@ func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[u
 	s.inventoryPending = false
 	for _, id := range h.gpus {
 		v := values[entity{dcgm.FE_GPU, id}]
-		complete := !reachable(status[id]) || s.fillBlanks(now, id, v)
-		d, ok := s.gpuDevice(id, v, status[id])
+		complete := !s.reaches(id) || s.fillBlanks(now, id, v)
+		d, ok := s.gpuDevice(id, v)
 		if !ok {
 			unnamed = append(unnamed, id)
 			continue
 		}
-		if reachable(status[id]) {
+		if s.reaches(id) {
 			named++
 		}
 		if complete {
@@ -186,11 +186,11 @@ func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[u
 		}
 	}
 	s.history.driver = s.versions.Driver
-	if err := s.checkUnnamed(unnamed, named, status); err != nil {
+	if err := s.checkUnnamed(unnamed, named); err != nil {
 		return nil, err
 	}
 	for id, d := range gpus {
-		s.readLinks(id, d, gpus, status[id])
+		s.readLinks(id, d, gpus)
 		s.lastDevices[entity{dcgm.FE_GPU, id}] = *d
 		devices = append(devices, dcgmDevice{*d, entity{dcgm.FE_GPU, id}, id})
 	}
@@ -202,7 +202,7 @@ func (s *session) inventory(now time.Time, h hierarchy, w *watches, status map[u
 		}
 		d, ok := s.migDevice(in, parent, values[in.entity])
 		if !ok {
-			if reachable(status[in.gpu]) {
+			if s.reaches(in.gpu) {
 				s.unnamedInstances = append(s.unnamedInstances, health.UnnamedInstance{Parent: parent.ID, GI: int(in.gi), CI: int(in.ci)})
 			}
 			continue
@@ -287,13 +287,13 @@ func (s *session) migDevice(in instance, parent *health.Device, v *entityValues)
 
 // gpuDevice returns the device of a GPU. An unreachable GPU has blank fields: it is the last device of its number, or has
 // DCGM's attributes. A GPU without a UUID is not a device.
-func (s *session) gpuDevice(id uint, v *entityValues, status dcgm.EntityStatus) (health.Device, bool) {
+func (s *session) gpuDevice(id uint, v *entityValues) (health.Device, bool) {
 	d := health.Device{Kind: health.KindGPU, Index: int(id), Minor: -1, GI: -1, CI: -1, MIGIndex: -1}
 	if v == nil || v.text[fieldUUID] == "" {
 		if d, ok := s.lastDevices[entity{dcgm.FE_GPU, id}]; ok {
 			return d, true
 		}
-		if reachable(status) || !hasFunction("dcgmGetDeviceAttributes") {
+		if s.reaches(id) || !hasFunction("dcgmGetDeviceAttributes") {
 			return health.Device{}, false
 		}
 		// For a GPU whose status is not OK, go-dcgm reads DCGM's attributes only; for others this call is slow.
@@ -334,8 +334,8 @@ func attributeText(s string) string {
 
 // checkUnnamed handles GPUs without a UUID. If no reachable GPU has one, DCGM is blind (OBSERVED.md#blind-engine);
 // otherwise these GPUs are omitted.
-func (s *session) checkUnnamed(unnamed []uint, named int, status map[uint]dcgm.EntityStatus) error {
-	s.hasUnnamed = slices.ContainsFunc(unnamed, func(id uint) bool { return reachable(status[id]) })
+func (s *session) checkUnnamed(unnamed []uint, named int) error {
+	s.hasUnnamed = slices.ContainsFunc(unnamed, s.reaches)
 	if s.hasUnnamed && named == 0 {
 		return errBlind
 	}

@@ -98,11 +98,7 @@ func (s *session) retryInventory(now time.Time) error {
 			s.log.Debug("cannot sample the inventory more often", zap.Error(err))
 		}
 	}
-	status := map[uint]dcgm.EntityStatus{}
-	for _, id := range s.hierarchy.gpus {
-		status[id] = s.presence[id].status
-	}
-	devices, err := s.inventory(now, s.hierarchy, s.watches, status)
+	devices, err := s.inventory(now, s.hierarchy)
 	if err != nil {
 		return err
 	}
@@ -149,20 +145,18 @@ func (s *session) rebuild(h hierarchy) error {
 		s.log.Debug("cannot remove the old watches", zap.Error(err))
 	}
 	s.watches = &watches{}
-	status := map[uint]dcgm.EntityStatus{}
 	for _, id := range h.gpus {
 		if s.presence[id] == nil {
 			s.presence[id] = &presence{}
 			s.presence[id].update(dcgm.GetGPUStatus(id), s.now())
 		}
-		status[id] = s.presence[id].status
 	}
-	w, err := s.newWatches(h, status)
+	w, err := s.newWatches(h)
 	if err != nil {
 		return err
 	}
 	s.watches = w
-	devices, err := s.inventory(s.now(), h, w, status)
+	devices, err := s.inventory(s.now(), h)
 	if err != nil {
 		return err
 	}

@@ -123,7 +123,7 @@ func (s *session) reading(now time.Time, checked bool) *health.Reading {
 	for i := range s.state {
 		st := &s.state[i]
 		rows := s.takeRows(st, now)
-		stale := s.stale[st.device.gpu] && reachable(s.presence[st.device.gpu].status)
+		stale := s.stale[st.device.gpu] && s.reaches(st.device.gpu)
 		if stale {
 			st.values = nil
 		} else {

@@ -49,6 +49,9 @@ func (p *presence) update(status dcgm.EntityStatus, now time.Time) (changed, ret
 	return p.current != oldPresence, reachable(status) && unreachable(oldStatus)
 }
 
+// reaches reports whether the driver reached a GPU when its status was read.
+func (s *session) reaches(gpu uint) bool { return reachable(s.presence[gpu].status) }
+
 func reachable(s dcgm.EntityStatus) bool {
 	return s == dcgm.EntityStatusOk || s == dcgm.EntityStatusFake
 }

@@ -134,7 +134,7 @@ func (s *session) countValue(gpu uint, v *dcgm.FieldValue_v2, ok bool) {
 		return
 	}
 	g := s.gpuStaleness[gpu]
-	if g == nil || !reachable(s.presence[gpu].status) {
+	if g == nil || !s.reaches(gpu) {
 		return
 	}
 	g.allCount.add(read)

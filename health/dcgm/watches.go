@@ -97,7 +97,7 @@ func (w *watches) restoreIntervals() error {
 
 // newWatches watches the entities of the hierarchy, except unreachable GPUs: DCGM adds no lost GPU to a group
 // (OBSERVED.md#lost-gpu).
-func (s *session) newWatches(h hierarchy, status map[uint]dcgm.EntityStatus) (w *watches, err error) {
+func (s *session) newWatches(h hierarchy) (w *watches, err error) {
 	w = &watches{}
 	defer func() {
 		if err != nil {
@@ -123,7 +123,7 @@ func (s *session) newWatches(h hierarchy, status map[uint]dcgm.EntityStatus) (w 
 		switch {
 		case err == nil:
 			w.gpus = append(w.gpus, entity{dcgm.FE_GPU, id})
-		case reachable(status[id]) && reachable(dcgm.GetGPUStatus(id)): // still reachable
+		case s.reaches(id) && reachable(dcgm.GetGPUStatus(id)): // still reachable
 			return w, err
 		default:
 			lost[id] = true

@@ -57,40 +57,19 @@ type watches struct {
 	cleanup []func() error // removes everything, in reverse order
 
 	inventory dcgm.FieldHandle
-	watched   []watchedFields // in the order of their creation
-}
-
-// watchedFields is a field group that DCGM samples. If two of one client share a field, the later one applies.
-type watchedFields struct {
-	fields  []dcgm.Short
-	handle  dcgm.FieldHandle
-	group   dcgm.GroupHandle
-	every   time.Duration
-	keep    time.Duration // how long DCGM keeps a sample; 0 is unlimited
-	samples int32         // how many DCGM keeps of a field; 0 is unlimited
-}
-
-func (f watchedFields) watch(every time.Duration) error {
-	return dcgm.WatchFieldsWithGroupEx(f.handle, f.group, every.Microseconds(), f.keep.Seconds(), f.samples)
+	intervals []func() error // watch the inventory, and the fields that it shares with other watches, as at first
 }
 
 // speedUpInventory makes DCGM sample the inventory at once, and then once a second.
 func (w *watches) speedUpInventory() error {
-	for _, f := range w.watched {
-		if f.handle == w.inventory {
-			return f.watch(healthInterval)
-		}
-	}
-	return nil
+	return dcgm.WatchFieldsWithGroupEx(w.inventory, w.allGroup, healthInterval.Microseconds(), 0, keepLatest)
 }
 
-// restoreIntervals ends speedUpInventory, for the inventory and the watches that share a field with it.
+// restoreIntervals ends speedUpInventory.
 func (w *watches) restoreIntervals() error {
 	var errs []error
-	for _, f := range w.watched {
-		if slices.ContainsFunc(f.fields, func(field dcgm.Short) bool { return slices.Contains(inventoryFields(), field) }) {
-			errs = append(errs, f.watch(f.every))
-		}
+	for _, watch := range w.intervals {
+		errs = append(errs, watch())
 	}
 	return errors.Join(errs...)
 }
@@ -162,8 +141,7 @@ func (s *session) addWatches(w *watches, h hierarchy) (err error) {
 	w.gpuFields = slices.Concat(w.lightFields, metrics)
 	w.computeFields = slices.Concat([]dcgm.Short{fieldXID}, instanceFields(metrics))
 
-	inventory := watchedFields{fields: inventoryFields(), group: w.allGroup, every: inventoryInterval, samples: keepLatest}
-	if w.inventory, err = s.watchFieldGroup(w, "inventory", inventory); err != nil {
+	if w.inventory, err = s.watchFieldGroup(w, "inventory", w.allGroup, inventoryFields(), inventoryInterval, 0); err != nil {
 		return err
 	}
 	w.texts, w.inventoryFields = selected.texts, union(inventoryFields(), selected.texts)
@@ -171,8 +149,7 @@ func (s *session) addWatches(w *watches, h hierarchy) (err error) {
 	if err = s.watchLatest(w, "texts", w.gpuGroup, texts, inventoryInterval); err != nil {
 		return err
 	}
-	xids := watchedFields{fields: []dcgm.Short{fieldXID}, group: w.allGroup, every: healthInterval, keep: keepXIDs}
-	if w.xidFields, err = s.watchFieldGroup(w, "xids", xids); err != nil {
+	if w.xidFields, err = s.watchFieldGroup(w, "xids", w.allGroup, []dcgm.Short{fieldXID}, healthInterval, keepXIDs); err != nil {
 		return err
 	}
 	if err = s.watchLatest(w, "health", w.gpuGroup, selected.health, healthInterval); err != nil {
@@ -234,30 +211,41 @@ func (s *session) newGroupOf(w *watches, purpose string, entities []entity) (dcg
 // watchLatest makes DCGM sample any number of fields of a group and keep the newest samples.
 func (s *session) watchLatest(w *watches, purpose string, g dcgm.GroupHandle, fields []dcgm.Short, every time.Duration) error {
 	for chunk := range slices.Chunk(fields, maxFields) {
-		if _, err := s.watchFieldGroup(w, purpose, watchedFields{fields: chunk, group: g, every: every, samples: keepLatest}); err != nil {
+		if _, err := s.watchFieldGroup(w, purpose, g, chunk, every, 0); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// watchFieldGroup makes DCGM sample 1 to maxFields fields, of which it creates a field group. It returns when each field has been sampled
-// once.
-func (s *session) watchFieldGroup(w *watches, purpose string, f watchedFields) (handle dcgm.FieldHandle, err error) {
-	if f.handle, err = dcgm.FieldGroupCreate(s.groupName(purpose), f.fields); err != nil {
-		return f.handle, fmt.Errorf("fields of %s: %w", purpose, err)
+// watchFieldGroup makes DCGM sample 1 to maxFields fields, of which it creates a field group, and keep the samples for a time, or only the
+// newest ones. It returns when each field has been sampled once.
+func (s *session) watchFieldGroup(
+	w *watches, purpose string, g dcgm.GroupHandle, fields []dcgm.Short, every, keep time.Duration,
+) (handle dcgm.FieldHandle, err error) {
+	if handle, err = dcgm.FieldGroupCreate(s.groupName(purpose), fields); err != nil {
+		return handle, fmt.Errorf("fields of %s: %w", purpose, err)
 	}
-	if err := f.watch(f.every); err != nil {
+	samples := int32(keepLatest)
+	if keep > 0 {
+		samples = 0 // all
+	}
+	watch := func() error {
+		return dcgm.WatchFieldsWithGroupEx(handle, g, every.Microseconds(), keep.Seconds(), samples)
+	}
+	if err := watch(); err != nil {
 		// Best effort: if only its first update failed, the watch exists.
-		_ = dcgm.UnwatchFields(f.handle, f.group)
-		_ = dcgm.FieldGroupDestroy(f.handle)
-		return f.handle, fmt.Errorf("watch fields of %s: %w", purpose, err)
+		_ = dcgm.UnwatchFields(handle, g)
+		_ = dcgm.FieldGroupDestroy(handle)
+		return handle, fmt.Errorf("watch fields of %s: %w", purpose, err)
 	}
 	w.cleanup = append(w.cleanup,
-		func() error { return dcgm.FieldGroupDestroy(f.handle) },
-		func() error { return dcgm.UnwatchFields(f.handle, f.group) })
-	w.watched = append(w.watched, f)
-	return f.handle, nil
+		func() error { return dcgm.FieldGroupDestroy(handle) },
+		func() error { return dcgm.UnwatchFields(handle, g) })
+	if slices.ContainsFunc(fields, func(f dcgm.Short) bool { return slices.Contains(inventoryFields(), f) }) {
+		w.intervals = append(w.intervals, watch) // in their order: of two watches of a client for a field, the later one applies
+	}
+	return handle, nil
 }
 
 // close removes everything, which would otherwise exist until the connection ends. It ignores the error that a field is not watched: DCGM

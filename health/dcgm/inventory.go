@@ -122,8 +122,8 @@ func (v *entityValues) texts(fields []dcgm.Short) map[health.Field]string {
 	return texts
 }
 
-// readInventory reads the inventory fields of the entities, and the versions of driver and CUDA.
-func (s *session) readInventory() (map[entity]*entityValues, error) {
+// inventoryValues reads the inventory fields of the entities, and the versions of driver and CUDA, from DCGM's cache.
+func (s *session) inventoryValues() (map[entity]*entityValues, error) {
 	values := map[entity]*entityValues{}
 	add := func(v *dcgm.FieldValue_v2) {
 		switch v.FieldID { // versions belong to the node, whatever their entity
@@ -157,20 +157,20 @@ func (s *session) readInventory() (map[entity]*entityValues, error) {
 	return values, readLatest(s.watches.computePairs, instanceInventoryFields(), add)
 }
 
-// inventory reads the devices of the hierarchy from DCGM's cache.
+// readInventory reads the devices of the hierarchy.
 //
 // A MIG device is a compute instance: it has a UUID of the driver, and containers run on it. GPU instances are not
 // devices: for one, DCGM returns the UUID of its first compute instance (DCGM, DcgmGpuInstance::GetMigDeviceHandle).
-func (s *session) inventory(now time.Time, h hierarchy) (devices []dcgmDevice, err error) {
-	values, err := s.readInventory()
+func (s *session) readInventory(now time.Time) error {
+	values, err := s.inventoryValues()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	gpus := map[uint]*health.Device{}
 	var unnamed []uint
 	named := 0 // of the reachable GPUs; a blind DCGM still has the UUIDs of others
 	s.inventoryPending = false
-	for _, id := range h.gpus {
+	for _, id := range s.hierarchy.gpus {
 		v := values[entity{dcgm.FE_GPU, id}]
 		complete := !s.reaches(id) || s.fillBlanks(now, id, v)
 		d, ok := s.gpuDevice(id, v)
@@ -187,15 +187,16 @@ func (s *session) inventory(now time.Time, h hierarchy) (devices []dcgmDevice, e
 	}
 	s.history.driver = s.versions.Driver
 	if err := s.checkUnnamed(unnamed, named); err != nil {
-		return nil, err
+		return err
 	}
+	var devices []dcgmDevice
 	for id, d := range gpus {
 		s.readLinks(id, d, gpus)
 		s.lastDevices[entity{dcgm.FE_GPU, id}] = *d
 		devices = append(devices, dcgmDevice{*d, entity{dcgm.FE_GPU, id}, id})
 	}
 	s.unnamedInstances = nil
-	for _, in := range h.instances {
+	for _, in := range s.hierarchy.instances {
 		parent, ok := gpus[in.gpu]
 		if !ok || in.kind != dcgm.FE_GPU_CI {
 			continue
@@ -214,7 +215,9 @@ func (s *session) inventory(now time.Time, h hierarchy) (devices []dcgmDevice, e
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.gpu, b.gpu), cmp.Compare(a.Kind, b.Kind),
 			cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI))
 	})
-	return devices, nil
+	s.setDevices(devices)
+	s.builtAt = now
+	return nil
 }
 
 // inventoryTimeout is how long the required fields of a GPU may be blank (OBSERVED.md#late-inventory).

@@ -98,12 +98,9 @@ func (s *session) retryInventory(now time.Time) error {
 			s.log.Debug("cannot sample the inventory more often", zap.Error(err))
 		}
 	}
-	devices, err := s.inventory(now, s.hierarchy)
-	if err != nil {
+	if err := s.readInventory(now); err != nil {
 		return err
 	}
-	s.setDevices(devices)
-	s.builtAt = now
 	if s.inventoryPending || !wasPending {
 		return nil
 	}
@@ -155,16 +152,9 @@ func (s *session) rebuild(h hierarchy) error {
 	if err != nil {
 		return err
 	}
-	s.watches = w
-	devices, err := s.inventory(s.now(), h)
-	if err != nil {
-		return err
-	}
-	s.hierarchy, s.inventoryDirty, s.candidateSince, s.builtAt = h, false, time.Time{}, s.now()
-	s.textsAt = s.builtAt
+	s.watches, s.hierarchy, s.inventoryDirty, s.candidateSince, s.textsAt = w, h, false, time.Time{}, s.now()
 	s.unsupported = map[dcgm.Short][]uint{}
-	s.setDevices(devices)
-	return nil
+	return s.readInventory(s.textsAt)
 }
 
 // setDevices replaces the devices and keeps the state of remaining ones. It maps entities to devices: a GPU's values are its own, a GPU

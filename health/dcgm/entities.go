@@ -108,7 +108,7 @@ func (s *session) measureEntities(now time.Time) []health.Entity {
 		w.running, w.slow = nil, false
 		for i := range w.latest {
 			if e := &w.latest[i]; e.Kind == health.EntityGPULink {
-				e.GPU = s.lastDevices[entity{dcgm.FE_GPU, e.Parent}].ID
+				e.GPU = s.deviceOf(entity{dcgm.FE_GPU, e.Parent}).ID
 			}
 		}
 	default:

@@ -25,7 +25,7 @@ func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Dev
 	var count C.unsigned
 	if result := C.gna_read_peers(C.unsigned(id), &peers[0], &count); result != 0 {
 		s.log.Debug("cannot read the links of a GPU", zap.Uint("dcgm_id", id), zap.String("error", errorText(int(result))))
-		if last := s.lastDevices[entity{dcgm.FE_GPU, id}]; last.ID == d.ID {
+		if last := s.deviceOf(entity{dcgm.FE_GPU, id}); last.ID == d.ID {
 			d.Links = last.Links
 		}
 		return

@@ -192,7 +192,6 @@ func (s *session) readInventory(now time.Time) error {
 	var devices []dcgmDevice
 	for id, d := range gpus {
 		s.readLinks(id, d, gpus)
-		s.lastDevices[entity{dcgm.FE_GPU, id}] = *d
 		devices = append(devices, dcgmDevice{*d, entity{dcgm.FE_GPU, id}, id})
 	}
 	s.unnamedInstances = nil
@@ -276,15 +275,14 @@ func (s *session) awaitRequired(now time.Time, id uint, blank []dcgm.Short) (ove
 // the entity, if that had the same IDs.
 func (s *session) migDevice(in instance, parent *health.Device, v *entityValues) (health.Device, bool) {
 	if v == nil || v.text[fieldUUID] == "" {
-		d, ok := s.lastDevices[in.entity]
+		d := s.deviceOf(in.entity)
 		d.MIGIndex = in.index
-		return d, ok && d.Parent == parent.ID && d.GI == int(in.gi) && d.CI == int(in.ci)
+		return d, d.Parent == parent.ID && d.GI == int(in.gi) && d.CI == int(in.ci)
 	}
 	d := *parent
 	d.ID, d.Parent, d.Kind = health.DeviceID(v.text[fieldUUID]), parent.ID, health.KindMIG
 	d.Profile, d.Memory = withSuffix(v.text[fieldName], in.suffix), uint64(v.number[fieldMemory])<<20
 	d.GI, d.CI, d.MIGIndex, d.Links, d.MIGMode, d.Reserved = int(in.gi), int(in.ci), in.index, nil, false, 0
-	s.lastDevices[in.entity] = d
 	return d, true
 }
 
@@ -293,7 +291,7 @@ func (s *session) migDevice(in instance, parent *health.Device, v *entityValues)
 func (s *session) gpuDevice(id uint, v *entityValues) (health.Device, bool) {
 	d := health.Device{Kind: health.KindGPU, Index: int(id), Minor: -1, GI: -1, CI: -1, MIGIndex: -1}
 	if v == nil || v.text[fieldUUID] == "" {
-		if d, ok := s.lastDevices[entity{dcgm.FE_GPU, id}]; ok {
+		if d := s.deviceOf(entity{dcgm.FE_GPU, id}); d.ID != "" {
 			return d, true
 		}
 		if s.reaches(id) || !hasFunction("dcgmGetDeviceAttributes") {
@@ -325,6 +323,14 @@ func (s *session) gpuDevice(id uint, v *entityValues) (health.Device, bool) {
 		}
 	}
 	return d, true
+}
+
+// deviceOf returns the device of a GPU or compute instance in the latest inventory, an empty one if there is none.
+func (s *session) deviceOf(e entity) (d health.Device) {
+	if all := s.devicesOf[e]; len(all) > 0 {
+		d = s.devices[all[0]]
+	}
+	return d
 }
 
 // attributeText returns a text of DCGM's attributes, or "" for a blank.

@@ -80,7 +80,7 @@ func (s *session) textsChanged(now time.Time) (changed bool, err error) {
 	}
 	s.textsAt = now
 	err = readLatest(s.watches.gpuPairs, s.watches.texts, func(v *dcgm.FieldValue_v2) {
-		text, old := textValue(v), s.lastDevices[entity{v.EntityGroupId, v.EntityID}].Texts[health.Field(v.FieldID)]
+		text, old := textValue(v), s.deviceOf(entity{v.EntityGroupId, v.EntityID}).Texts[health.Field(v.FieldID)]
 		changed = changed || text != "" && text != old // a blank keeps the old text
 	})
 	return changed, err

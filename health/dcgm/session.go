@@ -43,7 +43,6 @@ type session struct {
 	textsAt        time.Time // when the text fields were last compared
 	openedAt       time.Time // when this engine was started or connected to
 
-	lastDevices      map[entity]health.Device // for entities whose inventory is blank
 	hasUnnamed       bool                     // a reachable GPU or MIG device has no UUID
 	unnamedInstances []health.UnnamedInstance // of reachable GPUs; shared with readings: immutable
 	inventoryPending bool                     // a reachable GPU lacks a required field, which may arrive soon
@@ -113,8 +112,7 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 		return nil, err
 	}
 	s := &session{
-		cfg: cfg, systems: systems, log: log, now: now, history: history, openedAt: now(),
-		lastDevices: map[entity]health.Device{}, incidents: map[uint][]health.Incident{},
+		cfg: cfg, systems: systems, log: log, now: now, history: history, openedAt: now(), incidents: map[uint][]health.Incident{},
 		presence: map[uint]*presence{}, latestXID: map[entity]health.XIDRow{}, watches: &watches{}, checks: newHealthChecks(health.ChecksUnknown),
 		pendingSince: map[uint]time.Time{}, stale: map[uint]bool{}, unlisted: map[entity]health.XIDRow{}, actions: map[entity]float64{},
 	}

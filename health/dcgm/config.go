@@ -28,8 +28,8 @@ type Config struct {
 	// Interval is how often metric fields are sampled and read; 0 means DefaultInterval. The fields that health is
 	// judged by are sampled once a second regardless.
 	Interval time.Duration
-	// Fields are the metric fields to watch, by DCGM's numbers. Text fields are read with the inventory into health.Device.Texts, and compared
-	// once a minute. If this DCGM does not know a field in base units, the session watches the older field that it follows from
+	// Fields are the metric fields to watch, by DCGM's numbers. Text fields are read with the inventory into health.Device.Texts, once a
+	// minute. If this DCGM does not know a field in base units, the session watches the older field that it follows from
 	// (health.DerivationOf). A field that is not available, or that is neither a number nor a text, is left out and logged once.
 	//
 	// Values of NVSwitches, NVLinks and CPUs are in health.Reading.Entities. DCGM's modules for them are used only if Fields has a field of

@@ -37,16 +37,12 @@ func (s *session) refreshInventory(now time.Time) (rebuilt bool, err error) {
 	}
 	if h.equal(s.hierarchy) {
 		s.candidateSince = time.Time{}
-		changed, err := s.textsChanged(now)
-		if err != nil {
-			return false, err
-		}
-		if changed || s.inventoryDirty || s.migModeChanged() || s.hasUnnamed && now.Sub(s.builtAt) >= retryInterval {
+		if s.inventoryDirty || s.migModeChanged() || s.hasUnnamed && now.Sub(s.builtAt) >= retryInterval {
 			return true, s.rebuild(h)
 		}
-		// A required field that is overdue may still arrive; looking for it costs one read of the cache.
-		if s.inventoryPending || len(s.pendingSince) > 0 && now.Sub(s.builtAt) >= inventoryInterval {
-			return true, s.retryInventory(now)
+		// A required field that is overdue may still arrive, and text fields change (OBSERVED.md#text-fields).
+		if s.inventoryPending || len(s.pendingSince)+len(s.watches.texts) > 0 && now.Sub(s.builtAt) >= inventoryInterval {
+			return true, s.rereadInventory(now)
 		}
 		return false, nil
 	}
@@ -72,23 +68,9 @@ func (s *session) migModeChanged() bool {
 	})
 }
 
-// textsChanged reports whether a requested text field differs from the inventory (OBSERVED.md#text-fields). It reads them
-// as often as DCGM samples them.
-func (s *session) textsChanged(now time.Time) (changed bool, err error) {
-	if len(s.watches.texts) == 0 || now.Sub(s.textsAt) < inventoryInterval {
-		return false, nil
-	}
-	s.textsAt = now
-	err = readLatest(s.watches.gpuPairs, s.watches.texts, func(v *dcgm.FieldValue_v2) {
-		text, old := textValue(v), s.deviceOf(entity{v.EntityGroupId, v.EntityID}).Texts[health.Field(v.FieldID)]
-		changed = changed || text != "" && text != old // a blank keeps the old text
-	})
-	return changed, err
-}
-
-// retryInventory reads the inventory of GPUs that lack a required field. While one may arrive soon, it makes DCGM sample
-// the inventory once a second instead of once a minute.
-func (s *session) retryInventory(now time.Time) error {
+// rereadInventory reads the inventory with the watches that exist. While a required field may arrive soon, it makes DCGM sample the
+// inventory once a second instead of once a minute.
+func (s *session) rereadInventory(now time.Time) error {
 	wasPending := s.inventoryPending
 	if wasPending {
 		if err := s.watches.speedUpInventory(); err != nil {
@@ -152,9 +134,9 @@ func (s *session) rebuild(h hierarchy) error {
 	if err != nil {
 		return err
 	}
-	s.watches, s.hierarchy, s.inventoryDirty, s.candidateSince, s.textsAt = w, h, false, time.Time{}, s.now()
+	s.watches, s.hierarchy, s.inventoryDirty, s.candidateSince = w, h, false, time.Time{}
 	s.unsupported = map[dcgm.Short][]uint{}
-	return s.readInventory(s.textsAt)
+	return s.readInventory(s.now())
 }
 
 // setDevices replaces the devices and keeps the state of remaining ones. It maps entities to devices: a GPU's values are its own, a GPU

@@ -117,7 +117,7 @@ func TestInventoryConfirmsChange(t *testing.T) {
 	b.expectCalls("dcgmGroupCreate", before)
 }
 
-// Text fields are part of the inventory; polls compare them once a minute (OBSERVED.md#text-fields).
+// Text fields are part of the inventory, which is read again once a minute (OBSERVED.md#text-fields).
 func TestTexts(t *testing.T) {
 	b := newFixture(t, 3)
 	b.addInstances(1, map[uint][]uint{0: {0}})
@@ -193,6 +193,7 @@ func TestTextChanges(t *testing.T) {
 	}
 	set("UP")
 	b.open(testConfig(85))
+	groups := b.lib.Calls("dcgmGroupCreate")
 	poll := func() (texts []string) {
 		b.pollAfter(10*time.Second, 2)
 		for _, d := range b.devices {
@@ -209,6 +210,7 @@ func TestTextChanges(t *testing.T) {
 			t.Errorf("%s: texts %q, want %q", tt[0], got, tt[1])
 		}
 	}
+	b.expectCalls("dcgmGroupCreate", groups)
 }
 
 // The reserved memory stays as in the first inventory of a driver until the GPU has another total or MIG mode.

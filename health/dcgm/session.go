@@ -40,7 +40,6 @@ type session struct {
 	candidate      hierarchy // a changed hierarchy that is not confirmed yet
 	candidateSince time.Time // zero if there is none
 	builtAt        time.Time // when the inventory was last read
-	textsAt        time.Time // when the text fields were last compared
 	openedAt       time.Time // when this engine was started or connected to
 
 	hasUnnamed       bool                     // a reachable GPU or MIG device has no UUID

@@ -195,8 +195,6 @@ func tooManyContainers(resource string, n int) string {
 }
 
 // respond returns the response for a container with these devices. It reads files of the driver, so it ends with ctx.
-//
-//nolint:gocognit // redesigned by one function for each way of the device list
 func (a allocation) respond(ctx context.Context, r Resource, grants []grant) (*pluginapi.ContainerAllocateResponse, error) {
 	c := a.cfg
 	ids, cdiNames := make([]string, len(grants)), make([]string, len(grants))
@@ -217,28 +215,9 @@ func (a allocation) respond(ctx context.Context, r Resource, grants []grant) (*p
 			resp.CdiDevices = append(resp.CdiDevices, &pluginapi.CDIDevice{Name: name})
 		}
 	}
-	var nodes []string
-	if c.PassDeviceSpecs || c.UsesCDI() && c.CDI.Generate { // the generated spec omits devices without nodes
-		if c.PassDeviceSpecs {
-			nodes = a.host.ControlNodes()
-		}
-		for _, d := range grants {
-			if err := ctx.Err(); err != nil {
-				return nil, status.FromContextError(err).Err()
-			}
-			deviceNodes, err := a.host.DeviceNodes(&d.State.Device)
-			if err != nil {
-				return nil, &refusal{
-					reasonNoDeviceNode, d.ID, codes.FailedPrecondition,
-					fmt.Sprintf("%s: device %s has no device node: %v", r.Name, d.ID, err),
-				}
-			}
-			for _, node := range deviceNodes {
-				if !slices.Contains(nodes, node) { // MIG devices of one GPU share a node
-					nodes = append(nodes, node)
-				}
-			}
-		}
+	nodes, err := a.nodes(ctx, r, grants)
+	if err != nil {
+		return nil, err
 	}
 	useMounts := slices.Contains(c.DeviceList, ListMounts)
 	if c.UsesCDI() && !useMounts && !slices.Contains(c.DeviceList, ListEnv) {
@@ -261,6 +240,35 @@ func (a allocation) respond(ctx context.Context, r Resource, grants []grant) (*p
 		}
 	}
 	return resp, nil
+}
+
+// nodes returns the device nodes that a container needs. It fails if a device has none: the generated CDI spec omits such a device.
+func (a allocation) nodes(ctx context.Context, r Resource, grants []grant) (nodes []string, err error) {
+	c := a.cfg
+	switch {
+	case c.PassDeviceSpecs:
+		nodes = a.host.ControlNodes()
+	case !c.UsesCDI() || !c.CDI.Generate:
+		return nil, nil
+	}
+	for _, d := range grants {
+		if err := ctx.Err(); err != nil {
+			return nil, status.FromContextError(err).Err()
+		}
+		deviceNodes, err := a.host.DeviceNodes(&d.State.Device)
+		if err != nil {
+			return nil, &refusal{
+				reasonNoDeviceNode, d.ID, codes.FailedPrecondition,
+				fmt.Sprintf("%s: device %s has no device node: %v", r.Name, d.ID, err),
+			}
+		}
+		for _, node := range deviceNodes {
+			if !slices.Contains(nodes, node) { // MIG devices of one GPU share a node
+				nodes = append(nodes, node)
+			}
+		}
+	}
+	return nodes, nil
 }
 
 // runtimeID returns the name of a device for the container runtime and in the CDI spec.

@@ -119,38 +119,36 @@ func (r Resource) byDevice() iter.Seq[[]Device] {
 }
 
 // countFree sets the free units of each shared device.
-//
-//nolint:gocognit // redesigned by the layout by device
 func (l *layout) countFree(holders map[health.DeviceID][]podresources.Holder) {
 	held := make(map[int]bool)
 	for _, r := range l.resources {
-		first := 0
 		for units := range r.byDevice() {
-			if s := units[0].share; s != nil {
+			if s, id := units[0].share, units[0].State.Device.ID; s != nil {
 				clear(held)
-				for _, h := range holders[units[0].State.Device.ID] { // containers of a pod can hold the same ID
-					if h.Resource != r.Name {
-						continue
-					}
-					if i := r.index(h.DeviceID); i >= 0 {
-						held[i-first] = true
+				for _, h := range holders[id] { // containers of a pod can hold the same ID
+					if i := r.index(h.DeviceID); i >= 0 && h.Resource == r.Name {
+						held[i-r.first[id]] = true
 					}
 				}
-				s.free, s.largest = s.units-len(held), 0
-				for i, d := range units {
-					if d.Healthy() && !held[i] {
-						s.largest++
-					}
-				}
-				if s.single {
-					s.largest = min(s.largest, 1)
-				}
-				if s.displaced != "" { // by a container that holds the device under another ID
-					s.free = 0
-				}
+				s.countFree(units, held)
 			}
-			first += len(units)
 		}
+	}
+}
+
+// countFree sets the free units. held are those that containers hold.
+func (s *share) countFree(units []Device, held map[int]bool) {
+	s.free, s.largest = s.units-len(held), 0
+	for i, d := range units {
+		if d.Healthy() && !held[i] {
+			s.largest++
+		}
+	}
+	if s.single {
+		s.largest = min(s.largest, 1)
+	}
+	if s.displaced != "" { // by a container that holds the device under another ID
+		s.free = 0
 	}
 }
 

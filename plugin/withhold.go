@@ -85,59 +85,74 @@ type answers struct{ offer, give offer.Answer }
 // the node's condition and in the IDs of its pods; it would also need the layout, which package health does not know.
 // Nothing is stored: the result follows from the layout and the last known holders, and ends with the holder. While the
 // holders are unknown, nothing is withheld for them.
-func (l *layout) decide(in layoutInput) { //nolint:gocognit // redesigned by the layout by device
-	facts, related := &in.facts, offer.RelatedTo(in.snap)
+func (l *layout) decide(in layoutInput) {
+	related := offer.RelatedTo(in.snap)
 	isOwn := func(h podresources.Holder) bool { return findResource(l.resources, h.Resource).index(h.DeviceID) >= 0 }
 	for _, r := range l.resources {
 		for units := range r.byDevice() {
-			state, s := units[0].State, units[0].share
-			d := &state.Device
+			d := &units[0].State.Device
 			ask := offer.Request{API: offer.DevicePlugin, Purpose: offer.Offer, Device: d, Related: related[d.ID], Except: isOwn}
-			held := facts.Decide(&ask)
-			ask.Verdict = &state.Verdict
-			if s != nil {
-				ask.NotReady, ask.Blocked, ask.Pending = s.unready, s.blocked, s.pending
-			}
-			if ask.NotReady != "" && state.MPS != nil { // the finding is the same fault
-				ask.Tolerates = func(f *health.Finding) bool { return f.Cause == state.MPS.Cause }
-			}
-			if state.MPS != nil && (s == nil || !s.mps) { // only its clients can use the GPU
-				ask.Reserved = cmp.Or(state.MPS.Reason, "its MPS daemon still runs")
-			}
-			may := &answers{offer: facts.Decide(&ask)}
-			ask.Purpose = offer.Give
-			may.give = facts.Decide(&ask)
-			for i := range units {
-				units[i].may = may
-			}
+			held, may := decideUnits(units, ask, &in.facts)
 			for _, h := range in.facts.Holders.By[d.ID] { //nolint:forbidigo // the answer says whether they keep it
 				if i := r.index(h.DeviceID); i >= 0 && h.Resource == r.Name {
 					r.Devices[i].held = true
 				}
 			}
-			w := withheldDevice{resource: r.Name, device: d}
-			switch answer := may.offer; {
-			case held.Code() == offer.Held: // also of a device that is not healthy or not ready
-				h, _ := held.Holder()
-				w.pod, w.reason = Pod{h.Namespace, h.Pod}, held.Reason()
-				if s != nil {
-					s.displaced = w.reason
-				}
-			case answer.Code() == offer.NoCDI: // it concerns all devices, so it is in layout.err
-				continue
-			case answer.Code() > offer.Held && !answer.Pending(): // what is pending takes a moment only
-				w.reason = answer.Reason()
-			default:
-				continue
+			if w, withheld := withheldUnits(units, held, may.offer); withheld {
+				w.resource = r.Name
+				l.withheld = append(l.withheld, w)
 			}
-			for _, u := range units {
-				if !u.held {
-					w.ids++
-				}
-			}
-			l.withheld = append(l.withheld, w)
 		}
 	}
+}
+
+// decideUnits sets the answers of all units of a device. held is whether a pod holds the device under an ID outside the layout, also if it
+// is not healthy or not ready.
+func decideUnits(units []Device, ask offer.Request, facts *offer.Facts) (held offer.Answer, may *answers) {
+	state, s := units[0].State, units[0].share
+	held = facts.Decide(&ask)
+	ask.Verdict = &state.Verdict
+	if s != nil {
+		ask.NotReady, ask.Blocked, ask.Pending = s.unready, s.blocked, s.pending
+	}
+	if ask.NotReady != "" && state.MPS != nil { // the finding is the same fault
+		ask.Tolerates = func(f *health.Finding) bool { return f.Cause == state.MPS.Cause }
+	}
+	if state.MPS != nil && (s == nil || !s.mps) { // only its clients can use the GPU
+		ask.Reserved = cmp.Or(state.MPS.Reason, "its MPS daemon still runs")
+	}
+	may = &answers{offer: facts.Decide(&ask)}
+	ask.Purpose = offer.Give
+	may.give = facts.Decide(&ask)
+	for i := range units {
+		units[i].may = may
+	}
+	return held, may
+}
+
+// withheldUnits describes a device that is withheld, and displaces its share if a pod holds it.
+func withheldUnits(units []Device, held, answer offer.Answer) (w withheldDevice, withheld bool) {
+	w.device = &units[0].State.Device
+	switch {
+	case held.Code() == offer.Held:
+		h, _ := held.Holder()
+		w.pod, w.reason = Pod{h.Namespace, h.Pod}, held.Reason()
+		if s := units[0].share; s != nil {
+			s.displaced = w.reason
+		}
+	case answer.Code() == offer.NoCDI: // it concerns all devices, so it is in layout.err
+		return w, false
+	case answer.Code() > offer.Held && !answer.Pending(): // what is pending takes a moment only
+		w.reason = answer.Reason()
+	default:
+		return w, false
+	}
+	for _, u := range units {
+		if !u.held {
+			w.ids++
+		}
+	}
+	return w, true
 }
 
 // releasingReason is why a device is withheld while the node changes from one API to the other.

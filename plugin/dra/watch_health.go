@@ -38,44 +38,16 @@ const (
 
 // WatchHealthStatus sends the health of the published devices until ctx ends: changes at once, and everything again with a poll some
 // time later. Without polls the kubelet soon counts the health as unknown, as it is.
-//
-//nolint:gocognit // redesigned by a pure comparison of the reports
 func (s service) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
 	d := s.sockets.Driver
-	var sent map[string]kubeletplugin.DeviceHealth
-	var sentAll, lastPoll time.Time
-	timeout := kubeletForgets
+	sent := sentHealth{node: d.Node, resend: d.timing.resend, timeout: kubeletForgets}
 	wake := health.Wake(ctx, d.Snapshots, &d.names)
 	for {
-		snap, published := d.Snapshots.Load(), d.names.Load()
-		if snap.Polled() && published != nil {
-			if gap := snap.At.Sub(lastPoll); !lastPoll.IsZero() && gap > 0 { // polls may be rarer than every 10 s
-				timeout = max(kubeletForgets, 3*gap)
-			}
-			lastPoll = snap.At
-		}
-		if now := time.Now(); published != nil && examined(snap, now, timeout) {
-			all := deviceHealth(snap, published, d.Node, timeout)
-			due := sent == nil || now.Sub(sentAll) >= d.timing.resend && snap.At.After(sentAll)
-			var report kubeletplugin.DeviceHealthReport
-			for _, h := range all {
-				if last, ok := sent[h.DeviceName]; due || !ok || last.Health != h.Health || last.Message != h.Message {
-					report.Devices = append(report.Devices, h)
-				}
-			}
-			if len(report.Devices) > 0 {
-				select {
-				case <-ctx.Done():
-					return nil
-				case reports <- report:
-				}
-				if due {
-					sentAll = now
-				}
-				sent = make(map[string]kubeletplugin.DeviceHealth, len(all))
-				for _, h := range all {
-					sent[h.DeviceName] = h
-				}
+		if devices := sent.next(d.Snapshots.Load(), d.names.Load(), time.Now()); len(devices) > 0 {
+			select {
+			case <-ctx.Done():
+				return nil
+			case reports <- kubeletplugin.DeviceHealthReport{Devices: devices}:
 			}
 		}
 		select {
@@ -84,6 +56,45 @@ func (s service) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 		case <-wake:
 		}
 	}
+}
+
+// sentHealth is what a stream of WatchHealthStatus has sent.
+type sentHealth struct {
+	node     string
+	resend   time.Duration // after which everything is sent again
+	timeout  time.Duration // after which the kubelet counts a health as unknown
+	lastPoll time.Time
+	devices  map[string]kubeletplugin.DeviceHealth // by name; nil before the first report
+	all      time.Time                             // when everything was sent
+}
+
+// next returns the devices to send now: those that differ from what was sent, or all.
+func (s *sentHealth) next(snap *health.Snapshot, published *names, now time.Time) (devices []kubeletplugin.DeviceHealth) {
+	if !snap.Polled() || published == nil {
+		return nil
+	}
+	if gap := snap.At.Sub(s.lastPoll); !s.lastPoll.IsZero() && gap > 0 { // polls may be rarer than every 10 s
+		s.timeout = max(kubeletForgets, 3*gap)
+	}
+	s.lastPoll = snap.At
+	if !examined(snap, now, s.timeout) {
+		return nil
+	}
+	due := s.devices == nil || now.Sub(s.all) >= s.resend && snap.At.After(s.all)
+	sent := make(map[string]kubeletplugin.DeviceHealth)
+	for _, h := range deviceHealth(snap, published, s.node, s.timeout) {
+		if last, ok := s.devices[h.DeviceName]; due || !ok || last.Health != h.Health || last.Message != h.Message {
+			devices = append(devices, h)
+		}
+		sent[h.DeviceName] = h
+	}
+	if len(devices) > 0 {
+		s.devices = sent
+		if due {
+			s.all = now
+		}
+	}
+	return devices
 }
 
 // examined reports whether the devices of a snapshot were really looked at lately.

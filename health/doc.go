@@ -4,7 +4,7 @@
 //
 //  1. A source lists its row in Sample.Rows, in one reading after another. An event source passes it to EventReceiver.Receive.
 //  2. health/monitor has Judge take the reading, and Observe the event.
-//  3. Ledger.list finds out whether the row is new.
+//  3. Ledger.list finds out whether the row is new. An event has no row.
 //  4. Ledger.report counts it, unless another witness has reported it before.
 //  5. XIDConfig.Lookup gives its effect: the row in xids.csv, and the configuration.
 //  6. xidFinding makes a finding of it, which merge adds to Memory.Findings.

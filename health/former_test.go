@@ -138,19 +138,22 @@ func (w *formerWorld) judge(r *Reading, oldReading *former.Reading, rc ReadingCo
 func (w *formerWorld) observe(e Observation, rc ReadingContext) {
 	defer maps.DeleteFunc(w.cleared, func(id DeviceID, _ bool) bool {
 		i := slices.IndexFunc(w.devices, func(d DeviceState) bool { return d.Device.ID == id })
-		return rc.DriverReloaded || i < 0 || w.devices[i].Device.GPU() == e.GPU
+		return rc.DriverReloaded || e.GPU == "" || i < 0 || w.devices[i].Device.GPU() == e.GPU
 	})
-	s := former.Sample{Device: former.DeviceID(e.Devices[0]), At: w.now}
-	if e.Action != nil {
-		s.Values = map[former.Field]float64{former.FieldRecoveryAction: float64(*e.Action)}
-	} else {
-		s.XIDs = convert[[]former.XID](each([]XID{e.XID}))
+	r := &former.Reading{}
+	for _, id := range e.Devices {
+		s := former.Sample{Device: former.DeviceID(id), At: w.now}
+		if e.Action != nil {
+			s.Values = map[former.Field]float64{former.FieldRecoveryAction: float64(*e.Action)}
+		} else {
+			s.XIDs = convert[[]former.XID](each([]XID{e.XID}))
+		}
+		r.Samples = append(r.Samples, s)
 	}
 	before, oldContext := w.former, convert[former.ReadingContext](rc)
 	oldContext.Events = true
 	w.devices = Observe(w.config, w.devices, []Observation{e}, rc, w.now)
 	w.former = w.othersStay(e.GPU, rc, func(devices []former.DeviceState) []former.DeviceState {
-		r := &former.Reading{Samples: []former.Sample{s}}
 		return former.Judge(convert[former.Config](w.config), devices, r, oldContext, w.now)
 	})
 	w.view(before)
@@ -161,7 +164,7 @@ func (w *formerWorld) observe(e Observation, rc ReadingContext) {
 func (w *formerWorld) othersStay(
 	gpu DeviceID, rc ReadingContext, judge func([]former.DeviceState) []former.DeviceState,
 ) []former.DeviceState {
-	if rc.DriverReloaded {
+	if rc.DriverReloaded || gpu == "" {
 		return judge(w.former)
 	}
 	concerned := func(d former.DeviceState) bool { return DeviceID(cmp.Or(d.Device.Parent, d.Device.ID)) == gpu }
@@ -515,6 +518,7 @@ func (w *formerWorld) restart() {
 	}
 	undecidedOverRestart(oldAfter)
 	w.devices, w.former, w.rc.XIDHistory = after, oldAfter, history
+	w.observe(Observation{}, w.rc)
 	for _, e := range unjudged {
 		w.observe(e, w.rc)
 		listed = slices.DeleteFunc(listed, e.XID.SameEvent)

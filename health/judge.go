@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// ReadingContext describes how a reading relates to the process, the saved state and the driver.
+// ReadingContext describes how a reading or event relates to the process, the saved state and the driver.
 type ReadingContext struct {
 	XIDHistory     bool // the saved state holds all rows of XIDs of this boot, so a row that the ledger lacks is new
 	FirstReading   bool // it is the first reading of this process
@@ -69,11 +69,16 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 			add(d.Device, s)
 		}
 	}
-	withdrawTakenIndexes(after)
-	slices.SortStableFunc(after, func(a, b DeviceState) int {
+	arrange(after)
+	return after
+}
+
+// arrange sorts devices, GPUs first, and lets an index name one GPU.
+func arrange(devices []DeviceState) {
+	withdrawTakenIndexes(devices)
+	slices.SortStableFunc(devices, func(a, b DeviceState) int {
 		return cmp.Or(cmp.Compare(a.Device.Kind, b.Device.Kind), CompareIndex(&a.Device, &b.Device))
 	})
-	return after
 }
 
 // lacking returns the sample of a device that the reading lacks, and false if that means that it was destroyed. gpus are those that were

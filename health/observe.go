@@ -8,7 +8,7 @@ import (
 // Observation is an event of devices that a reading has listed: an XID, or a recovery action that the source does not measure. Such a
 // recovery action raises a finding or ends it, but is no evidence of a reset.
 type Observation struct {
-	GPU     DeviceID
+	GPU     DeviceID   // "" for an empty Observation, which has all devices judged again
 	Devices []DeviceID // the GPU, or MIG devices of it
 
 	XID    XID             // if Action is nil
@@ -23,19 +23,23 @@ func Observe(c Config, before []DeviceState, events []Observation, rc ReadingCon
 		after[i].Sample.XIDs = nil
 	}
 	for _, e := range events {
+		var unreported map[DeviceID][]int
+		if rc.DriverReloaded { // only a reset needs them
+			unreported = unreportedXIDs(after)
+		}
 		var concerned []*DeviceState
 		for i := range after {
-			if d := &after[i]; d.Device.GPU() == e.GPU || rc.DriverReloaded {
+			if d := &after[i]; d.Device.GPU() == e.GPU || e.GPU == "" || rc.DriverReloaded {
 				concerned = append(concerned, d)
 			}
 		}
-		readingJudge{c: c, rc: rc}.observeAll(concerned, unreportedXIDs(after), e, now)
+		readingJudge{c: c, rc: rc}.observeAll(concerned, unreported, e, now)
 		rc.DriverReloaded = false
 	}
 	return after
 }
 
-// observeAll judges an event of devices, and replaces their states.
+// observeAll judges an event of devices, GPUs first, and replaces their states.
 func (judge readingJudge) observeAll(devices []*DeviceState, unreported map[DeviceID][]int, e Observation, now time.Time) {
 	all, samples := make(nodeReports), make(map[DeviceID]Sample)
 	for _, d := range devices {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// reports is what a reading's witnesses report of a device beside its sample, and the XIDs that they owe.
+// reports is what witnesses report of a device beside its sample, and the XIDs that they owe.
 type reports struct {
 	raised     []XID // XIDs of its MIG devices that count and affect the whole GPU
 	details    []XID // with the detail of an XID that another witness reported before

@@ -79,7 +79,8 @@ type LateState struct {
 
 // RestoreLate returns the devices as if the saved ones had been restored before the first reading. A saved device that is not in devices is
 // added. A saved finding does not count if the device was reset after it, or if what this process has measured shows its end. With
-// LateState.XIDHistory, the XIDs that this process has skipped and that were not saved are returned as not judged.
+// LateState.XIDHistory, the XIDs that this process has skipped and that were not saved are returned as not judged. Observe an empty
+// Observation before them: what follows from the findings of both states together is not judged, either.
 func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time) (after []DeviceState, unjudged []Observation) {
 	after = slices.Clone(devices)
 	resets := make(map[DeviceID]reset) // of GPUs
@@ -119,6 +120,7 @@ func RestoreLate(c Config, devices []DeviceState, late LateState, now time.Time)
 			after = append(after, d)
 		}
 	}
+	arrange(after)
 	return after, unjudged
 }
 

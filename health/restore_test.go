@@ -147,6 +147,24 @@ func TestRestoreLateMerges(t *testing.T) {
 	if m := after[1].Memory; m.has("xid-48") {
 		t.Errorf("MIG device: %+v", m)
 	}
+	// What the driver asks for now decides a saved XID at once.
+	action := judge(nil, 199, samples{gpu0.ID: present(value(FieldRecoveryAction, 1))}, gpu0)
+	after, unjudged := RestoreLate(DefaultConfig(), action, LateState{
+		Devices: judge(nil, 190, samples{gpu0.ID: present(xids(149))}, gpu0),
+	}, at(200))
+	after = Observe(DefaultConfig(), after, append([]Observation{{}}, unjudged...), ReadingContext{}, at(200))
+	if m := after[0].Memory; !m.unhealthyBy("xid-149") {
+		t.Errorf("XID and recovery action: %+v", m)
+	}
+	// An index names one GPU. MIG devices come after the GPUs.
+	renumbered := gpu1
+	renumbered.Index = 0
+	after, _ = RestoreLate(DefaultConfig(), judge(nil, 100, nil, gpu0, mig0), LateState{
+		Devices: judge(nil, 0, samples{gpu1.ID: blank(Lost)}, renumbered),
+	}, at(200))
+	if len(after) != 3 || after[0].Device.Index != 0 || after[1].Device.ID != gpu1.ID || after[1].Device.Index != -1 {
+		t.Errorf("%+v", after)
+	}
 	// A saved device that is not listed comes last, with what was saved of it.
 	gone := judge(nil, 0, samples{gpu1.ID: present(rows([2]int{48, 0}))}, gpu1)
 	after, _ = RestoreLate(DefaultConfig(), live, LateState{Devices: gone}, at(200))

@@ -12,11 +12,10 @@ import (
 // field's. If it is older still, the engine's clock was set back.
 const maxSampleSkew = 5 * time.Second
 
-// history outlives sessions and belongs to one session at a time. It holds the last inventory of each GPU, and what the engine's clock
-// has shown.
+// history outlives sessions and belongs to one session at a time. It holds the last complete inventory of each GPU, and what the engine's
+// clock has shown.
 type history struct {
-	gpus   map[health.DeviceID]*entityValues // as of the last inventory; a blank is as before
-	driver string                            // version at the last inventory
+	gpus map[health.DeviceID]*entityValues // as of the last complete inventory of each; a blank is as before
 
 	firstSample  int64 // the engine's time at the first poll of this process; 0 if unknown, or if its clock was set back
 	newestSample int64 // the engine's time at the last poll

@@ -106,6 +106,7 @@ type entityValues struct {
 	text   map[dcgm.Short]string
 	number map[dcgm.Short]int64
 	blank  []dcgm.Short // in the latest read, except unsupported fields
+	driver string       // version with which fieldReserved was measured
 }
 
 // texts returns the text fields that have a value, nil if none has.
@@ -172,7 +173,7 @@ func (s *session) readInventory(now time.Time) error {
 	s.inventoryPending = false
 	for _, id := range s.hierarchy.gpus {
 		v := values[entity{dcgm.FE_GPU, id}]
-		complete := !s.reaches(id) || s.fillBlanks(now, id, v)
+		listed := s.fillBlanks(now, id, v)
 		d, ok := s.gpuDevice(id, v)
 		if !ok {
 			unnamed = append(unnamed, id)
@@ -181,11 +182,10 @@ func (s *session) readInventory(now time.Time) error {
 		if s.reaches(id) {
 			named++
 		}
-		if complete {
+		if listed {
 			gpus[id] = &d
 		}
 	}
-	s.history.driver = s.versions.Driver
 	if err := s.checkUnnamed(unnamed, named); err != nil {
 		return err
 	}
@@ -222,20 +222,26 @@ func (s *session) readInventory(now time.Time) error {
 // inventoryTimeout is how long the required fields of a GPU may be blank (OBSERVED.md#late-inventory).
 const inventoryTimeout = 5 * time.Second
 
-// fillBlanks takes the blank fields of a reachable GPU from its last inventory, and reports whether the GPU can be listed. A GPU without
-// such an inventory is listed when no required field is blank, or after inventoryTimeout.
-func (s *session) fillBlanks(now time.Time, id uint, v *entityValues) bool {
+// fillBlanks takes the blank fields of a GPU from its last complete inventory, and reports whether the GPU can be listed. A reachable GPU
+// without such an inventory is listed when no required field is blank, or after inventoryTimeout.
+func (s *session) fillBlanks(now time.Time, id uint, v *entityValues) (listed bool) {
 	if v == nil || v.text[fieldUUID] == "" { // the whole device is as it was
 		delete(s.pendingSince, id)
 		return true
 	}
+	v.driver = s.versions.Driver
 	uuid := health.DeviceID(v.text[fieldUUID])
-	old, known := s.history.gpus[uuid]
-	if !s.awaitRequired(now, id, v.blank) && !known {
-		return false
+	old, exists := s.history.gpus[uuid]
+	if s.reaches(id) {
+		over := s.awaitRequired(now, id, v.blank)
+		if !over && !exists {
+			return false
+		}
+		if _, incomplete := s.pendingSince[id]; !incomplete || !exists {
+			s.history.gpus[uuid] = v
+		}
 	}
-	s.history.gpus[uuid] = v
-	if !known {
+	if !exists {
 		return true
 	}
 	for _, field := range v.blank {
@@ -247,8 +253,9 @@ func (s *session) fillBlanks(now time.Time, id uint, v *entityValues) bool {
 	// The reserved memory stays as first measured with a driver, because the number of units of GPU memory follows from it. The total less
 	// free and used memory is no substitute (OBSERVED.md#framebuffer).
 	same := func(field dcgm.Short) bool { return old.number[field] == v.number[field] }
-	if s.history.driver == s.versions.Driver && same(fieldMIGMode) && same(fieldMemory) && old.number[fieldReserved] > 0 {
-		v.number[fieldReserved] = old.number[fieldReserved]
+	if blank := slices.Contains(v.blank, fieldReserved); blank ||
+		old.driver == v.driver && same(fieldMIGMode) && same(fieldMemory) && old.number[fieldReserved] > 0 {
+		v.number[fieldReserved], v.driver = old.number[fieldReserved], old.driver
 	}
 	return true
 }

@@ -4,6 +4,7 @@ package dcgm
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"slices"
 	"time"
@@ -42,7 +43,10 @@ func (s *session) refreshInventory(now time.Time) (rebuilt bool, err error) {
 		}
 		// A required field that is overdue may still arrive, and text fields change (OBSERVED.md#text-fields).
 		if s.inventoryPending || len(s.pendingSince)+len(s.watches.texts) > 0 && now.Sub(s.builtAt) >= inventoryInterval {
-			return true, s.rereadInventory(now)
+			if err := s.rereadInventory(now); err == nil || connectionLost(err) || errors.Is(err, errBlind) {
+				return true, err
+			}
+			s.inventoryDirty = true // DCGM refuses an entity that was just removed
 		}
 		return false, nil
 	}

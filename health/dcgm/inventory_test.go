@@ -257,6 +257,38 @@ func TestReservedMemoryIsStable(t *testing.T) {
 			}
 		}
 	}
+	expect := func(when string, want uint64) {
+		t.Helper()
+		if got := b.devices[1].Reserved >> 20; got != want {
+			t.Errorf("%s: %d MiB, want %d", when, got, want)
+		}
+	}
+	// The value may come later than the MIG mode, or than a new driver.
+	late := func(mebibytes int64) {
+		b.lib.Int(script.GPU, 1, 253, mebibytes, 0, b.clock.now())
+		b.lib.Hold(script.GPU, 1, 253, 3)
+	}
+	b.rebind(1)
+	b.lib.Int(script.GPU, 1, 67, 1, 0, b.clock.now())
+	late(800)
+	for range 8 {
+		b.pollAfter(time.Second, 2)
+	}
+	expect("late with a MIG mode", 800)
+	b.close()
+	setReserved(820, "620.1")
+	late(820)
+	b.open(testConfig()).poll()
+	for range 8 {
+		b.pollAfter(time.Second, 2)
+	}
+	expect("late with a driver", 820)
+	// It stays while the GPU is not reached, although DCGM's cache still has its fields.
+	b.lib.Int(script.GPU, 1, 253, 900, 0, b.clock.now())
+	b.lib.Entity(script.GPU, 1, statusDetached)
+	b.inventoryDirty = true
+	b.pollAfter(time.Second, 2)
+	expect("not reached", 820)
 }
 
 // While required fields are blank after binding (OBSERVED.md#late-inventory), a GPU keeps its last inventory, also in the

@@ -197,8 +197,8 @@ func (m *Monitor) judgeEvents() (wait time.Duration) {
 	return wait
 }
 
-// takeEvents removes the events that can be judged from m.unjudged, in order. actions reports whether a change of a recovery action or its
-// value was among the others that it removed. m.mu is held.
+// takeEvents removes from m.unjudged the events that can be judged, in order, and those that need not be. actions reports whether a change
+// of a recovery action or its value was among them: readActions waits for the next snapshot to look at these. m.mu is held.
 func (m *Monitor) takeEvents(now time.Time) (events []health.Observation, actions bool) {
 	if len(m.now.Devices) == 0 {
 		return nil, false

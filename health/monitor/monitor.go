@@ -52,7 +52,7 @@ type Monitor struct {
 
 	mu               sync.Mutex      // guards the fields up to unlogged: Run, operators and configuration changes publish
 	now              health.Snapshot // the latest snapshot
-	judged           bool            // now.Devices were judged since the start
+	judged           bool            // now.Devices were judged since they were restored, or are not restored
 	session          health.Session  // nil if none is open
 	detach           detachment
 	timeLimit        *time.Timer // of a detach; nil before the first one
@@ -69,7 +69,7 @@ type Monitor struct {
 	unjudged         []queuedEvent        // events that wait for a device, oldest first
 	unknownGPUs      map[string]bool      // GPUs of events that the source does not list, logged
 	changesLogged    time.Time            // when changes of devices were logged
-	logged           []health.DeviceState // the devices as of then
+	logged           []health.DeviceState // the devices as of the last comparison for the log
 	logWaits         bool                 // XIDs were counted since, and are logged later
 	unlogged         []func()             // log calls that unlock makes
 
@@ -183,8 +183,8 @@ func (m *Monitor) publish(change func(*health.Snapshot)) {
 	m.store()
 }
 
-// store derives the verdicts, publishes a copy of now, and logs what has changed. Restored devices keep their verdicts until the first
-// reading or event. m.mu is held.
+// store derives the verdicts, publishes a copy of now, and logs what has changed. Restored devices keep their verdicts until they
+// are judged or cleared, unless a detach withholds them. m.mu is held.
 func (m *Monitor) store() {
 	now := time.Now()
 	if m.judged || m.now.Polled() {

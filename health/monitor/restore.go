@@ -66,7 +66,7 @@ func (m *Monitor) RestoreLate(r statefile.Restored) {
 	m.restoreBindings(r.Bindings)
 	late := health.LateState{Devices: saved, DriverReloaded: reloaded, XIDHistory: r.History}
 	devices, unjudged := health.RestoreLate(m.currentConfig(), m.now.Devices, late, now)
-	m.observe(devices, unjudged, false, now)
+	m.observe(devices, append([]health.Observation{{}}, unjudged...), false, now)
 	m.bind()
 	m.store()
 	switch d := r.Detachment; {

@@ -65,7 +65,7 @@ type sentHealth struct {
 	timeout  time.Duration // after which the kubelet counts a health as unknown
 	lastPoll time.Time
 	devices  map[string]kubeletplugin.DeviceHealth // by name; nil before the first report
-	all      time.Time                             // when everything was sent
+	sentAll  time.Time
 }
 
 // next returns the devices to send now: those that differ from what was sent, or all.
@@ -80,7 +80,7 @@ func (s *sentHealth) next(snap *health.Snapshot, published *names, now time.Time
 	if !examined(snap, now, s.timeout) {
 		return nil
 	}
-	due := s.devices == nil || now.Sub(s.all) >= s.resend && snap.At.After(s.all)
+	due := s.devices == nil || now.Sub(s.sentAll) >= s.resend && snap.At.After(s.sentAll)
 	sent := make(map[string]kubeletplugin.DeviceHealth)
 	for _, h := range deviceHealth(snap, published, s.node, s.timeout) {
 		if last, ok := s.devices[h.DeviceName]; due || !ok || last.Health != h.Health || last.Message != h.Message {
@@ -91,7 +91,7 @@ func (s *sentHealth) next(snap *health.Snapshot, published *names, now time.Time
 	if len(devices) > 0 {
 		s.devices = sent
 		if due {
-			s.all = now
+			s.sentAll = now
 		}
 	}
 	return devices

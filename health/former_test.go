@@ -14,7 +14,10 @@ import (
 	former "github.com/gpu-node-agent/gpu-node-agent/internal/formerhealth"
 )
 
-var formerSeeds = flag.Uint64("former-seeds", 200, "sequences that TestJudgesAsFormer plays")
+var (
+	formerSeeds = flag.Uint64("former-seeds", 200, "sequences that TestJudgesAsFormer plays")
+	formerFirst = flag.Uint64("former-first", 0, "seed of the first of them")
+)
 
 // convert copies a value to a type with the same exported fields.
 func convert[T any](from any) (to T) {
@@ -659,7 +662,7 @@ func (w *formerWorld) step() string {
 
 // Random readings, events, decisions and restarts give the devices that the former package gives.
 func TestJudgesAsFormer(t *testing.T) {
-	for seed := range *formerSeeds {
+	for seed := *formerFirst; seed < *formerFirst+*formerSeeds; seed++ {
 		w := newFormerWorld(t, seed)
 		for i := range 60 {
 			did := w.step()

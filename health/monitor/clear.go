@@ -1,6 +1,8 @@
 package monitor
 
 import (
+	"time"
+
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -14,7 +16,8 @@ func (m *Monitor) Clear(id health.DeviceID, cause string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.now.Devices, m.judged = devices, true
+	m.now.Devices = devices
+	m.view(time.Now())
 	m.logLater(func() {
 		m.log.Warn("cleared by an operator", zap.String("device", string(id)), zap.Strings("causes", causes))
 	})

@@ -52,7 +52,6 @@ type Monitor struct {
 
 	mu               sync.Mutex      // guards the fields up to unlogged: Run, operators and configuration changes publish
 	now              health.Snapshot // the latest snapshot
-	judged           bool            // now.Devices were judged since they were restored, or are not restored
 	session          health.Session  // nil if none is open
 	detach           detachment
 	timeLimit        *time.Timer // of a detach; nil before the first one
@@ -183,18 +182,23 @@ func (m *Monitor) publish(change func(*health.Snapshot)) {
 	m.store()
 }
 
-// store derives the verdicts, publishes a copy of now, and logs what has changed. Restored devices keep their verdicts until they
-// are judged or cleared, unless a detach withholds them. m.mu is held.
+// store derives the verdicts, publishes a copy of now, and logs what has changed. Before the first poll, only events and Clear derive the
+// verdicts: restored devices keep theirs. m.mu is held.
 func (m *Monitor) store() {
 	now := time.Now()
-	if m.judged || m.now.Polled() {
-		m.now.Devices = health.View(m.currentConfig(), m.now.Devices, m.viewContext(), now)
+	if m.now.Polled() {
+		m.view(now)
 	}
 	m.logChangesLater(now)
 	m.now.Seq++
 	m.now.Source.Detachment = m.detach.saved()
 	s := m.now
 	m.out.Store(&s)
+}
+
+// view requires m.mu.
+func (m *Monitor) view(now time.Time) {
+	m.now.Devices = health.View(m.currentConfig(), m.now.Devices, m.viewContext(), now)
 }
 
 // logLater leaves a log call to unlock: a log that blocks delays neither a snapshot nor a holder of m.mu. m.mu is held.

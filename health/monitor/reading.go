@@ -57,6 +57,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) {
 	before := m.now.Devices
 	m.judge(before, r, health.ReadingContext{}, now)
+	m.view(now)
 	if m.loggedCause.Changed(reason) {
 		m.logLater(func() { m.log.Warn("source down", zap.String("cause", reason)) })
 	}
@@ -76,13 +77,14 @@ func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) 
 // judge judges a reading. m.mu is held.
 func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, rc health.ReadingContext, now time.Time) {
 	rc.XIDHistory, rc.Witnesses = m.history, m.witnesses()
-	m.now.Devices, m.judged = health.Judge(m.currentConfig(), before, r, rc, now), true
+	m.now.Devices = health.Judge(m.currentConfig(), before, r, rc, now)
 }
 
 // observe judges events. m.mu is held.
 func (m *Monitor) observe(before []health.DeviceState, events []health.Observation, reloaded bool, now time.Time) {
 	rc := health.ReadingContext{DriverReloaded: reloaded, Witnesses: m.witnesses()}
-	m.now.Devices, m.judged = health.Observe(m.currentConfig(), before, events, rc, now), true
+	m.now.Devices = health.Observe(m.currentConfig(), before, events, rc, now)
+	m.view(now)
 }
 
 // witnesses returns the event sources that are on. m.mu is held.

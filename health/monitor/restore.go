@@ -86,7 +86,6 @@ func (m *Monitor) exchangeDevices(to health.SourceID) {
 	m.restored = m.restored.Exchange(&m.now, m.history, to, time.Now())
 	removed := m.logged
 	m.logLater(func() { logChanges(m.log, removed, nil) })
-	m.judged = false
 	m.now.Devices, m.logged, m.now.At, m.now.Source.Versions = m.restored.Devices, m.restored.Devices, time.Time{}, health.Versions{}
 	m.now.Entities, m.now.Bindings = nil, m.restored.Bindings
 	m.unjudged, m.unknownGPUs = nil, make(map[string]bool) // events that waited for a GPU of the other source

@@ -384,7 +384,7 @@ func (l *layoutCache) current() *layout {
 	return l.last
 }
 
-// wake returns a channel that receives when an input of the layout changes, until ctx ends.
-func (l *layoutCache) wake(ctx context.Context) <-chan struct{} {
-	return health.Wake(ctx, l.cfg, l.snapshots, l.holders, l.capabilities, l.turn, l.runtime, l.claims)
+// wake returns a channel that receives when an input of the layout or one of the others changes, until ctx ends.
+func (l *layoutCache) wake(ctx context.Context, others ...health.Replaceable) <-chan struct{} {
+	return health.Wake(ctx, append(others, l.cfg, l.snapshots, l.holders, l.capabilities, l.turn, l.runtime, l.claims)...)
 }

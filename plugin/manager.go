@@ -184,7 +184,7 @@ func (p *Plugin) Run(ctx context.Context) error { //nolint:gocognit // redesigne
 		}
 	}()
 	logged := &layout{}
-	changed, others := p.layouts.wake(ctx), health.Wake(ctx, p.draReleased, p.lock.State(), p.cdi.Toolkit.Parts())
+	changed := p.layouts.wake(ctx, p.draReleased, p.lock.State(), p.cdi.Toolkit.Parts())
 	for {
 		holds := true
 		if c := p.cfg.Load(); c != nil && c.Enabled {
@@ -233,7 +233,6 @@ func (p *Plugin) Run(ctx context.Context) error { //nolint:gocognit // redesigne
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-		case <-others:
 		}
 	}
 }

@@ -253,8 +253,8 @@ func (s *session) fillBlanks(now time.Time, id uint, v *entityValues) (listed bo
 	// The reserved memory stays as first measured with a driver, because the number of units of GPU memory follows from it. The total less
 	// free and used memory is no substitute (OBSERVED.md#framebuffer).
 	same := func(field dcgm.Short) bool { return old.number[field] == v.number[field] }
-	if blank := slices.Contains(v.blank, fieldReserved); blank ||
-		old.driver == v.driver && same(fieldMIGMode) && same(fieldMemory) && old.number[fieldReserved] > 0 {
+	stays := old.driver == v.driver && same(fieldMIGMode) && same(fieldMemory) && old.number[fieldReserved] > 0
+	if stays || slices.Contains(v.blank, fieldReserved) {
 		v.number[fieldReserved], v.driver = old.number[fieldReserved], old.driver
 	}
 	return true

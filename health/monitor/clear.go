@@ -1,8 +1,6 @@
 package monitor
 
 import (
-	"time"
-
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
@@ -17,10 +15,9 @@ func (m *Monitor) Clear(id health.DeviceID, cause string) ([]string, error) {
 		return nil, err
 	}
 	m.now.Devices = devices
-	m.view(time.Now())
 	m.logLater(func() {
 		m.log.Warn("cleared by an operator", zap.String("device", string(id)), zap.Strings("causes", causes))
 	})
-	m.store()
+	m.storeJudged()
 	return causes, nil
 }

@@ -173,8 +173,8 @@ func (m *Monitor) judgeEvents() (wait time.Duration) {
 	if len(events) > 0 {
 		// An XID from after a driver reload must not be cleared by that reload when the next poll notices it.
 		m.observe(m.now.Devices, events, m.driverReloaded(""), now)
-	}
-	if len(events) > 0 || actions {
+		m.storeJudged()
+	} else if actions {
 		m.store()
 	}
 	if slices.ContainsFunc(taken, func(e queuedEvent) bool { return e.read == nil }) {

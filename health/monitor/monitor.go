@@ -182,23 +182,23 @@ func (m *Monitor) publish(change func(*health.Snapshot)) {
 	m.store()
 }
 
-// store derives the verdicts, publishes a copy of now, and logs what has changed. Before the first poll, only events and Clear derive the
-// verdicts: restored devices keep theirs. m.mu is held.
-func (m *Monitor) store() {
+// store derives the verdicts, publishes a copy of now, and logs what has changed. Before the first poll, restored devices keep their
+// verdicts. m.mu is held.
+func (m *Monitor) store() { m.storeDevices(m.now.Polled()) }
+
+// storeJudged is store after devices were judged or cleared: it derives the verdicts also before the first poll. m.mu is held.
+func (m *Monitor) storeJudged() { m.storeDevices(true) }
+
+func (m *Monitor) storeDevices(view bool) {
 	now := time.Now()
-	if m.now.Polled() {
-		m.view(now)
+	if view {
+		m.now.Devices = health.View(m.currentConfig(), m.now.Devices, m.viewContext(), now)
 	}
 	m.logChangesLater(now)
 	m.now.Seq++
 	m.now.Source.Detachment = m.detach.saved()
 	s := m.now
 	m.out.Store(&s)
-}
-
-// view requires m.mu.
-func (m *Monitor) view(now time.Time) {
-	m.now.Devices = health.View(m.currentConfig(), m.now.Devices, m.viewContext(), now)
 }
 
 // logLater leaves a log call to unlock: a log that blocks delays neither a snapshot nor a holder of m.mu. m.mu is held.

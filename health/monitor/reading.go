@@ -57,7 +57,6 @@ func (m *Monitor) applyReading(r *health.Reading) {
 func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) {
 	before := m.now.Devices
 	m.judge(before, r, health.ReadingContext{}, now)
-	m.view(now)
 	if m.loggedCause.Changed(reason) {
 		m.logLater(func() { m.log.Warn("source down", zap.String("cause", reason)) })
 	}
@@ -71,7 +70,7 @@ func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) 
 		}
 	}
 	setStatus(&m.now.Source, health.SourceDown, reason, now)
-	m.store()
+	m.storeJudged()
 }
 
 // judge judges a reading. m.mu is held.
@@ -84,7 +83,6 @@ func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, rc healt
 func (m *Monitor) observe(before []health.DeviceState, events []health.Observation, reloaded bool, now time.Time) {
 	rc := health.ReadingContext{DriverReloaded: reloaded, Witnesses: m.witnesses()}
 	m.now.Devices = health.Observe(m.currentConfig(), before, events, rc, now)
-	m.view(now)
 }
 
 // witnesses returns the event sources that are on. m.mu is held.

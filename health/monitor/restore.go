@@ -68,7 +68,7 @@ func (m *Monitor) RestoreLate(r statefile.Restored) {
 	devices, unjudged := health.RestoreLate(m.currentConfig(), m.now.Devices, late, now)
 	m.observe(devices, append([]health.Observation{{}}, unjudged...), false, now)
 	m.bind()
-	m.store()
+	m.storeJudged()
 	switch d := r.Detachment; {
 	case d.InForce() && !m.detach.InForce() && m.detach.requests == 0:
 		m.logLater(func() { m.log.Warn("detaching the driver, as before the restart", zap.Time("until", d.Until)) })

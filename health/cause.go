@@ -49,7 +49,7 @@ const (
 	familyXID
 	familyIncident
 
-	// View adds the findings of the families from here on, and Judge all others. Each poll decides again, so they end with their reason in
+	// View adds the findings of the families from here on, and Measure all others. Each poll decides again, so they end with their reason in
 	// every recovery mode. They do not count as a trip, because the device itself works, and an operator cannot clear them.
 
 	familyMPS      // about the device's MPS daemon; not saved
@@ -130,7 +130,7 @@ func (f Finding) decision() bool { return f.family() == familyDecision }
 // OutlivesBoot reports whether the GPU has the cause after a reboot too, because it stores it itself.
 func (f Finding) OutlivesBoot() bool { return causeOf(f.Cause).outlivesBoot }
 
-// addedByView reports whether View adds the finding, and not Judge.
+// addedByView reports whether View adds the finding, and not Measure.
 func (f Finding) addedByView() bool { return f.family() >= familyMPS }
 
 // XIDOfCause returns the XID of a cause; ok is false if it is another one.

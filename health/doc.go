@@ -3,7 +3,7 @@
 // Judging is pure: the previous devices and a Reading or Observations go in, the new devices come out. One XID takes these steps:
 //
 //  1. A source lists its row in Sample.Rows, in one reading after another. An event source passes it to EventReceiver.Receive.
-//  2. health/monitor has Judge take the reading, and Observe the event.
+//  2. health/monitor has Measure take the reading, and Observe the event.
 //  3. Ledger.list finds out whether the row is new. An event has no row.
 //  4. Ledger.report counts it, unless another witness has reported it before.
 //  5. XIDConfig.Lookup gives its effect: the row in xids.csv, and the configuration.

@@ -128,11 +128,15 @@ func (w *formerWorld) judge(r *Reading, oldReading *former.Reading, rc ReadingCo
 	defer clear(w.cleared)
 	before := w.former
 	var warning, formerWarning string
-	r, warning = w.filter.Filter(w.devices, r, w.now)
+	w.devices, warning = w.filter.Measure(w.config, w.devices, r, rc, w.now)
 	if oldReading, formerWarning = w.formerFilter.Filter(before, oldReading, w.now); warning != formerWarning {
 		w.t.Fatalf("outage %q, formerly %q", warning, formerWarning)
 	}
-	w.devices = Judge(w.config, w.devices, r, rc, w.now)
+	if formerWarning != "" { // as the monitor did
+		rc.FirstReading, rc.DriverReloaded = false, false
+	} else {
+		w.rc.FirstReading = false
+	}
 	w.former = former.Judge(convert[former.Config](w.config), before, oldReading, convert[former.ReadingContext](rc), w.now)
 	w.view(before)
 }
@@ -231,7 +235,6 @@ func (w *formerWorld) read() {
 	rc := w.rc
 	rc.DriverReloaded = w.IntN(20) == 0
 	w.judge(&r, &old, rc)
-	w.rc.FirstReading = false
 	maps.DeleteFunc(w.source, func(id DeviceID, _ *formerXIDs) bool { return w.find(id) == nil })
 	w.pastOfDestroyed()
 }

@@ -9,6 +9,7 @@ import (
 
 // ReadingContext describes how a reading or event relates to the process, the saved state and the driver.
 type ReadingContext struct {
+	NewInventory   bool // the source has another set of devices than before: those that the reading lacks are not missing
 	XIDHistory     bool // the saved state holds all rows of XIDs of this boot, so a row that the ledger lacks is new
 	FirstReading   bool // it is the first reading of this process
 	DriverReloaded bool // the driver was reloaded after the previous reading or event
@@ -16,14 +17,26 @@ type ReadingContext struct {
 	Witnesses []Witness
 }
 
-// Judge derives the devices' memories and XIDs from a reading and the devices before it; View then derives the verdicts. It is
-// pure: the same arguments give the same result, and the only clock is the reading's.
+// Measure derives the devices' memories and XIDs from a reading and the devices before it; View then derives the verdicts. It is
+// pure: the same arguments give the same result, and the only clock is the reading's. OutageFilter.Measure does the same, but for what it
+// delays.
 //
 // An XID that another witness has reported before does not count again: see Ledger. DeviceState.Sample has the XIDs that count.
 //
 // A GPU that the reading lacks stays, Unhealthy and "missing". A MIG device that the reading lacks was destroyed, unless its
 // GPU is missing too, or the reading has an instance without a name in its place.
-func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
+func Measure(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
+	if rc.NewInventory {
+		before = slices.DeleteFunc(slices.Clone(before), func(d DeviceState) bool {
+			return !slices.ContainsFunc(r.Devices, func(e Device) bool { return e.ID == d.Device.ID }) && !r.MayHave(&d.Device)
+		})
+	}
+	return measure(c, before, r, rc, newNodeOutage(before, r, r.samplesByDevice(now), now, now))
+}
+
+// measure is Measure with what the reading shows of all GPUs, before OutageFilter changed it.
+func measure(c Config, before []DeviceState, r *Reading, rc ReadingContext, outage nodeOutage) []DeviceState {
+	now := outage.now
 	previous := make(map[DeviceID]DeviceState, len(before))
 	for _, d := range before {
 		if r.Checks.Status == ChecksDown {
@@ -41,12 +54,8 @@ func Judge(c Config, before []DeviceState, r *Reading, rc ReadingContext, now ti
 	}
 	reports := rc.takeReports(previous, before, r, samples, now)
 	keepFindingsOfDestroyed(previous, before, r, samples)
-	outage := r.outage
-	if outage == nil {
-		outage = new(newNodeOutage(before, r, samples, now, now))
-	}
 
-	judge := readingJudge{c, rc, *outage}
+	judge := readingJudge{c, rc, outage}
 	after := make([]DeviceState, 0, len(r.Devices))
 	gpus := make(map[DeviceID]parent)
 	add := func(d Device, s Sample) {

@@ -79,7 +79,7 @@ func reading(seconds int, samples samples, devices ...Device) (*Reading, time.Ti
 
 // judgeReading judges a reading and derives the verdicts.
 func judgeReading(c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time) []DeviceState {
-	return View(c, Judge(c, before, r, rc, now), ViewContext{}, now)
+	return View(c, Measure(c, before, r, rc, now), ViewContext{}, now)
 }
 
 // observe judges what the samples of a reading have as events, and derives the verdicts.
@@ -109,7 +109,7 @@ func eventsOf(devices []DeviceState, r *Reading) (events []Observation) {
 
 // judgeAndView judges a reading with the XIDs of this boot known, and derives the verdicts.
 func judgeAndView(c Config, before []DeviceState, r *Reading, held Held, now time.Time) []DeviceState {
-	return View(c, Judge(c, before, r, ReadingContext{XIDHistory: true}, now), ViewContext{Held: held}, now)
+	return View(c, Measure(c, before, r, ReadingContext{XIDHistory: true}, now), ViewContext{Held: held}, now)
 }
 
 func judgeAll(c Config, before []DeviceState, seconds int, held Held, samples samples, devices ...Device) []DeviceState {

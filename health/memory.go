@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Memory is what Judge keeps of a device from one reading to the next, beside its XIDs. Its findings are the device's own: View adds what a
+// Memory is what Measure keeps of a device from one reading to the next, beside its XIDs. Its findings are the device's own: View adds what a
 // MIG device inherits from its GPU, and what is decided about a device. The state file has the exported fields.
 type Memory struct {
 	Findings []Finding   `json:"findings,omitempty"` // in the order of sortFindings

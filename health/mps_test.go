@@ -47,7 +47,7 @@ func TestDecideMPS(t *testing.T) {
 			// Without a new reading, and with one, the finding stays since then and is not a trip.
 			devices = View(c, devices, ViewContext{MPS: state}, at(2))
 			r, now := reading(3, samples{gpu0.ID: present(), mig0.ID: present(), gpu1.ID: present()}, gpu0, mig0, gpu1)
-			devices = View(c, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), ViewContext{MPS: state}, now)
+			devices = View(c, Measure(c, devices, r, ReadingContext{XIDHistory: true}, now), ViewContext{MPS: state}, now)
 			wantStates(t, devices, test.want)
 			for _, d := range devices {
 				if f := d.Verdict.ownFinding(Finding.OfMPS); f != nil &&
@@ -58,7 +58,7 @@ func TestDecideMPS(t *testing.T) {
 			healthy := map[DeviceID]State{gpu0.ID: Healthy, mig0.ID: Healthy, gpu1.ID: Healthy}
 			wantStates(t, View(c, devices, ViewContext{MPS: daemons(test.device, "")}, at(4)), healthy)
 			r, now = reading(5, samples{gpu0.ID: present(), mig0.ID: present(), gpu1.ID: present()}, gpu0, mig0, gpu1)
-			wantStates(t, View(c, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), ViewContext{}, now),
+			wantStates(t, View(c, Measure(c, devices, r, ReadingContext{XIDHistory: true}, now), ViewContext{}, now),
 				healthy)
 		}
 	}
@@ -71,7 +71,7 @@ func TestMPSFindingHidesNoTrip(t *testing.T) {
 	judged := judgeAll(c, nil, 0, nil, samples{gpu0.ID: present()}, gpu0)
 	devices := View(c, judged, ViewContext{MPS: state}, at(1))
 	r, now := reading(2, samples{gpu0.ID: present(xids(79))}, gpu0)
-	devices = View(c, Judge(c, devices, r, ReadingContext{XIDHistory: true}, now), ViewContext{MPS: state}, now)
+	devices = View(c, Measure(c, devices, r, ReadingContext{XIDHistory: true}, now), ViewContext{MPS: state}, now)
 	if v := devices[0].Verdict; len(devices[0].Memory.Trips) != 1 || !v.Has(CauseMPSDown) || v.Cause() != "xid-79" {
 		t.Errorf("%+v", v)
 	}

@@ -24,31 +24,47 @@ type OutageFilter struct {
 	unlistedSince    time.Time // since when readings lack GPUs that this process has never measured; zero if there are none
 }
 
-// Filter returns the reading to judge: a copy of r, in which the delayed GPUs have their last known properties, an unknown presence,
-// and everything else that r has of them. If no GPU is present and some are delayed, warning describes what the source reports.
-func (o *OutageFilter) Filter(before []DeviceState, r *Reading, now time.Time) (judged *Reading, warning string) {
+// Measure is the function Measure, but for the presence of the delayed GPUs. If no GPU is present and some are delayed, warning describes
+// what the source reports; the reading is no evidence of a reload of the driver then. A reading with ReadingContext.NewInventory ends all
+// delays.
+func (o *OutageFilter) Measure(
+	c Config, before []DeviceState, r *Reading, rc ReadingContext, now time.Time,
+) (after []DeviceState, warning string) {
+	if rc.NewInventory {
+		*o = OutageFilter{}
+		return Measure(c, before, r, rc, now), ""
+	}
+	r, outage, warning := o.filter(before, r, now)
+	if warning != "" {
+		rc.FirstReading, rc.DriverReloaded = false, false
+	}
+	return measure(c, before, r, rc, outage), warning
+}
+
+// filter returns the reading to judge: a copy of r, in which the delayed GPUs have their last known properties, an unknown presence,
+// and everything else that r has of them. outage is what r itself shows.
+func (o *OutageFilter) filter(before []DeviceState, r *Reading, now time.Time) (judged *Reading, outage nodeOutage, warning string) {
 	samples := r.samplesByDevice(now)
 	since := cmp.Or(o.unreachableSince, now)
-	outage := newNodeOutage(before, r, samples, since, now)
+	outage = newNodeOutage(before, r, samples, since, now)
 	outage.others = outage.anyPresent && !o.unreachableSince.IsZero()
 	unreachable, unlisted := outage.delays(before, samples, fallenOffBus(before, r.Devices, samples, since.Add(-OutageDelay)))
 	expire(&o.unreachableSince, unreachable, now)
 	expire(&o.unlistedSince, unlisted, now)
-	judged = new(*r)
-	judged.outage = &outage
 	if len(unreachable)+len(unlisted) == 0 {
-		return judged, ""
+		return r, outage, ""
 	}
+	judged = new(*r)
 	judged.delay(before, samples, func(d *Device) bool { return unreachable[d.GPU()] || unlisted[d.GPU()] }, now)
 	switch {
 	case len(unreachable) == 0 || outage.anyPresent:
-		return judged, ""
+		return judged, outage, ""
 	case len(r.Devices) == 0:
 		warning = fmt.Sprintf("the source lists no GPU, but %d are known", len(unreachable))
 	default:
 		warning = fmt.Sprintf("the source reports %d GPUs as unreachable at once", len(unreachable))
 	}
-	return judged, fmt.Sprintf("%s; this counts after %v", warning, OutageDelay)
+	return judged, outage, fmt.Sprintf("%s; this counts after %v", warning, OutageDelay)
 }
 
 // delays returns the GPUs whose presence is delayed. fallen have fallen off the bus.

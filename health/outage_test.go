@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // outageStep is a reading of a source, and the causes of GPU-0 and GPU-1 after it.
@@ -13,6 +14,12 @@ type outageStep struct {
 	samples samples
 	delayed bool
 	want    [2]string // "" if the GPU is healthy
+}
+
+// filterReading judges a reading but for what the filter delays, and derives the verdicts.
+func filterReading(o *OutageFilter, c Config, before []DeviceState, r *Reading, now time.Time) (after []DeviceState, warning string) {
+	after, warning = o.Measure(c, before, r, ReadingContext{XIDHistory: true}, now)
+	return View(c, after, ViewContext{}, now), warning
 }
 
 // Readings in which no GPU is present are the source's fault for OutageDelay, if at least two were present shortly before or
@@ -143,8 +150,8 @@ func TestOutageFilter(t *testing.T) {
 			devices := judge(nil, 0, nil, both...)
 			for _, s := range steps {
 				r, now := reading(s.at, s.samples, s.devices...)
-				judged, warning := filter.Filter(devices, r, now)
-				devices = judgeReading(DefaultConfig(), devices, judged, ReadingContext{XIDHistory: true}, now)
+				var warning string
+				devices, warning = filterReading(&filter, DefaultConfig(), devices, r, now)
 				got := [2]string{strings.Join(devices[0].Verdict.Causes(), ","), strings.Join(devices[1].Verdict.Causes(), ",")}
 				if got != s.want || (warning != "") != s.delayed {
 					t.Fatalf("at %d s: %q, warning %q; want %q, delayed: %v", s.at, got, warning, s.want, s.delayed)
@@ -167,8 +174,8 @@ func TestOutageFilterOnlyGPU(t *testing.T) {
 			devices = nil
 		}
 		r, now := reading(1, samples{"GPU-0": blank(p)}, devices...)
-		judged, warning := filter.Filter(before, r, now)
-		v := judgeReading(DefaultConfig(), before, judged, ReadingContext{}, now)[0].Verdict
+		after, warning := filterReading(&filter, DefaultConfig(), before, r, now)
+		v := after[0].Verdict
 		if (warning != "") != delayed || (v.State == Healthy) != delayed {
 			t.Errorf("%v: %v, warning %q", p, v.Causes(), warning)
 		}
@@ -198,8 +205,7 @@ func TestReturnAfterDelayedOutage(t *testing.T) {
 				s = second
 			}
 			r, now := reading(seconds, s, both...)
-			r, _ = filter.Filter(devices, r, now)
-			devices = judgeReading(DefaultConfig(), devices, r, ReadingContext{XIDHistory: true}, now)
+			devices, _ = filterReading(&filter, DefaultConfig(), devices, r, now)
 		}
 		if v0, v1 := devices[0].Verdict, devices[1].Verdict; !slices.Equal(v0.Causes(), []string{"xid-95"}) ||
 			!slices.Equal(v1.Causes(), []string{"xid-79"}) {
@@ -215,11 +221,10 @@ func TestOutageFilterKeepsIncidents(t *testing.T) {
 	saved := DeviceState{Device: gpu1}
 	r, now := reading(0, samples{"GPU-0": checked()}, gpu0)
 	r.Checks, r.Incidents = Checks{Status: ChecksUp}, []Incident{{System: "imex", Code: 122, Severity: SeverityFail}}
-	var l OutageFilter
+	var filter OutageFilter
 	for _, before := range [][]DeviceState{nil, judgeReading(c, []DeviceState{saved}, r, ReadingContext{}, now)[:1]} {
-		judged, _ := l.Filter(append(before, saved), r, now)
-		devices := judgeReading(c, before, judged, ReadingContext{}, now)
-		if v := devices[0].Verdict; v.State != Unhealthy || len(judged.Devices) != 2 {
+		devices, _ := filterReading(&filter, c, append(before, saved), r, now)
+		if v := devices[0].Verdict; v.State != Unhealthy || len(devices) != 2 || devices[1].Sample.Presence != PresenceUnknown {
 			t.Errorf("%v, %v", v.State, v.Causes())
 		}
 	}

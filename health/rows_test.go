@@ -89,11 +89,8 @@ func TestNewRowOf79IsNotDelayed(t *testing.T) {
 	} {
 		gone := func(list ...[2]int) Sample { return Sample{Presence: Lost, Rows: present(rows(list...)).Rows} }
 		r, now := reading(1, samples{gpu0.ID: gone(c.rows...), gpu1.ID: gone()}, gpu0, gpu1)
-		judged, _ := filter.Filter(before, r, now)
-		for _, s := range judged.Samples {
-			if s.Device == gpu0.ID && s.Presence != c.want {
-				t.Errorf("rows %v: GPU-0 is %v, want %v", c.rows, s.Presence, c.want)
-			}
+		if devices, _ := filter.Measure(DefaultConfig(), before, r, ReadingContext{}, now); devices[0].Sample.Presence != c.want {
+			t.Errorf("rows %v: GPU-0 is %v, want %v", c.rows, devices[0].Sample.Presence, c.want)
 		}
 	}
 }

@@ -16,7 +16,7 @@ const (
 	Lost         // fallen off the bus
 	Inaccessible // hidden from the agent, usually by cgroups
 	Detached     // the driver is unbound
-	Missing      // no longer in the driver's inventory; set by Judge, never by a source
+	Missing      // no longer in the driver's inventory; set by Measure, never by a source
 )
 
 //nolint:gochecknoglobals // a table of constants
@@ -132,8 +132,6 @@ type Reading struct {
 
 	Checks    Checks
 	Incidents []Incident // current incidents of DCGM's health checks that name no device, such as IMEX's
-
-	outage *nodeOutage // from the presences before OutageFilter changed any; nil without the filter
 }
 
 // UnnamedInstance is a compute instance of a GPU in Devices whose name is unknown, so a MIG device that Devices lack may be it.

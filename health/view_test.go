@@ -249,7 +249,7 @@ func TestDetachmentEndsWithMeasurement(t *testing.T) {
 		}
 	}
 	r, now := reading(3, samples{gpu1.ID: blank(PresenceUnknown)}, gpu0, gpu1)
-	over = View(c, Judge(c, over, r, ReadingContext{}, now), ViewContext{}, now)
+	over = View(c, Measure(c, over, r, ReadingContext{}, now), ViewContext{}, now)
 	wantStates(t, over, map[DeviceID]State{gpu0.ID: Healthy, gpu1.ID: Unhealthy})
 	free := View(c, before, ViewContext{}, at(4))
 	wantStates(t, free, map[DeviceID]State{gpu0.ID: Unknown, gpu1.ID: Unknown})

@@ -326,7 +326,7 @@ func (b *fixture) judge(r *health.Reading, samples map[health.DeviceID]health.Sa
 	for _, d := range b.judged {
 		known[d.Device.ID] = len(d.XIDs.Rows)
 	}
-	b.judged = health.Judge(health.DefaultConfig(), b.judged, r, health.ReadingContext{FirstReading: b.judged == nil}, b.clock.now())
+	b.judged = health.Measure(health.DefaultConfig(), b.judged, r, health.ReadingContext{FirstReading: b.judged == nil}, b.clock.now())
 	b.past = map[health.DeviceID][]int{}
 	for _, d := range b.judged {
 		id := d.Device.ID

@@ -172,7 +172,9 @@ func (m *Monitor) judgeEvents() (wait time.Duration) {
 	events, actions := m.takeEvents(now)
 	if len(events) > 0 {
 		// An XID from after a driver reload must not be cleared by that reload when the next poll notices it.
-		m.observe(m.now.Devices, events, m.driverReloaded(""), now)
+		reloaded, rememberDriver := m.driverReloaded("")
+		m.observe(m.now.Devices, events, reloaded, now)
+		rememberDriver()
 		m.storeJudged()
 	} else if actions {
 		m.store()

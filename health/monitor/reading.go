@@ -1,7 +1,7 @@
 package monitor
 
 import (
-	"slices"
+	"cmp"
 	"time"
 
 	"go.uber.org/zap"
@@ -16,20 +16,19 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	now, before := time.Now(), m.now.Devices
 	m.setAway(len(r.Devices) == 0 && len(before) > 0, now) // an engine that started without a driver has no XIDs either
 	m.now.Entities = r.Entities
-	if m.newInventory && len(r.Devices) > 0 {
-		before = slices.DeleteFunc(slices.Clone(before), func(d health.DeviceState) bool {
-			return !slices.ContainsFunc(r.Devices, func(e health.Device) bool { return e.ID == d.Device.ID }) && !r.MayHave(&d.Device)
-		})
-		m.newInventory, m.outageFilter = false, health.OutageFilter{}
-	} else {
-		var reason string
-		if r, reason = m.outageFilter.Filter(before, r, now); reason != "" {
-			m.applyDelayed(r, reason, now)
-			return
-		}
+	reloaded, rememberDriver := m.driverReloaded(r.Versions.Driver)
+	rc := health.ReadingContext{
+		FirstReading: m.now.Source.Polls == 0, DriverReloaded: reloaded, NewInventory: m.newInventory && len(r.Devices) > 0,
+		XIDHistory: m.history, Witnesses: m.witnesses(),
 	}
-	rc := health.ReadingContext{FirstReading: m.now.Source.Polls == 0, DriverReloaded: m.driverReloaded(r.Versions.Driver)}
-	m.judge(before, r, rc, now)
+	var delayed string
+	m.now.Devices, delayed = m.outageFilter.Measure(m.currentConfig(), before, r, rc, now)
+	if delayed != "" {
+		m.applyDelayed(before, delayed, now)
+		return
+	}
+	rememberDriver()
+	m.newInventory = m.newInventory && !rc.NewInventory
 	m.detach = m.detach.devicesRead(someUnread(m.now.Devices))
 	if m.now.Source.Status != health.SourceUp {
 		m.logLater(func() {
@@ -54,9 +53,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 
 // applyDelayed publishes what counts in a reading that the filter delays: all but the presence of its GPUs. The source counts as
 // down. m.mu is held.
-func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) {
-	before := m.now.Devices
-	m.judge(before, r, health.ReadingContext{}, now)
+func (m *Monitor) applyDelayed(before []health.DeviceState, reason string, now time.Time) {
 	if m.loggedCause.Changed(reason) {
 		m.logLater(func() { m.log.Warn("source down", zap.String("cause", reason)) })
 	}
@@ -71,12 +68,6 @@ func (m *Monitor) applyDelayed(r *health.Reading, reason string, now time.Time) 
 	}
 	setStatus(&m.now.Source, health.SourceDown, reason, now)
 	m.storeJudged()
-}
-
-// judge judges a reading. m.mu is held.
-func (m *Monitor) judge(before []health.DeviceState, r *health.Reading, rc health.ReadingContext, now time.Time) {
-	rc.XIDHistory, rc.Witnesses = m.history, m.witnesses()
-	m.now.Devices = health.Judge(m.currentConfig(), before, r, rc, now)
 }
 
 // observe judges events. m.mu is held.
@@ -100,23 +91,20 @@ func (m *Monitor) viewContext() health.ViewContext {
 	return health.ViewContext{Held: m.held, Detach: m.detach.Detachment, MPS: m.mpsState()}
 }
 
-// driverReloaded reports whether the driver was loaded again, or another version of it, since the latest reading. Unknown
-// values are not evidence. m.mu is held.
-func (m *Monitor) driverReloaded(version string) bool {
+// driverReloaded reports whether the driver was loaded again, or another version of it, since remember was last called. Unknown values are
+// not evidence. m.mu is held.
+func (m *Monitor) driverReloaded(version string) (reloaded bool, remember func()) {
 	source, load := &m.now.Source, ""
 	if src := m.source.Load(); src != nil && src.DriverLoad != nil {
 		load = src.DriverLoad()
 	}
 	differs := func(before, now string) bool { return before != "" && now != "" && before != now }
-	reloaded := differs(m.driverVersion, version) || differs(source.DriverLoad, load)
-	if load != "" {
-		source.DriverLoad = load
+	reloaded = differs(m.driverVersion, version) || differs(source.DriverLoad, load)
+	return reloaded, func() {
+		source.DriverLoad = cmp.Or(load, source.DriverLoad)
+		m.driverVersion = cmp.Or(version, m.driverVersion)
+		if reloaded {
+			m.logLater(func() { m.log.Info("driver reloaded, which reset every GPU", zap.String("driver", version)) })
+		}
 	}
-	if version != "" {
-		m.driverVersion = version
-	}
-	if reloaded {
-		m.logLater(func() { m.log.Info("driver reloaded, which reset every GPU", zap.String("driver", version)) })
-	}
-	return reloaded
 }

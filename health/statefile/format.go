@@ -93,7 +93,7 @@ func (s Saved) MarshalJSON() ([]byte, error) {
 	return json.Marshal(file)
 }
 
-// UnmarshalJSON reads the state file's format. It ignores unknown keys and refuses what health.Judge cannot produce.
+// UnmarshalJSON reads the state file's format. It ignores unknown keys and refuses what health.Measure cannot produce.
 func (s *Saved) UnmarshalJSON(text []byte) error {
 	var file fileFormat
 	if err := json.Unmarshal(text, &file); err != nil {

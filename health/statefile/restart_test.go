@@ -49,8 +49,9 @@ func TestRestoredGPUIsListedLate(t *testing.T) {
 			if listed && seconds >= 105 {
 				reading, now = healthtest.Reading(seconds, nil, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
 			}
-			reading, reason := filter.Filter(devices, reading, now)
-			devices = healthtest.JudgeReading(health.DefaultConfig(), devices, reading, health.ReadingContext{XIDHistory: true}, now)
+			var reason string
+			devices, reason = filter.Measure(health.DefaultConfig(), devices, reading, health.ReadingContext{XIDHistory: true}, now)
+			devices = health.View(health.DefaultConfig(), devices, health.ViewContext{}, now)
 			want := []string{"xid-95"}
 			if !listed && seconds >= 110 {
 				want = []string{health.CauseMissing, "xid-95"}

@@ -145,7 +145,7 @@ func (n *witnessedNode) poll() {
 		r.Samples = append(r.Samples, s)
 	}
 	n.delivered = len(n.rows)
-	n.judged(health.Judge(health.DefaultConfig(), n.devices, r, n.context(), n.now))
+	n.judged(health.Measure(health.DefaultConfig(), n.devices, r, n.context(), n.now))
 	n.started = true
 }
 

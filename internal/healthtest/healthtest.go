@@ -88,7 +88,7 @@ func Reading(seconds int, samples map[health.DeviceID]health.Sample, devices ...
 func JudgeReading(
 	c health.Config, before []health.DeviceState, r *health.Reading, rc health.ReadingContext, now time.Time,
 ) []health.DeviceState {
-	return health.View(c, health.Judge(c, before, r, rc, now), health.ViewContext{}, now)
+	return health.View(c, health.Measure(c, before, r, rc, now), health.ViewContext{}, now)
 }
 
 // Judge judges a Reading and derives the verdicts.
@@ -97,7 +97,7 @@ func Judge(
 	devices ...health.Device,
 ) []health.DeviceState {
 	r, now := Reading(seconds, samples, devices...)
-	judged := health.Judge(c, before, r, health.ReadingContext{XIDHistory: true}, now)
+	judged := health.Measure(c, before, r, health.ReadingContext{XIDHistory: true}, now)
 	return health.View(c, judged, health.ViewContext{Held: held}, now)
 }
 

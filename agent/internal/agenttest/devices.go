@@ -118,5 +118,5 @@ func MIGReading() *health.Reading {
 
 // Judge judges a reading and adds the decisions. Every device is held.
 func Judge(c health.Config, before []health.DeviceState, r *health.Reading, now time.Time) []health.DeviceState {
-	return health.View(c, health.Judge(c, before, r, health.ReadingContext{}, now), health.ViewContext{}, now)
+	return health.View(c, health.Measure(c, before, r, health.ReadingContext{}, now), health.ViewContext{}, now)
 }

@@ -1319,11 +1319,12 @@ func TestDriverAnswersBeforeRelease(t *testing.T) {
 func TestDriverReleasesDespiteOtherCalls(t *testing.T) {
 	t.Parallel()
 	g := servingRig(t)
-	a := claim("a", result("gpu-1"))
-	g.api.Put(a)
+	a := claim("a", result("gpu-9")) // which the node has not: a call before the release begins is refused too
 	g.configure(usePlugin)
 	g.await("released", func() bool {
-		_, _ = g.tryPrepare(a) // more often than every half second
+		if _, err := g.tryPrepare(a); err == nil { // more often than every half second
+			t.Fatal("a claim for an unknown device is prepared")
+		}
 		r := g.DRAReleased().Load()
 		return r != nil && r.Released
 	})

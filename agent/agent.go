@@ -30,6 +30,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
@@ -59,7 +60,7 @@ type Agent struct {
 	// The sections of the configuration in force.
 	sourceConfig       health.Latest[sourceConfig]
 	indexEntries       health.Latest[health.IndexEntries]
-	healthConfig       health.Latest[health.Config]
+	healthConfig       health.Latest[judge.Config]
 	pluginConfig       health.Latest[plugin.Config]
 	metricsConfig      health.Latest[metrics.Config]
 	webConfig          health.Latest[web.Config]
@@ -365,7 +366,7 @@ func (a *Agent) apply(c config.Config) {
 
 // storeIndexEntries stores the entries that name a GPU by its index, before the sections that contain them. The entries are final once the
 // configuration is known to fit the devices.
-func (a *Agent) storeIndexEntries(h health.Config, p plugin.Config, final bool) {
+func (a *Agent) storeIndexEntries(h judge.Config, p plugin.Config, final bool) {
 	storeChanged(&a.indexEntries, health.IndexEntries{Refs: append(h.IndexRefs(), p.IndexRefs()...), Final: final})
 }
 

@@ -8,7 +8,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
-	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
@@ -30,7 +30,7 @@ func (a *Agent) shares() []plugin.ShareUnits { return append(a.plugin.Shares(), 
 // openMemoryLimits returns what opens the driver's memory limits for the GPUs of a source.
 func openMemoryLimits(c config.SourceConfig) memlimits.Open {
 	unavailable := func(err error) memlimits.Open {
-		return func() (health.MemoryLimiter, func(), error) { return nil, nil, err }
+		return func() (driver.MemoryLimiter, func(), error) { return nil, nil, err }
 	}
 	switch {
 	case c.Resolved() == config.ModeSim:

@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/health/kernellog"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
@@ -91,7 +92,7 @@ func newSource(
 		}
 		source.Open, source.OnBus = s.Open, s.OnBus
 		source.Events, source.RecoveryAction = eventSources(c.SourceConfig, s.Events, log), s.RecoveryAction
-		source.Beside = measureWith(func() (health.ProcessLister, func(), error) { return s.ListProcesses, func() {}, nil }, true)
+		source.Beside = measureWith(func() (driver.ProcessLister, func(), error) { return s.ListProcesses, func() {}, nil }, true)
 		return source, s.Run, nil
 	}
 	var listed func() []string
@@ -104,7 +105,7 @@ func newSource(
 	}
 	open := nvml.OpenProcesses
 	if !isLocal(c.SourceConfig) {
-		open = func() (health.ProcessLister, func(), error) {
+		open = func() (driver.ProcessLister, func(), error) {
 			return nil, nil, fmt.Errorf("source.address: the GPUs of %s are on another host; processes are listed on this one only", c.Address)
 		}
 	}

@@ -140,14 +140,9 @@ func (a *Action) UnmarshalText(text []byte) error {
 func (a Action) Valid() bool { return a.order() < len(actions) }
 
 // Advice returns the action as an imperative sentence, with what else ends the finding.
-func (f Finding) Advice() string { return advice(f.Action, f.Clears, f.ofPresence()) }
-
-// Advice returns the action of a finding of the XID as an imperative sentence.
-func (x XIDInfo) Advice() string { return advice(x.Action, x.Clears, false) }
-
-func advice(a Action, c Clears, presence bool) string {
-	text := a.Advice()
-	if a == ActionRebootNode && (c == ClearsGPUReset || presence) { // XID 79, and the loss that it explains
+func (f Finding) Advice() string {
+	text := f.Action.Advice()
+	if f.Action == ActionRebootNode && (f.Clears == ClearsGPUReset || f.OfPresence()) { // XID 79, and the loss that it explains
 		text += "; a reset that brings the GPU back clears it too"
 	}
 	return text

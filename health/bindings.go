@@ -4,12 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
 )
-
-// KeyCordon is the key of Config.Cordon.
-const KeyCordon = "health.cordon"
 
 // IndexRef is an entry of a configuration key that names a GPU by its index: 3, or 3:0 for a MIG device of it. Key has no positions of
 // lists, so that an entry is the same when others are added before it.
@@ -27,9 +26,6 @@ func IndexRefs(key string, entries []string) (refs []IndexRef) {
 	}
 	return refs
 }
-
-// IndexRefs returns the entries of the section that name a GPU by its index.
-func (c Config) IndexRefs() []IndexRef { return IndexRefs(KeyCordon, c.Cordon) }
 
 // IndexEntries are the entries of a whole configuration that name a GPU by its index.
 type IndexEntries struct {
@@ -268,4 +264,33 @@ func (b *Binding) warning(n listing, index int, holder, gpu *Device) BindingWarn
 			b.GPU, n.onBus-n.hidden, n.onBus, index, rebind)}
 	}
 	return BindingWarning{}
+}
+
+// UnmatchedRefs holds the device references of one key that match no device of a node. They are not errors, because one configuration
+// may serve many nodes.
+type UnmatchedRefs struct {
+	Key  string
+	Refs []string
+}
+
+// Unmatched returns the device references of a key that match no device, nil if there is none. Entries that are no device references,
+// such as models, may match none. name is the key with the positions of lists.
+func (all Bindings) Unmatched(key, name string, entries []string, devices []DeviceState) []UnmatchedRefs {
+	refs := slices.DeleteFunc(slices.Clone(entries), func(ref string) bool {
+		_, isRef := (&Device{}).Matches(ref)
+		return !isRef || slices.ContainsFunc(devices, func(d DeviceState) bool { match, _ := all.Match(key, ref, &d.Device); return match })
+	})
+	if len(refs) == 0 {
+		return nil
+	}
+	return []UnmatchedRefs{{name, refs}}
+}
+
+// String returns a text like: health.cordon: no device of this node matches "9", "GPU-1".
+func (u UnmatchedRefs) String() string {
+	quoted := make([]string, len(u.Refs))
+	for i, ref := range u.Refs {
+		quoted[i] = strconv.Quote(ref)
+	}
+	return u.Key + ": no device of this node matches " + strings.Join(quoted, ", ")
 }

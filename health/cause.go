@@ -1,6 +1,8 @@
 package health
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -36,29 +38,29 @@ const (
 	CauseReleased = "driver-released"
 )
 
-// family groups causes whose findings begin and end alike.
-type family uint8
+// Family groups causes whose findings begin and end alike.
+type Family uint8
 
 // The families. Of one severity, faults of the device come first, then faults of its MPS daemon, which often follow from them, then
 // decisions.
 const (
-	familyOther     family = iota // flapping, and a saved cause that this release does not know
-	familyPresence                // the driver cannot reach the device
-	familyStaleness               // the source has no current value of the device
-	familyCondition               // measured values show it: see conditions
-	familyXID
-	familyIncident
+	FamilyOther     Family = iota // flapping, and a saved cause that this release does not know
+	FamilyPresence                // the driver cannot reach the device
+	FamilyStaleness               // the source has no current value of the device
+	FamilyCondition               // measured values show it: see conditions
+	FamilyXID
+	FamilyIncident
 
-	// View adds the findings of the families from here on, and Measure all others. Each poll decides again, so they end with their reason in
-	// every recovery mode. They do not count as a trip, because the device itself works, and an operator cannot clear them.
+	// judge.View adds the findings of the families from here on, and judge.Measure all others. Each poll decides again, so they end with
+	// their reason in every recovery mode. They do not count as a trip, because the device itself works, and an operator cannot clear them.
 
-	familyMPS      // about the device's MPS daemon; not saved
-	familyDecision // decided, not measured: the device is cordoned, its driver is detached, or it is kept free for a reset
+	FamilyMPS      // about the device's MPS daemon; not saved
+	FamilyDecision // decided, not measured: the device is cordoned, its driver is detached, or it is kept free for a reset
 )
 
 // causeInfo describes a cause.
 type causeInfo struct {
-	family         family
+	family         Family
 	endProvesReset bool // only a reset, or a reload of the driver, ends it (DCGM 4.6 health, what a GPU reset clears); see also recoveries
 	waitsForReset  bool // if Degraded, the GPU works and waits for a reset
 	outlivesBoot   bool // the GPU stores it, in its InfoROM
@@ -68,32 +70,32 @@ type causeInfo struct {
 //
 //nolint:gochecknoglobals // a table of constants
 var causes = map[string]causeInfo{
-	CauseLost:           {family: familyPresence},
-	CauseInaccessible:   {family: familyPresence},
-	CauseDetached:       {family: familyPresence},
-	CauseMissing:        {family: familyPresence},
-	CauseNotMeasured:    {family: familyStaleness},
-	CauseRecoveryAction: {family: familyCondition, waitsForReset: true},
-	CauseRemapFailed:    {family: familyCondition, outlivesBoot: true},
-	CauseRemapPending:   {family: familyCondition, endProvesReset: true, waitsForReset: true},
-	CauseUnrepairable:   {family: familyCondition, outlivesBoot: true},
-	CauseDBE:            {family: familyCondition, endProvesReset: true},
-	CauseRetiredPending: {family: familyCondition, endProvesReset: true, waitsForReset: true},
-	CauseRetiredPages:   {family: familyCondition, outlivesBoot: true},
-	CauseTemperature:    {family: familyCondition},
-	CauseClocks:         {family: familyCondition},
-	CauseFlapping:       {family: familyOther},
+	CauseLost:           {family: FamilyPresence},
+	CauseInaccessible:   {family: FamilyPresence},
+	CauseDetached:       {family: FamilyPresence},
+	CauseMissing:        {family: FamilyPresence},
+	CauseNotMeasured:    {family: FamilyStaleness},
+	CauseRecoveryAction: {family: FamilyCondition, waitsForReset: true},
+	CauseRemapFailed:    {family: FamilyCondition, outlivesBoot: true},
+	CauseRemapPending:   {family: FamilyCondition, endProvesReset: true, waitsForReset: true},
+	CauseUnrepairable:   {family: FamilyCondition, outlivesBoot: true},
+	CauseDBE:            {family: FamilyCondition, endProvesReset: true},
+	CauseRetiredPending: {family: FamilyCondition, endProvesReset: true, waitsForReset: true},
+	CauseRetiredPages:   {family: FamilyCondition, outlivesBoot: true},
+	CauseTemperature:    {family: FamilyCondition},
+	CauseClocks:         {family: FamilyCondition},
+	CauseFlapping:       {family: FamilyOther},
 
-	CauseMPSForeign:  {family: familyMPS},
-	CauseMPSDown:     {family: familyMPS},
-	CauseMPSHung:     {family: familyMPS},
-	CauseMPSFault:    {family: familyMPS},
-	CauseMPSLimits:   {family: familyMPS},
-	CauseMPSNotReady: {family: familyMPS},
+	CauseMPSForeign:  {family: FamilyMPS},
+	CauseMPSDown:     {family: FamilyMPS},
+	CauseMPSHung:     {family: FamilyMPS},
+	CauseMPSFault:    {family: FamilyMPS},
+	CauseMPSLimits:   {family: FamilyMPS},
+	CauseMPSNotReady: {family: FamilyMPS},
 
-	CauseCordoned: {family: familyDecision},
-	CauseIsolated: {family: familyDecision},
-	CauseReleased: {family: familyDecision},
+	CauseCordoned: {family: FamilyDecision},
+	CauseIsolated: {family: FamilyDecision},
+	CauseReleased: {family: FamilyDecision},
 }
 
 // causeOf returns the description of a cause. XIDs and incidents are known by their prefixes, because another release may have saved the
@@ -101,37 +103,48 @@ var causes = map[string]causeInfo{
 func causeOf(cause string) causeInfo {
 	switch {
 	case strings.HasPrefix(cause, xidPrefix):
-		return causeInfo{family: familyXID}
-	case strings.HasPrefix(cause, incidentPrefix):
-		return causeInfo{family: familyIncident}
+		return causeInfo{family: FamilyXID}
+	case strings.HasPrefix(cause, IncidentCausePrefix):
+		return causeInfo{family: FamilyIncident}
 	}
 	return causes[cause]
 }
 
-func (f Finding) family() family { return causeOf(f.Cause).family }
+// Family returns the family of the finding's cause.
+func (f Finding) Family() Family { return causeOf(f.Cause).family }
 
-// rank orders findings of one severity. Faults of the device are equal.
-func (f Finding) rank() family { return max(f.family(), familyIncident) }
+// OfXID reports whether an XID is the cause.
+func (f Finding) OfXID() bool { return f.Family() == FamilyXID }
 
-func (f Finding) ofXID() bool { return f.family() == familyXID }
+// OfIncident reports whether an incident of DCGM's health checks is the cause.
+func (f Finding) OfIncident() bool { return f.Family() == FamilyIncident }
 
-func (f Finding) ofIncident() bool { return f.family() == familyIncident }
+// OfPresence reports whether the driver cannot reach the device.
+func (f Finding) OfPresence() bool { return f.Family() == FamilyPresence }
 
-func (f Finding) ofPresence() bool { return f.family() == familyPresence }
-
-// condition reports whether each poll renews the finding while it lasts. No poll renews an XID.
-func (f Finding) condition() bool { return f.Clears == ClearsItself && !f.ofXID() }
+// IsCondition reports whether each poll renews the finding while it lasts. No poll renews an XID.
+func (f Finding) IsCondition() bool { return f.Clears == ClearsItself && !f.OfXID() }
 
 // OfMPS reports whether the finding is about the device's MPS daemon.
-func (f Finding) OfMPS() bool { return f.family() == familyMPS }
+func (f Finding) OfMPS() bool { return f.Family() == FamilyMPS }
 
-func (f Finding) decision() bool { return f.family() == familyDecision }
+// IsDecision reports whether the finding is decided, not measured.
+func (f Finding) IsDecision() bool { return f.Family() == FamilyDecision }
 
 // OutlivesBoot reports whether the GPU has the cause after a reboot too, because it stores it itself.
 func (f Finding) OutlivesBoot() bool { return causeOf(f.Cause).outlivesBoot }
 
-// addedByView reports whether View adds the finding, and not Measure.
-func (f Finding) addedByView() bool { return f.family() >= familyMPS }
+// AddedByView reports whether judge.View adds the finding, and not judge.Measure.
+func (f Finding) AddedByView() bool { return f.Family() >= FamilyMPS }
+
+// xidPrefix begins the cause of every finding of an XID.
+const xidPrefix = "xid-"
+
+// IncidentCausePrefix begins the cause of every finding of an incident.
+const IncidentCausePrefix = "dcgm-"
+
+// XIDCause returns the cause of findings of an XID.
+func XIDCause(code int) string { return xidPrefix + strconv.Itoa(code) }
 
 // XIDOfCause returns the XID of a cause; ok is false if it is another one.
 func XIDOfCause(cause string) (xid int, ok bool) {
@@ -140,18 +153,14 @@ func XIDOfCause(cause string) (xid int, ok bool) {
 		return 0, false
 	}
 	n, err := strconv.Atoi(number)
-	return n, err == nil && n > 0 && xidCause(n) == cause
+	return n, err == nil && n > 0 && XIDCause(n) == cause
 }
 
-// ValidCause reports whether a finding can have the cause. Every XID and every code of DCGM has one.
-func ValidCause(cause string) bool {
-	if _, ok := XIDOfCause(cause); ok {
-		return true
-	}
-	if name, ok := strings.CutPrefix(cause, incidentPrefix); ok {
-		code, ok := IncidentCode(strings.ReplaceAll(name, "-", "_"))
-		return ok && incidentCause(LookupIncident(code)) == cause
-	}
-	_, ok := causes[cause]
-	return ok
-}
+// EndProvesReset reports whether the end of a condition proves a reset.
+func EndProvesReset(cause string) bool { return causeOf(cause).endProvesReset }
+
+// WaitsForReset reports whether a GPU that is Degraded by the cause works and waits for a reset.
+func WaitsForReset(cause string) bool { return causeOf(cause).waitsForReset }
+
+// Causes returns the causes above.
+func Causes() []string { return slices.Sorted(maps.Keys(causes)) }

@@ -71,8 +71,8 @@ func Changes(before, after []DeviceState) []Change {
 	return all
 }
 
-// Description describes the XID of a ChangeXID.
-func (c Change) Description() string { return XID{Code: c.XID, Detail: c.Detail}.Description() }
+// Reported returns the XID of a ChangeXID.
+func (c Change) Reported() XID { return XID{Code: c.XID, Detail: c.Detail} }
 
 // Added returns the findings that are new or worse, worst first.
 func (c Change) Added() []Finding {
@@ -164,7 +164,7 @@ func verdicts(devices []DeviceState) map[DeviceID]Verdict {
 // FindingsBeyond returns the own findings of a MIG device that its GPU lacks, or has with a lower severity.
 func (v Verdict) FindingsBeyond(gpu Verdict) []Finding {
 	return slices.DeleteFunc(slices.Clone(v.Findings), func(f Finding) bool {
-		return f.From != "" || gpu.ownFinding(func(g Finding) bool { return g.Cause == f.Cause && g.State >= f.State }) != nil
+		return f.From != "" || gpu.OwnFinding(func(g Finding) bool { return g.Cause == f.Cause && g.State >= f.State }) != nil
 	})
 }
 

@@ -18,7 +18,7 @@ const (
 //nolint:gochecknoglobals // a table of constants
 var witnessNames = [...]string{"source", "nvml", "kernel-log"}
 
-func (w Witness) String() string { return enumName(witnessNames[:], int(w)) }
+func (w Witness) String() string { return EnumName(witnessNames[:], int(w)) }
 
 // EventKind is the kind of an Event.
 type EventKind uint8
@@ -36,7 +36,7 @@ const (
 //nolint:gochecknoglobals // a table of constants
 var eventNames = [...]string{"xid", "recovery-action", "gpu-unavailable", "mig-configuration", "double-bit-error", "driver-binding"}
 
-func (k EventKind) String() string { return enumName(eventNames[:], int(k)) }
+func (k EventKind) String() string { return EnumName(eventNames[:], int(k)) }
 
 // Event is what an EventSource reports of a GPU.
 type Event struct {
@@ -90,7 +90,7 @@ const (
 //nolint:gochecknoglobals // a table of constants
 var eventSourceNames = [...]string{"off", "starting", "up", "down"}
 
-func (s EventSourceStatus) String() string { return enumName(eventSourceNames[:], int(s)) }
+func (s EventSourceStatus) String() string { return EnumName(eventSourceNames[:], int(s)) }
 
 // EventSourceState is the state of an event source of a snapshot.
 type EventSourceState struct {

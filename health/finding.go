@@ -1,7 +1,6 @@
 package health
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -22,7 +21,7 @@ const (
 //nolint:gochecknoglobals // a table of constants
 var stateNames = [...]string{"unknown", "healthy", "degraded", "unhealthy"}
 
-func (s State) String() string { return enumName(stateNames[:], int(s)) }
+func (s State) String() string { return EnumName(stateNames[:], int(s)) }
 
 // States returns every state, least severe first.
 func States() []State { return []State{Unknown, Healthy, Degraded, Unhealthy} }
@@ -61,7 +60,7 @@ const (
 var clearsNames = [...]string{"self", "gpu-reset", "reboot", "operator", "app-restart"}
 
 // String returns the stable code, which the JSON and the logs contain.
-func (c Clears) String() string { return enumName(clearsNames[:], int(c)) }
+func (c Clears) String() string { return EnumName(clearsNames[:], int(c)) }
 
 // ParseClears is the inverse of String. ok is false for an unknown code.
 func ParseClears(s string) (c Clears, ok bool) {
@@ -94,7 +93,7 @@ type Finding struct {
 	From   DeviceID  `json:"-"` // the parent that has the finding; empty if it is the device's own
 
 	InOutage        bool      `json:"inOutage,omitempty"` // the device is unreachable in an outage of all GPUs, so its return proves no reset
-	othersBackSince time.Time // InOutage: when another GPU came back without this one; zero before
+	OthersBackSince time.Time `json:"-"`                  // InOutage: when another GPU came back without this one; zero before
 }
 
 // UnmarshalJSON reads a saved finding. What it lacks counts like what only a newer release knows.
@@ -111,23 +110,14 @@ func (f *Finding) UnmarshalJSON(text []byte) error {
 // Verdict is the state of a device with the findings behind it: its own, those of its GPU, and what is decided about it.
 type Verdict struct {
 	State    State     // the worst of the findings' states
-	Findings []Finding // in the order of sortFindings
+	Findings []Finding // worst first
 	Since    time.Time // since when State lasts
 
-	before *Verdict // while a detach is undecided: if it is given up, its State has lasted
+	Before *Verdict // while a detach is undecided: if it is given up, its State has lasted
 }
 
-// sortFindings sorts findings: worst first; of equal severity, the strongest action first. A fault comes before a decision of the same
-// severity, because the fault needs the attention.
-func sortFindings(findings []Finding) {
-	slices.SortStableFunc(findings, func(a, b Finding) int {
-		return cmp.Or(cmp.Compare(b.State, a.State), cmp.Compare(a.rank(), b.rank()), a.Action.Compare(b.Action), a.Since.Compare(b.Since),
-			cmp.Compare(a.Cause, b.Cause))
-	})
-}
-
-// ownFinding returns the first of the device's own findings that matches, nil if there is none.
-func (v Verdict) ownFinding(match func(Finding) bool) *Finding {
+// OwnFinding returns the first of the device's own findings that matches, nil if there is none.
+func (v Verdict) OwnFinding(match func(Finding) bool) *Finding {
 	i := slices.IndexFunc(v.Findings, func(f Finding) bool { return f.From == "" && match(f) })
 	if i < 0 {
 		return nil
@@ -135,15 +125,16 @@ func (v Verdict) ownFinding(match func(Finding) bool) *Finding {
 	return &v.Findings[i]
 }
 
-func hasCause(cause string) func(Finding) bool {
+// HasCause returns a function that reports whether a finding has the cause.
+func HasCause(cause string) func(Finding) bool {
 	return func(f Finding) bool { return f.Cause == cause }
 }
 
 // Has reports whether one of the device's own findings has the cause.
-func (v Verdict) Has(cause string) bool { return v.ownFinding(hasCause(cause)) != nil }
+func (v Verdict) Has(cause string) bool { return v.OwnFinding(HasCause(cause)) != nil }
 
 // Decided reports whether the worst finding is a decision, not a fault.
-func (v Verdict) Decided() bool { return len(v.Findings) > 0 && v.Findings[0].decision() }
+func (v Verdict) Decided() bool { return len(v.Findings) > 0 && v.Findings[0].IsDecision() }
 
 // Cause returns the cause of the worst finding, "" if there is none.
 func (v Verdict) Cause() string {
@@ -162,52 +153,28 @@ func (v Verdict) Causes() []string {
 	return all
 }
 
-// inherit adds a GPU's findings to its MIG device's. Of two findings with one cause the worse remains.
-func inherit(findings []Finding, parent DeviceID, inherited []Finding) []Finding {
-	for _, f := range inherited {
-		f.From = parent
-		i := slices.IndexFunc(findings, hasCause(f.Cause))
-		if i < 0 {
-			findings = append(findings, f)
-		} else if f.State > findings[i].State {
-			findings[i] = f
-		}
-	}
-	return findings
-}
-
-// merge adds a finding, or renews the finding with the same cause and keeps its beginning.
-func merge(findings []Finding, f Finding) []Finding {
-	i := slices.IndexFunc(findings, hasCause(f.Cause))
-	if i < 0 {
-		return append(findings, f)
-	}
-	if f.State < findings[i].State { // a WARN does not prove that the FAIL is over
-		if f.Cause == CauseRecoveryAction { // but the driver asks for one action at a time
-			findings[i].Reason, findings[i].Action = f.Reason, f.Action
-		}
-		return findings
-	}
-	f.Since, f.Reset = findings[i].Since, findings[i].Reset
-	if f.Clears == ClearsGPUReset {
-		f.Reset = time.Time{} // the fault recurred, so the reset did not cure it
-	}
-	findings[i] = f
-	return findings
-}
-
-// mergeAll merges findings in turn.
-func mergeAll(findings, added []Finding) []Finding {
-	for _, f := range added {
-		findings = merge(findings, f)
-	}
-	return findings
-}
-
-// enumName returns the name of an enumeration's value.
-func enumName(names []string, i int) string {
+// EnumName returns the name of an enumeration's value.
+func EnumName(names []string, i int) string {
 	if i < len(names) {
 		return names[i]
 	}
 	return fmt.Sprintf("%%!(%d)", i)
+}
+
+// Decisions returns the decisions about the device that continue in the next process. A detach is saved apart: see Detachment.
+func (v Verdict) Decisions() []Finding {
+	return slices.DeleteFunc(slices.Clone(v.Findings), func(f Finding) bool {
+		return f.From != "" || !f.IsDecision() || f.Cause == CauseReleased
+	})
+}
+
+// LastXID returns the XID of the device's newest own finding of an XID, 0 if there is none.
+func (v Verdict) LastXID() (code int) {
+	var last time.Time
+	for _, f := range v.Findings {
+		if xid, ok := XIDOfCause(f.Cause); ok && f.From == "" && !f.Last.Before(last) {
+			code, last = xid, f.Last
+		}
+	}
+	return code
 }

@@ -82,7 +82,7 @@ const (
 	// second from all GPUs together (dcgm/OBSERVED.md#xid-rate), so while it reports XIDs it may have unread ones. DCGM reads in order: while
 	// it reports XIDs that it owed for longer, this goes on for up to maxBehind. Otherwise it goes on for up to maxExtension, because the
 	// source may report older XIDs that an event source missed. Only time in which the source measures counts, and at most maxStep per
-	// reading, so a source that stalls or restarts loses nothing.
+	// reading (health/judge), so a source that stalls or restarts loses nothing.
 	OwedBySource = 15 * time.Second
 
 	// owedByEvents is how long an event source owes an XID. These report XIDs within milliseconds, and lose them while they are down.
@@ -90,7 +90,6 @@ const (
 
 	maxExtension = 5 * time.Minute
 	maxBehind    = time.Hour
-	maxStep      = 2 * time.Second
 
 	maxSpan = time.Minute // of the debts of the source in one entry
 	maxOwed = 256         // entries; above it the oldest are dropped
@@ -99,10 +98,10 @@ const (
 	maxLedgerRows = 1024
 )
 
-// list takes the rows of a read, oldest first, and returns the XIDs that are new. whole means that the whole stream was read, not only the
+// List takes the rows of a read, oldest first, and returns the XIDs that are new. whole means that the whole stream was read, not only the
 // latest value or its end. restored means that the ledger began with all XIDs that counted before the agent's start; otherwise a row from
 // before the start is skipped.
-func (l Ledger) list(rows []XIDRow, whole, restored bool) (next Ledger, fresh []XID) {
+func (l Ledger) List(rows []XIDRow, whole, restored bool) (next Ledger, fresh []XID) {
 	if len(rows) == 0 && !whole {
 		return l, nil
 	}
@@ -125,9 +124,9 @@ func (l Ledger) list(rows []XIDRow, whole, restored bool) (next Ledger, fresh []
 	return l, fresh
 }
 
-// lastXID returns field 230 of the device. value is that of the source, which loses it with its samples, and may have that of a
+// LastXID returns field 230 of the device. value is that of the source, which loses it with its samples, and may have that of a
 // predecessor.
-func (l *Ledger) lastXID(value float64) float64 {
+func (l *Ledger) LastXID(value float64) float64 {
 	var newest, own LedgerRow
 	for _, r := range l.Rows {
 		if r.At >= newest.At {
@@ -143,8 +142,8 @@ func (l *Ledger) lastXID(value float64) float64 {
 	return value
 }
 
-// lacks reports whether a read lists a new row with a number.
-func (l *Ledger) lacks(code int, rows []XIDRow) bool {
+// Lacks reports whether a read lists a new row with a number.
+func (l *Ledger) Lacks(code int, rows []XIDRow) bool {
 	known := knownRows{rows: l.Rows}
 	return l.Read && slices.ContainsFunc(rows, func(r XIDRow) bool { return r.Code == code && !r.Old && known.search(r) < 0 })
 }
@@ -231,9 +230,9 @@ func (k *knownRows) withoutForgotten() []LedgerRow {
 	return left
 }
 
-// restoreLate adds what an earlier process saved. It returns the XIDs that the ledger skipped and that the saved one lacks; restored is as
+// RestoreLate adds what an earlier process saved. It returns the XIDs that the ledger skipped and that the saved one lacks; restored is as
 // for list, of the saved one.
-func (l Ledger) restoreLate(saved Ledger, restored bool) (next Ledger, fresh []XID) {
+func (l Ledger) RestoreLate(saved Ledger, restored bool) (next Ledger, fresh []XID) {
 	known := knownRows{rows: slices.Clone(saved.Rows), listed: make([]bool, len(saved.Rows))}
 	for _, r := range l.Rows {
 		if known.find(r.XIDRow) {
@@ -266,7 +265,7 @@ func (l Ledger) report(x XID, sampled time.Time, on []Witness, now time.Time) (n
 	}
 	if counted > 0 {
 		newest := x
-		newest.At, newest.Times = reportedAt(x, sampled), 0
+		newest.At, newest.Times = x.ReportedAt(sampled), 0
 		l = l.count(newest, counted)
 		for _, w := range append([]Witness{WitnessSource}, on...) {
 			if w != x.Witness {
@@ -277,8 +276,8 @@ func (l Ledger) report(x XID, sampled time.Time, on []Witness, now time.Time) (n
 	return l, counted, taken
 }
 
-// take takes the XIDs of a sample. It returns those that count, and those that settle a debt and have a detail.
-func (l Ledger) take(s Sample, on []Witness, now time.Time, p *sourceProgress) (next Ledger, counted, details []XID) {
+// Take takes the XIDs of a sample. It returns those that count, and those that settle a debt and have a detail.
+func (l Ledger) Take(s Sample, on []Witness, now time.Time, p *SourceProgress) (next Ledger, counted, details []XID) {
 	for _, x := range s.XIDs {
 		var n int
 		var taken []OwedXIDs
@@ -322,8 +321,8 @@ func (l Ledger) count(x XID, times int) Ledger {
 	return l
 }
 
-// detail adds the detail of a later report to the newest XID.
-func (l Ledger) detail(x XID) Ledger {
+// AddDetail adds the detail of a later report to the newest XID.
+func (l Ledger) AddDetail(x XID) Ledger {
 	if t, ok := l.Codes[x.Code]; ok {
 		l.Codes = maps.Clone(l.Codes)
 		t.Newest.Detail = x.Detail
@@ -352,23 +351,23 @@ func (o OwedXIDs) expiresWith(x OwedXIDs) bool {
 	return x.Since.Sub(o.Since) < time.Second
 }
 
-// expireEvents drops the debts of event sources that have expired.
-func (l Ledger) expireEvents(now time.Time) Ledger {
+// ExpireEvents drops the debts of event sources that have expired.
+func (l Ledger) ExpireEvents(now time.Time) Ledger {
 	l.Owed = slices.DeleteFunc(slices.Clone(l.Owed), func(o OwedXIDs) bool {
 		return o.Witness != WitnessSource && now.Sub(o.Since) >= owedByEvents
 	})
 	return l
 }
 
-// sourceProgress is what a reading shows of all XIDs that the source owes.
-type sourceProgress struct {
+// SourceProgress is what a reading shows of all XIDs that the source owes.
+type SourceProgress struct {
 	reports  bool      // the source reports XIDs
 	behind   bool      // among them are XIDs that it owed
 	position time.Time // OwedXIDs.Since of the oldest of these
 }
 
 // add adds what the source reported of one device.
-func (p *sourceProgress) add(counted int, taken []OwedXIDs) {
+func (p *SourceProgress) add(counted int, taken []OwedXIDs) {
 	p.reports = p.reports || counted+len(taken) > 0
 	for _, o := range taken {
 		if !p.behind || o.Since.Before(p.position) {
@@ -378,15 +377,15 @@ func (p *sourceProgress) add(counted int, taken []OwedXIDs) {
 }
 
 // mayTake returns how long after its beginning the source may still pay a debt.
-func (p *sourceProgress) mayTake(o OwedXIDs) time.Duration {
+func (p *SourceProgress) mayTake(o OwedXIDs) time.Duration {
 	if p.behind && !p.position.After(o.Newest) {
 		return maxBehind
 	}
 	return maxExtension
 }
 
-// pass lets the source's time pass: step is for how long it measured since the reading before. It drops the debts that have expired.
-func (l Ledger) pass(step time.Duration, p *sourceProgress) Ledger {
+// Pass lets the source's time pass: step is for how long it measured since the reading before. It drops the debts that have expired.
+func (l Ledger) Pass(step time.Duration, p *SourceProgress) Ledger {
 	if step == 0 || len(l.Owed) == 0 {
 		return l
 	}
@@ -406,7 +405,7 @@ func (l Ledger) pass(step time.Duration, p *sourceProgress) Ledger {
 // Restarted returns what the ledger is to the next process. An event source does not report XIDs from before its start.
 func (l Ledger) Restarted() Ledger {
 	next := Ledger{Rows: l.Rows}
-	for _, o := range l.unmeasured().Owed {
+	for _, o := range l.Unmeasured().Owed {
 		if o.Witness == WitnessSource {
 			o.Seen -= l.measured
 			o.Born = o.Seen
@@ -416,8 +415,8 @@ func (l Ledger) Restarted() Ledger {
 	return next
 }
 
-// unmeasured returns the ledger as if the debts of the source were from before the agent's start.
-func (l Ledger) unmeasured() Ledger {
+// Unmeasured returns the ledger as if the debts of the source were from before the agent's start.
+func (l Ledger) Unmeasured() Ledger {
 	l.Owed = slices.Clone(l.Owed)
 	for i := range l.Owed {
 		if o := &l.Owed[i]; o.Witness == WitnessSource {
@@ -427,52 +426,7 @@ func (l Ledger) unmeasured() Ledger {
 	return l
 }
 
-// overdueAfter is how long the source may take to list the row of an XID: DCGM reads one event per second, and is polled once a second.
-const overdueAfter = 3 * time.Second
-
-// OverdueXIDs reports whether the source owes an XID for longer than that. Those from before the agent's start or a detach do not count,
-// nor do those of devices that the latest reading lacks: the source lists no rows of these, and their debts do not expire.
-func OverdueXIDs(devices []DeviceState, now time.Time) bool {
-	return slices.ContainsFunc(devices, func(d DeviceState) bool {
-		return !d.lackedByReading() && slices.ContainsFunc(d.XIDs.Owed, func(o OwedXIDs) bool {
-			return o.Witness == WitnessSource && !o.Since.IsZero() && now.Sub(o.Since) > overdueAfter
-		})
-	})
-}
-
-// owesSource reports whether the source owes an XID.
-func (l *Ledger) owesSource() bool {
+// OwesSource reports whether the source owes an XID.
+func (l *Ledger) OwesSource() bool {
 	return slices.ContainsFunc(l.Owed, func(o OwedXIDs) bool { return o.Witness == WitnessSource })
-}
-
-// elapsedStep returns the time that a reading adds to Ledger.measured: none if the source measures nothing, as while DCGM is blind, or if
-// the device has no earlier sample.
-func elapsedStep(measures bool, before, now time.Time) time.Duration {
-	if !measures || before.IsZero() {
-		return 0
-	}
-	return min(max(0, now.Sub(before)), maxStep)
-}
-
-// unreportedXIDs returns the numbers of the XIDs that the source owes, by device, so its values may be older than these XIDs. Its values
-// are not older than an XID from before the agent's start or before a detach. An XID of a MIG device that affects the whole GPU is listed
-// for the GPU, too.
-func unreportedXIDs(before []DeviceState) map[DeviceID][]int {
-	var all map[DeviceID][]int
-	for i := range before {
-		d := &before[i]
-		for _, o := range d.XIDs.Owed {
-			if o.Witness != WitnessSource || o.Newest.IsZero() {
-				continue
-			}
-			if all == nil {
-				all = make(map[DeviceID][]int)
-			}
-			all[d.Device.ID] = append(all[d.Device.ID], o.Code)
-			if d.Device.Kind == KindMIG && LookupXID(o.Code).WholeGPU {
-				all[d.Device.Parent] = append(all[d.Device.Parent], o.Code)
-			}
-		}
-	}
-	return all
 }

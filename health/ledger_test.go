@@ -3,6 +3,7 @@ package health
 import (
 	"slices"
 	"testing"
+	"time"
 )
 
 // A source that lists more rows than the ledger keeps otherwise lists them again and again: none counts twice, over reads, a reconnect and
@@ -12,26 +13,26 @@ func TestLedgerKeepsListedRows(t *testing.T) {
 	for i := range 1500 {
 		rows = append(rows, XIDRow{Code: 31, At: int64(i)})
 	}
-	l, fresh := Ledger{}.list(nil, true, false)
+	l, fresh := Ledger{}.List(nil, true, false)
 	total := len(fresh)
 	for range 3 {
-		l, fresh = l.list(rows, true, false)
+		l, fresh = l.List(rows, true, false)
 		total += len(fresh)
 	}
 	l = l.Restarted()
 	for _, first := range []int{1400, 0, 0} {
-		l, fresh = l.list(rows[first:], first == 0, true)
+		l, fresh = l.List(rows[first:], first == 0, true)
 		total += len(fresh)
 	}
 	if total != len(rows) || len(l.Rows) != len(rows) {
 		t.Fatalf("%d XIDs are new and %d rows known, want %d", total, len(l.Rows), len(rows))
 	}
 
-	l, _ = l.list(rows[:10], false, true)
+	l, _ = l.List(rows[:10], false, true)
 	if len(l.Rows) != len(rows) {
 		t.Errorf("a read of a part left %d rows", len(l.Rows))
 	}
-	l, _ = l.list(rows[:10], true, true)
+	l, _ = l.List(rows[:10], true, true)
 	knows := func(row XIDRow) bool {
 		return slices.ContainsFunc(l.Rows, func(r LedgerRow) bool { return r.same(row) })
 	}
@@ -42,17 +43,22 @@ func TestLedgerKeepsListedRows(t *testing.T) {
 
 // Ledgers are values: each method leaves the earlier one as it was.
 func TestLedgerIsAValue(t *testing.T) {
-	l, _ := Ledger{}.list([]XIDRow{{Code: 31, At: 1}}, true, false)
+	l, _ := Ledger{}.List([]XIDRow{{Code: 31, At: 1}}, true, false)
 	l, _, _ = l.report(XID{Code: 31, Witness: WitnessNVML, Times: 2}, at(0), []Witness{WitnessNVML}, at(0))
 	rows, owed, total := len(l.Rows), l.Owed[0], l.Codes[31].Total
-	next, _ := l.list([]XIDRow{{Code: 31, At: 2}}, false, false)
-	other, _ := l.list([]XIDRow{{Code: 48, At: 3}}, false, false)
+	next, _ := l.List([]XIDRow{{Code: 31, At: 2}}, false, false)
+	other, _ := l.List([]XIDRow{{Code: 48, At: 3}}, false, false)
 	next, _, _ = next.report(XID{Code: 31}, at(1), nil, at(1))
-	next = next.pass(maxStep, &sourceProgress{reports: true}).expireEvents(at(60))
+	next = next.Pass(2*time.Second, &SourceProgress{reports: true}).ExpireEvents(at(60))
 	if len(next.Rows) != 2 || next.Rows[1].At != 2 || len(other.Rows) != 2 || other.Rows[1].At != 3 {
 		t.Errorf("two ledgers share rows: %v and %v", next.Rows, other.Rows)
 	}
 	if len(l.Rows) != rows || l.Owed[0] != owed || l.Codes[31].Total != total || l.measured != 0 {
 		t.Errorf("the earlier ledger was changed: %+v", l)
 	}
+}
+
+// at returns a time some seconds after a fixed one.
+func at(seconds int) time.Time {
+	return time.Date(2026, time.January, 2, 3, 4, 5, 0, time.UTC).Add(time.Duration(seconds) * time.Second)
 }

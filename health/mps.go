@@ -45,13 +45,5 @@ func (d *MPSDaemon) ClientCount() (n int) {
 	return n
 }
 
-// finding returns the finding about the daemon of a device, and false if there is none.
-func (d *MPSDaemon) finding() (Finding, bool) {
-	if d == nil || d.Cause == "" {
-		return Finding{}, false
-	}
-	return Finding{Cause: d.Cause, Reason: d.Reason, Action: d.Action}, true
-}
-
 // MPSState is the state of all MPS daemons, by device. A device without an entry is not served by MPS.
 type MPSState struct{ Daemons map[DeviceID]*MPSDaemon }

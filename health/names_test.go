@@ -1,21 +1,28 @@
-package health
+package health_test
 
 import (
 	"fmt"
 	"regexp"
 	"testing"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
 // The names are codes for labels and JSON, each of one value. An unknown value, as from another release, has a text, too.
 func TestNames(t *testing.T) {
 	code := regexp.MustCompile(`^[a-z0-9]+(-[a-z0-9]+)*$`)
 	for kind, value := range map[string]func(i uint8) fmt.Stringer{
-		"state": func(i uint8) fmt.Stringer { return State(i) }, "clears": func(i uint8) fmt.Stringer { return Clears(i) },
-		"witness": func(i uint8) fmt.Stringer { return Witness(i) }, "event": func(i uint8) fmt.Stringer { return EventKind(i) },
-		"event source": func(i uint8) fmt.Stringer { return EventSourceStatus(i) }, "effect": func(i uint8) fmt.Stringer { return Effect(i) },
-		"checks": func(i uint8) fmt.Stringer { return ChecksStatus(i) }, "process": func(i uint8) fmt.Stringer { return ProcessKind(i) },
-		"presence": func(i uint8) fmt.Stringer { return Presence(i) }, "severity": func(i uint8) fmt.Stringer { return Severity(i) },
-		"source": func(i uint8) fmt.Stringer { return SourceStatus(i) },
+		"state": func(i uint8) fmt.Stringer { return health.State(i) }, "clears": func(i uint8) fmt.Stringer { return health.Clears(i) },
+		"witness": func(i uint8) fmt.Stringer { return health.Witness(i) }, "event": func(i uint8) fmt.Stringer { return health.EventKind(i) },
+		"event source": func(i uint8) fmt.Stringer { return health.EventSourceStatus(i) },
+		"effect":       func(i uint8) fmt.Stringer { return catalog.Effect(i) },
+		"checks":       func(i uint8) fmt.Stringer { return health.ChecksStatus(i) },
+		"process":      func(i uint8) fmt.Stringer { return driver.ProcessKind(i) },
+		"presence":     func(i uint8) fmt.Stringer { return health.Presence(i) },
+		"severity":     func(i uint8) fmt.Stringer { return health.Severity(i) },
+		"source":       func(i uint8) fmt.Stringer { return health.SourceStatus(i) },
 	} {
 		names := make(map[string]bool)
 		n := uint8(0)
@@ -31,22 +38,22 @@ func TestNames(t *testing.T) {
 			}
 		}
 	}
-	for i, s := range States() {
-		if parsed, ok := ParseState(s.String()); !ok || parsed != s || int(s) != i {
+	for i, s := range health.States() {
+		if parsed, ok := health.ParseState(s.String()); !ok || parsed != s || int(s) != i {
 			t.Errorf("state %d: %v, %v", i, parsed, ok)
 		}
 	}
-	if len(States()) != len(stateNames) {
-		t.Errorf("states %v", States())
+	if code.MatchString(health.State(len(health.States())).String()) {
+		t.Errorf("states %v", health.States())
 	}
-	if s, ok := ParseState("ill"); ok || s != Unknown {
+	if s, ok := health.ParseState("ill"); ok || s != health.Unknown {
 		t.Errorf("a word is the state %v", s)
 	}
 	modes := make(map[string]bool)
-	for m := range ComputeMode(4) {
+	for m := range driver.ComputeMode(4) {
 		modes[m.String()] = true
 	}
-	if unknown := ComputeMode(4).String(); len(modes) != 4 || unknown != "ComputeMode(4)" || modes[unknown] || modes[""] {
+	if unknown := driver.ComputeMode(4).String(); len(modes) != 4 || unknown != "ComputeMode(4)" || modes[unknown] || modes[""] {
 		t.Errorf("compute modes %v, %s", modes, unknown)
 	}
 }

@@ -16,13 +16,13 @@ const (
 	Lost         // fallen off the bus
 	Inaccessible // hidden from the agent, usually by cgroups
 	Detached     // the driver is unbound
-	Missing      // no longer in the driver's inventory; set by Measure, never by a source
+	Missing      // no longer in the driver's inventory; set by judge.Measure, never by a source
 )
 
 //nolint:gochecknoglobals // a table of constants
 var presenceNames = [...]string{"unknown", "present", "lost", "inaccessible", "detached", "missing"}
 
-func (p Presence) String() string { return enumName(presenceNames[:], int(p)) }
+func (p Presence) String() string { return EnumName(presenceNames[:], int(p)) }
 
 // XID is one error report of the driver.
 type XID struct {
@@ -85,7 +85,7 @@ const (
 //nolint:gochecknoglobals // a table of constants
 var severityNames = [...]string{"warn", "fail"}
 
-func (s Severity) String() string { return enumName(severityNames[:], int(s)) }
+func (s Severity) String() string { return EnumName(severityNames[:], int(s)) }
 
 // Incident is a finding of DCGM's own health checks.
 type Incident struct {
@@ -145,18 +145,6 @@ func (r *Reading) MayHave(d *Device) bool {
 	return slices.Contains(r.Unnamed, UnnamedInstance{d.Parent, d.GI, d.CI})
 }
 
-// samplesByDevice returns the sample of each device, an empty one if the reading has none.
-func (r *Reading) samplesByDevice(now time.Time) map[DeviceID]Sample {
-	all := make(map[DeviceID]Sample, len(r.Devices))
-	for i := range r.Devices {
-		all[r.Devices[i].ID] = Sample{Device: r.Devices[i].ID, At: now}
-	}
-	for _, s := range r.Samples {
-		all[s.Device] = s
-	}
-	return all
-}
-
 // Session is a live connection to a source. Only an Opener returns one, so no call can reach a source that is not connected.
 //
 // The Monitor makes one call at a time. A call may hang for as long as the driver does.
@@ -189,3 +177,12 @@ type XIDWatcher interface {
 
 // Opener opens a session. Operators see its error, so it names what is missing.
 type Opener func(ctx context.Context) (Session, error)
+
+// ReportedAt returns when the XID was reported, on the clock of a sample of now. The driver's clock may differ or may have been set.
+// DCGM keeps XIDs for ten minutes, so a time outside of them is replaced by now.
+func (x XID) ReportedAt(now time.Time) time.Time {
+	if age := now.Sub(x.At); age < 0 || age > 10*time.Minute {
+		return now
+	}
+	return x.At
+}

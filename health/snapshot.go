@@ -1,6 +1,9 @@
 package health
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 // Held reports whether a pod holds a device, or may hold it: unknown counts as held.
 type Held func(DeviceID) bool
@@ -13,7 +16,7 @@ type DeviceState struct {
 	Verdict Verdict // as of the latest View
 
 	XIDs    Ledger
-	Unread  bool      // a GPU that was not measured since the driver was released: see DiscardMeasurements
+	Unread  bool      // a GPU that was not measured since the driver was released: see judge.DiscardMeasurements
 	ResetAt time.Time // when this process saw the latest reset of the device; zero if it saw none
 
 	MPS *MPSDaemon // of a device that MPS serves; nil for others, and until it is first examined
@@ -34,7 +37,7 @@ const (
 //nolint:gochecknoglobals // a table of constants
 var sourceNames = [...]string{"starting", "up", "down", "stalled", "detached"}
 
-func (s SourceStatus) String() string { return enumName(sourceNames[:], int(s)) }
+func (s SourceStatus) String() string { return EnumName(sourceNames[:], int(s)) }
 
 // SourceID identifies a source.
 type SourceID struct {
@@ -128,4 +131,80 @@ func (s *Snapshot) DeviceIDs() []DeviceID {
 		ids[i] = s.Devices[i].Device.ID
 	}
 	return ids
+}
+
+// ChecksStatus tells whether DCGM's health checks work.
+type ChecksStatus uint8
+
+// The states of the health checks.
+const (
+	ChecksUnknown ChecksStatus = iota // not run yet, or there is no GPU to check
+	ChecksOff                         // disabled by the configuration
+	ChecksUp
+	ChecksDown // they cannot be set or read; everything else is measured
+)
+
+//nolint:gochecknoglobals // a table of constants
+var checksNames = [...]string{"unknown", "off", "up", "down"}
+
+func (s ChecksStatus) String() string { return EnumName(checksNames[:], int(s)) }
+
+// Checks is the state of DCGM's health checks.
+type Checks struct {
+	Status ChecksStatus
+	Err    string    // ChecksDown: why they do not work
+	Since  time.Time // of Status; only the Monitor sets it
+}
+
+// Memory is what health/judge keeps of a device from one reading to the next, beside its XIDs. Its findings are the device's own: the
+// view adds what a MIG device inherits from its GPU, and what is decided about a device.
+type Memory struct {
+	Findings    []Finding   `json:"findings,omitempty"` // worst first
+	Trips       []time.Time `json:"trips,omitempty"`    // when the device became unhealthy, within flap.within
+	PendingXIDs []XID       `json:"pending,omitempty"`  // recent, whose severity the recovery action decides; immutable
+
+	// The state file does not have the rest.
+
+	Unconfirmed map[string]Confirmation `json:"-"` // FAILs that too few checks have shown, by cause; not modified once stored
+	Measured    bool                    `json:"-"` // at least one sample had a known presence, so no finding means healthy
+
+	AwaitsAction     bool        `json:"-"` // this process has no value of the recovery action yet, and there was none before
+	AwaitsCheck      bool        `json:"-"` // this process has no result of DCGM's checks yet, and the device has no saved state
+	UnexplainedReset bool        `json:"-"` // the first recovery action asked for a reset that no XID explains, and still does
+	EventAction      EventAction `json:"-"`
+}
+
+// Confirmation counts the checks that have shown a fault which is not confirmed yet.
+type Confirmation struct {
+	Checks int
+	Last   time.Time
+}
+
+// Find returns the first finding that matches, nil if there is none.
+func (m *Memory) Find(match func(Finding) bool) *Finding {
+	if i := slices.IndexFunc(m.Findings, match); i >= 0 {
+		return &m.Findings[i]
+	}
+	return nil
+}
+
+// Has reports whether there is a finding with the cause.
+func (m *Memory) Has(cause string) bool { return m.Find(HasCause(cause)) != nil }
+
+// UnhealthyBy reports whether a finding with the cause makes the device Unhealthy.
+func (m *Memory) UnhealthyBy(cause string) bool {
+	f := m.Find(HasCause(cause))
+	return f != nil && f.State == Unhealthy
+}
+
+// Without returns the memory without the findings for which drop returns true.
+func (m Memory) Without(drop func(Finding) bool) Memory {
+	m.Findings = slices.DeleteFunc(slices.Clone(m.Findings), drop)
+	return m
+}
+
+// EventAction is a recovery action of an event.
+type EventAction struct {
+	At   time.Time     // of the event
+	Left time.Duration // how long readings must pass until the source's recovery action counts again
 }

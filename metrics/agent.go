@@ -8,6 +8,7 @@ import (
 	dto "github.com/prometheus/client_model/go"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
@@ -34,7 +35,7 @@ func (s *scrape) collectChecks(source health.Source) {
 		s.Add(sourceChecksUp, boolValue(c == health.ChecksUp), nil)
 	}
 	for _, i := range source.Incidents { // the IMEX daemon and its domain have one code; the page drops the duplicate
-		s.AddWith(sourceIncident, 1, nil, label("system", i.System), label("code", health.LookupIncident(i.Code).Name),
+		s.AddWith(sourceIncident, 1, nil, label("system", i.System), label("code", catalog.LookupIncident(i.Code).Name),
 			label("severity", i.Severity.String()))
 	}
 }

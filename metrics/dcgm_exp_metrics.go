@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
@@ -106,7 +107,7 @@ func addHealthStatus(incidents []health.Incident, add func(v float64, more ...La
 			if in.Severity == health.SeverityFail {
 				v = 20
 			}
-			code := health.LookupIncident(in.Code).Name
+			code := catalog.LookupIncident(in.Code).Name
 			codes[code] = max(codes[code], v)
 		}
 		if len(codes) == 0 {

@@ -14,7 +14,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
@@ -54,7 +56,7 @@ func testNode() *health.Snapshot {
 			},
 		},
 		Bindings: health.Bindings{
-			{IndexRef: health.IndexRef{Key: health.KeyCordon, Entry: "1"}, GPU: "GPU-b"},
+			{IndexRef: health.IndexRef{Key: judge.KeyCordon, Entry: "1"}, GPU: "GPU-b"},
 			{
 				IndexRef: health.IndexRef{Key: "plugin.exclude", Entry: "2:1"}, GPU: "GPU-b",
 				Warning: health.BindingWarning{Reason: health.BindingRenumbered},
@@ -138,7 +140,7 @@ func testHolders() podresources.Holders {
 func testProcesses() *health.Latest[processes.Snapshot] {
 	latest := new(health.Latest[processes.Snapshot])
 	latest.Store(&processes.Snapshot{
-		ProcessReading: health.ProcessReading{At: now, Measured: []health.DeviceID{"GPU-a", "GPU-c", "MIG-1", "MIG-2"}},
+		ProcessReading: driver.ProcessReading{At: now, Measured: []health.DeviceID{"GPU-a", "GPU-c", "MIG-1", "MIG-2"}},
 		Usage: []processes.Usage{
 			{Device: "GPU-a", Processes: 2, Memory: 300 << 20, HasMemory: true, SM: 0, HasSM: true},
 			{

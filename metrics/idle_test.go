@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -68,7 +69,7 @@ func usage(device health.DeviceID, pod, container string, sm float64) processes.
 const noSM = -1
 
 func measuredUsage(list ...processes.Usage) *processes.Snapshot {
-	return &processes.Snapshot{ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"GPU-a", "MIG-a"}}, Usage: list}
+	return &processes.Snapshot{ProcessReading: driver.ProcessReading{Measured: []health.DeviceID{"GPU-a", "MIG-a"}}, Usage: list}
 }
 
 // TestUse checks how container c of pod n/a uses a device, at a threshold of 5 %.
@@ -141,7 +142,7 @@ func TestUse(t *testing.T) {
 		"only the processes are measured, not their share": {gpu, nil, false, false, own(noSM), unknownWith},
 		"processes of other devices": {
 			gpu, nil, false, false,
-			&processes.Snapshot{ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"GPU-b"}}}, unknown,
+			&processes.Snapshot{ProcessReading: driver.ProcessReading{Measured: []health.DeviceID{"GPU-b"}}}, unknown,
 		},
 		"another sharer is busy":                         {gpu, utilization(100), false, true, byOther, idleWithout},
 		"another sharer is busy, no processes":           {gpu, utilization(100), false, true, notListed, ofAll(busy)},

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
@@ -37,7 +38,7 @@ func (c Config) validateDRA() error {
 	}
 	for i, taint := range c.DRA.EvictOn {
 		switch cause := strings.Replace(taint, "xid=", "xid-", 1); {
-		case !health.ValidCause(cause) || evictionName(cause) != taint:
+		case !catalog.ValidCause(cause) || evictionName(cause) != taint:
 			errs = append(errs, fmt.Errorf("dra.evictOn[%d]: expected the taint of a finding such as xid=79, dcgm-nvlink-down or lost, got %q", i,
 				taint))
 		case slices.Index(c.DRA.EvictOn, taint) < i:

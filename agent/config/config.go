@@ -13,8 +13,8 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
-	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
@@ -24,7 +24,7 @@ import (
 type Config struct {
 	Log     LogConfig      `yaml:"log"`
 	Source  SourceConfig   `yaml:"source"`
-	Health  health.Config  `yaml:"health"`
+	Health  judge.Config   `yaml:"health"`
 	Plugin  plugin.Config  `yaml:"plugin"`
 	Metrics metrics.Config `yaml:"metrics"`
 	Node    node.Config    `yaml:"node"`
@@ -64,7 +64,7 @@ func DefaultConfig() Config {
 			Mode: ModeAuto, Interval: 10 * time.Second, StallAfter: 10 * time.Second,
 			HealthSystems: []string{dcgm.AllHealthSystems}, Events: EventsAuto, KernelLogPath: "/dev/kmsg", Sim: sim.DefaultConfig(),
 		},
-		Health:  health.DefaultConfig(),
+		Health:  judge.DefaultConfig(),
 		Plugin:  plugin.DefaultConfig(),
 		Metrics: metrics.DefaultConfig(),
 		Node:    node.DefaultConfig(),

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 func TestKindErrors(t *testing.T) {
@@ -71,7 +71,7 @@ func TestWholeNumbers(t *testing.T) {
 			t.Errorf("%s is %d, %v; want %d", text, c.Health.Confirm, err, want)
 		}
 	}
-	want := health.DefaultConfig().Confirm
+	want := judge.DefaultConfig().Confirm
 	if c, err := load(t, "health: {confirm: }"); err != nil || c.Health.Confirm != want {
 		t.Errorf("no value is %d, %v; want %d", c.Health.Confirm, err, want)
 	}

@@ -4,7 +4,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 )
 
 // unknownVariables ignores what the kubelet sets for Services.
@@ -27,8 +27,8 @@ func TestNVIDIAHealthCheckVariables(t *testing.T) {
 	t.Setenv("DP_DISABLE_HEALTHCHECKS", "48,oops")
 	t.Setenv("DP_ENABLE_HEALTHCHECKS", "109")
 	c := mustLoad(t, "")
-	if x := c.Health.XID; x.Effect(48) != health.EffectIgnore || x.Effect(109) != health.EffectUnhealthy ||
-		x.Effect(79) != health.EffectUnhealthy {
+	if x := c.Health.XID; x.Effect(48) != catalog.EffectIgnore || x.Effect(109) != catalog.EffectUnhealthy ||
+		x.Effect(79) != catalog.EffectUnhealthy {
 		t.Errorf("XIDs %+v", x)
 	}
 	if len(c.Notes) != 1 || !strings.Contains(c.Notes[0], "oops") {

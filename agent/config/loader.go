@@ -17,6 +17,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nvidiaconfig"
 )
 
@@ -128,7 +129,7 @@ func (l Loader) Load() (Config, error) {
 	c.Metrics, c.Notes = resolved, append(c.Notes, resolved.Notes()...)
 	c.Web, err = files.readWeb(c.Metrics.WebConfigFile)
 	errs = append(errs, withPrefix("metrics.", err))
-	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(health.EnvDisableHealthChecks), os.Getenv(health.EnvEnableHealthChecks))
+	xid, notes := c.Health.XID.WithNVIDIAEnv(os.Getenv(catalog.EnvDisableHealthChecks), os.Getenv(catalog.EnvEnableHealthChecks))
 	c.Health.XID = xid
 	c.Notes = slices.Concat(c.Notes, notes, unknownVariables(os.Environ(), keys), foreignVariables(os.Environ(), set), c.kubeconfigNotes(),
 		c.driverNotes(), c.unusedNotes())

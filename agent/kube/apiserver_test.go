@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/apiservertest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
@@ -203,7 +204,7 @@ func apiError(code int, reason metav1.StatusReason, causes ...metav1.CauseType) 
 // rig runs a reporter with a fake API server under synctest.
 type rig struct {
 	*apiServer
-	config    health.Latest[health.Config]
+	config    health.Latest[judge.Config]
 	snapshots health.Latest[health.Snapshot]
 	holders   map[health.DeviceID][]Pod
 	lost      atomic.Pointer[[]string] // Options.Unschedulable; nil if unknown
@@ -257,7 +258,7 @@ func (g *rig) start(t *testing.T) {
 }
 
 func (g *rig) enable(on bool) {
-	c := health.DefaultConfig()
+	c := judge.DefaultConfig()
 	c.Kubernetes.Enabled = on
 	g.config.Store(&c)
 }

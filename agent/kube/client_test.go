@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // writeKubeconfig writes a kubeconfig file with contexts, the first of which is current, and returns its path.
@@ -171,9 +172,9 @@ func TestComponentsConnect(t *testing.T) {
 			}).Run
 		},
 		"reporter": func(kubeconfig string) func(context.Context) error {
-			config := health.DefaultConfig()
-			config.Kubernetes = health.KubernetesConfig{Enabled: true, Kubeconfig: kubeconfig}
-			var configs health.Latest[health.Config]
+			config := judge.DefaultConfig()
+			config.Kubernetes = judge.KubernetesConfig{Enabled: true, Kubeconfig: kubeconfig}
+			var configs health.Latest[judge.Config]
 			configs.Store(&config)
 			var snapshots health.Latest[health.Snapshot]
 			snapshots.Store(snapshotOf(gpu(0, nil)))

@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 )
 
 // The reasons of events.
@@ -114,9 +115,9 @@ func eventsBetween(before, after []health.DeviceState, node string, holders func
 func eventOf(c health.Change) (typ, reason, cause, message string, count uint64) {
 	switch c.Kind {
 	case health.ChangeXID:
-		x := health.LookupXID(c.XID)
+		x := catalog.LookupXID(c.XID)
 		return corev1.EventTypeWarning, eventXID, fmt.Sprint(c.XID),
-			fmt.Sprintf("XID %d of %s: %s; %s", c.XID, c.Device.Name(), c.Description(), x.Advice()), c.New
+			fmt.Sprintf("XID %d of %s: %s; %s", c.XID, c.Device.Name(), catalog.Describe(c.Reported()), x.Advice()), c.New
 	case health.ChangeState:
 		typ, reason, cause, message = stateEvent(c)
 		return typ, reason, cause, message, 1

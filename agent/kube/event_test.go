@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -130,7 +131,7 @@ func TestEventMessages(t *testing.T) {
 		eventsBetween(before, hot, "n", holders, time.Now())) {
 		got, keys = append(got, e.message), append(keys, e.key.reason+" "+string(e.key.device)+" "+e.key.cause)
 	}
-	x := health.LookupXID(79)
+	x := catalog.LookupXID(79)
 	want := []string{
 		"XID 79 of GPU 3 (GPU-3): " + x.Name + "; " + x.Advice(),
 		"GPU 3 (GPU-3) is unhealthy (xid-79): it is xid-79; drain the node and reset the GPU",

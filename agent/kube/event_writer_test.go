@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -195,8 +196,8 @@ func TestReloadKeepsEvents(t *testing.T) {
 		if g.did("create events") != eventBurst {
 			t.Fatalf("%d events, want %d before the limit", g.did("create events"), eventBurst)
 		}
-		c := health.DefaultConfig()
-		c.Kubernetes = health.KubernetesConfig{Enabled: true, Kubeconfig: "/another"}
+		c := judge.DefaultConfig()
+		c.Kubernetes = judge.KubernetesConfig{Enabled: true, Kubeconfig: "/another"}
 		g.config.Store(&c)
 		g.advance(20 * time.Second)
 		if len(g.Events()) != eventBurst+3 {
@@ -223,8 +224,8 @@ func TestReloadKeepsEventInFlight(t *testing.T) {
 		g.setDevices(gpu(0, map[int]uint64{31: 1}), gpu(1, nil))
 		g.advance(time.Second)
 		g.failWith(nil)
-		c := health.DefaultConfig()
-		c.Kubernetes = health.KubernetesConfig{Enabled: true, Kubeconfig: "/another"}
+		c := judge.DefaultConfig()
+		c.Kubernetes = judge.KubernetesConfig{Enabled: true, Kubeconfig: "/another"}
 		g.config.Store(&c)
 		g.advance(time.Second)
 		g.wantEvents(t, "node/node1 XID ×1")

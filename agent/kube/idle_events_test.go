@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // readyPod returns a pod of this node that has been Ready for a time.
@@ -361,7 +361,7 @@ func TestIdleEventsWithoutAccess(t *testing.T) {
 		if s := g.reporter.Status(); s.IdleErr != "no service account" || s.Errors == 0 || s.Errors > 22 {
 			t.Errorf("%+v", s)
 		}
-		c := health.DefaultConfig()
+		c := judge.DefaultConfig()
 		c.Kubernetes.Kubeconfig = "/another"
 		g.config.Store(&c)
 		g.advance(maxBackoff + idleInterval)
@@ -409,7 +409,7 @@ func TestIdleEventsFollowKubeconfig(t *testing.T) {
 		}
 		g.idle.Store(idlePods(time.Hour))
 		g.advance(idleRepeat)
-		c := health.DefaultConfig()
+		c := judge.DefaultConfig()
 		c.Kubernetes.Kubeconfig = "/another"
 		g.config.Store(&c)
 		g.advance(idleRepeat)

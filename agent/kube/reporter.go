@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // CaptureLog sends client-go's log to log: only there it reports that it cannot read the service account's token. Call it before any client
@@ -36,7 +37,7 @@ type Pod struct{ Namespace, Name string }
 
 // Options configure a Reporter. All fields but Idle and Saved are required.
 type Options struct {
-	Config    *health.Latest[health.Config]
+	Config    *health.Latest[judge.Config]
 	Snapshots *health.Latest[health.Snapshot]
 	Node      string // the node's name in Kubernetes
 	// Holders returns the pods that hold a device now. The reporter calls it for every event; it must not block.
@@ -110,7 +111,7 @@ func (r *Reporter) Run(ctx context.Context) error {
 	defer parts.Wait()
 	parts.Go(func() { r.runIdleWriter(ctx) })
 	for ctx.Err() == nil {
-		c, same, cancel := health.WatchPart(ctx, r.Config, func(c *health.Config) health.KubernetesConfig { return c.Kubernetes })
+		c, same, cancel := health.WatchPart(ctx, r.Config, func(c *judge.Config) judge.KubernetesConfig { return c.Kubernetes })
 		r.updateStatus(func(s *Status) { s.Enabled, s.ConditionErr, s.EventErr = c.Enabled, "", "" })
 		if !c.Enabled {
 			<-same.Done()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -21,7 +22,7 @@ import (
 type Options struct {
 	Config    *health.Latest[Config]
 	Plugin    *health.Latest[plugin.Config]
-	Health    *health.Latest[health.Config] // stored before Config
+	Health    *health.Latest[judge.Config] // stored before Config
 	Snapshots *health.Latest[health.Snapshot]
 	Node      string                                // the node's name in Kubernetes
 	Serving   func(*health.Snapshot) plugin.Serving // with the configuration in Plugin

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
@@ -30,7 +31,7 @@ type harness struct {
 	t         *testing.T
 	config    health.Latest[Config]
 	plugin    health.Latest[plugin.Config]
-	health    health.Latest[health.Config]
+	health    health.Latest[judge.Config]
 	snapshots *health.Latest[health.Snapshot] // of one process
 	read      func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
 	dir       string
@@ -45,7 +46,7 @@ func newFollowerHarness(t *testing.T, output string) *harness {
 	h.setConfig(func(c *Config) { c.Labels.Output, c.Labels.File = output, filepath.Join(h.dir, "labels") })
 	config := plugin.DefaultConfig()
 	h.plugin.Store(&config)
-	h.health.Store(new(health.Config))
+	h.health.Store(new(judge.Config))
 	h.restart(nil, true)
 	return h
 }
@@ -262,7 +263,7 @@ func TestFollowerRemovesCondition(t *testing.T) {
 			h := newFollowerHarness(t, LabelsOff)
 			stop := healthtest.Run(t, h.Run)
 			report := func(on bool) {
-				h.health.Store(&health.Config{Kubernetes: health.KubernetesConfig{Enabled: on}})
+				h.health.Store(&judge.Config{Kubernetes: judge.KubernetesConfig{Enabled: on}})
 				synctest.Wait()
 			}
 			removes := func(want bool) {
@@ -279,7 +280,7 @@ func TestFollowerRemovesCondition(t *testing.T) {
 			report(true)
 			removes(false)
 			stop()
-			h.health.Store(new(health.Config))
+			h.health.Store(new(judge.Config))
 			h.restart(h.Saved().Load(), true)
 			stop = healthtest.Run(t, h.Run)
 			removes(true)
@@ -660,7 +661,7 @@ func sectionOfEarlierProcess(t *testing.T) (text *[]byte, file string) {
 	t.Helper()
 	h := newFollowerHarness(t, LabelsFile)
 	file = h.config.Load().Labels.File
-	h.health.Store(&health.Config{Kubernetes: health.KubernetesConfig{Enabled: true}})
+	h.health.Store(&judge.Config{Kubernetes: judge.KubernetesConfig{Enabled: true}})
 	stop := healthtest.Run(t, h.Run)
 	h.poll(gpus(8, h100))
 	h.setConfig(func(c *Config) {

@@ -9,6 +9,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/deviceref"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
@@ -91,7 +92,7 @@ func resolveDevice(s *health.Snapshot, ref string) (health.DeviceID, error) {
 // reference, else the GPUs.
 func unknownDeviceError(s *health.Snapshot, ref string) error {
 	if s == nil || len(s.Devices) == 0 {
-		return fmt.Errorf("%w %q: the agent has not measured a device; see gpu-node-agent status", health.ErrUnknownDevice, ref)
+		return fmt.Errorf("%w %q: the agent has not measured a device; see gpu-node-agent status", judge.ErrUnknownDevice, ref)
 	}
 	gpu, mig, _ := deviceref.ParseIndex(ref)
 	var gpus, parts []string
@@ -108,7 +109,7 @@ func unknownDeviceError(s *health.Snapshot, ref string) error {
 		gpus = parts
 	}
 	return fmt.Errorf("%w %q; expected one of %s, or the UUID or PCI bus ID that gpu-node-agent status -o wide shows",
-		health.ErrUnknownDevice, ref, strings.Join(gpus, ", "))
+		judge.ErrUnknownDevice, ref, strings.Join(gpus, ", "))
 }
 
 func (r ClearResponse) err() error { return nil }

@@ -13,17 +13,18 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
 // cordon, include, exclude and clear take the MIG index that the status has.
 func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
-	judge := func(c health.Config) *health.Snapshot {
+	snapshotOf := func(c judge.Config) *health.Snapshot {
 		devices := agenttest.Judge(c, nil, agenttest.MIGReading(), agenttest.Now())
 		return &health.Snapshot{At: agenttest.Now(), Source: health.Source{Status: health.SourceUp}, Devices: devices}
 	}
-	snapshot := judge(health.DefaultConfig())
+	snapshot := snapshotOf(judge.DefaultConfig())
 	gpus := status.New(status.Inputs{Now: agenttest.Now(), Snapshot: snapshot}).GPUs
 	if gpus[0].MIGIndex != nil || gpus[1].MIGIndex != nil || len(gpus[1].MIG) != 2 {
 		t.Fatalf("%+v", gpus)
@@ -34,9 +35,9 @@ func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 			m.CI == nil || *m.CI != 0 {
 			t.Errorf("%s: migIndex %v, gi %v, ci %v", m.Name(), m.MIGIndex, m.GI, m.CI)
 		}
-		c := health.DefaultConfig()
+		c := judge.DefaultConfig()
 		c.Cordon = []string{index}
-		for _, d := range judge(c).Devices {
+		for _, d := range snapshotOf(c).Devices {
 			if cordoned := d.Verdict.State == health.Unhealthy; cordoned != (d.Device.ID == m.UUID) {
 				t.Errorf("cordon %s: %s is cordoned: %v", index, d.Device.ID, cordoned)
 			}
@@ -68,7 +69,7 @@ func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 
 // A request clears the findings of the device that a reference names, and the response has the remaining ones.
 func TestClear(t *testing.T) {
-	c := health.DefaultConfig()
+	c := judge.DefaultConfig()
 	c.Cordon = []string{"GPU-0"}
 	r := agenttest.MIGReading()
 	for i := range r.Samples {
@@ -146,8 +147,8 @@ func TestClearBinding(t *testing.T) {
 
 // Before the first measurement there is no device to name.
 func TestClearWithoutDevices(t *testing.T) {
-	s := newServer(health.DefaultConfig(), zaptest.NewLogger(t))
-	if _, err := s.clear(ClearRequest{Device: "0"}); !errors.Is(err, health.ErrUnknownDevice) || !strings.Contains(err.Error(), "status") {
+	s := newServer(judge.DefaultConfig(), zaptest.NewLogger(t))
+	if _, err := s.clear(ClearRequest{Device: "0"}); !errors.Is(err, judge.ErrUnknownDevice) || !strings.Contains(err.Error(), "status") {
 		t.Error(err)
 	}
 }

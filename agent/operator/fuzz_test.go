@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	agentnode "github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
@@ -97,7 +98,7 @@ var errNone = errors.New("none")
 
 // restored returns a server whose monitor has restored the devices of a node and does not run.
 func restored(node *health.Snapshot) *Server {
-	s := newServer(health.DefaultConfig(), zap.NewNop())
+	s := newServer(judge.DefaultConfig(), zap.NewNop())
 	s.Monitor.Restore(statefile.Restored{Devices: node.Devices, Missed: true})
 	s.Snapshots.Store(&health.Snapshot{Devices: node.Devices})
 	s.Slices = func(context.Context) (dra.PublishedSlices, error) { return dra.PublishedSlices{}, errNone }

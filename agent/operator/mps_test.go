@@ -17,6 +17,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
@@ -57,14 +59,14 @@ func mpsNode() *health.Snapshot {
 
 // mpsServer returns a server on mpsNode, whose process 61 belongs to a container.
 func mpsServer(s *health.Snapshot, fake *fakeMPS, log *zap.Logger) *Server {
-	server := newServer(health.DefaultConfig(), log)
+	server := newServer(judge.DefaultConfig(), log)
 	if s != nil {
 		server.Snapshots.Store(s)
 	}
 	server.MPS = fake
 	server.Processes = func() *processes.Snapshot {
 		return &processes.Snapshot{
-			ProcessReading: health.ProcessReading{Processes: []health.Process{{Device: "GPU-0", PID: 60}, {Device: "GPU-0", PID: 61}}},
+			ProcessReading: driver.ProcessReading{Processes: []driver.Process{{Device: "GPU-0", PID: 60}, {Device: "GPU-0", PID: 61}}},
 			Containers:     []processes.Container{{}, {Namespace: "web", Pod: "chat-0", Name: "llm"}},
 		}
 	}

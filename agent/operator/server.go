@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
@@ -36,7 +37,7 @@ const (
 
 // Server answers the operator's requests on the agent's socket.
 type Server struct {
-	Config    *health.Latest[health.Config] // for the socket's path
+	Config    *health.Latest[judge.Config] // for the socket's path
 	Snapshots *health.Latest[health.Snapshot]
 	Monitor   *monitor.Monitor
 	MPS       MPS
@@ -53,7 +54,7 @@ type Server struct {
 // Run serves the socket at health.socket until ctx ends.
 func (s *Server) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
-		path, same, cancel := health.WatchPart(ctx, s.Config, func(c *health.Config) string { return c.Socket })
+		path, same, cancel := health.WatchPart(ctx, s.Config, func(c *judge.Config) string { return c.Socket })
 		if path == "" {
 			<-same.Done()
 		} else {

@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
@@ -90,8 +91,8 @@ func TestCheckNotHeld(t *testing.T) {
 }
 
 // newServer returns a server whose monitor does not run.
-func newServer(c health.Config, log *zap.Logger) *Server {
-	s := &Server{Config: new(health.Latest[health.Config]), Snapshots: new(health.Latest[health.Snapshot]), Log: log}
+func newServer(c judge.Config, log *zap.Logger) *Server {
+	s := &Server{Config: new(health.Latest[judge.Config]), Snapshots: new(health.Latest[health.Snapshot]), Log: log}
 	s.Config.Store(&c)
 	s.Monitor = monitor.New(s.Config, new(health.Latest[monitor.Source]), s.Snapshots, log)
 	s.Ask = func(context.Context, time.Duration) offer.Facts {
@@ -108,7 +109,7 @@ func startServer(t *testing.T) *Server {
 	t.Helper()
 	dir := agenttest.SocketDir(t)
 	log := zaptest.NewLogger(t)
-	c := health.DefaultConfig()
+	c := judge.DefaultConfig()
 	c.Socket = filepath.Join(dir, "agent.sock")
 	source, err := sim.New(sim.DefaultConfig(), log)
 	if err != nil {
@@ -122,7 +123,7 @@ func startServer(t *testing.T) *Server {
 	s := newServer(c, log)
 	s.Monitor = monitor.New(s.Config, &sources, s.Snapshots, log)
 	var entries health.Latest[health.IndexEntries]
-	entries.Store(&health.IndexEntries{Refs: []health.IndexRef{{Key: health.KeyCordon, Entry: "3"}}, Final: true})
+	entries.Store(&health.IndexEntries{Refs: []health.IndexRef{{Key: judge.KeyCordon, Entry: "3"}}, Final: true})
 	s.Monitor.SetIndexEntries(&entries)
 	state := statefile.New(filepath.Join(dir, "state"), s.Snapshots, new(health.Latest[[]byte]), "", log)
 	s.AwaitSaved = state.WaitWritten
@@ -183,7 +184,7 @@ func wantRefusal(t *testing.T, what string, err, want error) {
 
 // What the agent does not know now may be known later.
 func TestUnknownSlicesAndLabels(t *testing.T) {
-	s := newServer(health.DefaultConfig(), zaptest.NewLogger(t))
+	s := newServer(judge.DefaultConfig(), zaptest.NewLogger(t))
 	s.Slices = func(context.Context) (dra.PublishedSlices, error) { return dra.PublishedSlices{}, errNone }
 	s.Labels = func(context.Context) (node.Labels, error) { return node.Labels{}, errNone }
 	for _, route := range []string{slicesRoute, labelsRoute} {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 )
 
 // maxEvents is the number of recent events that are stored.
@@ -91,7 +92,7 @@ func eventsBetween(before, after *health.Snapshot) []Event {
 				e.Time = d.XIDs.Newest().At.UTC()
 			}
 			e.Source = xidSource(d.XIDs.Codes[c.XID].Newest.Witness, after.Source.Kind)
-			e.Text = fmt.Sprintf("XID %d: %s", c.XID, c.Description())
+			e.Text = fmt.Sprintf("XID %d: %s", c.XID, catalog.Describe(c.Reported()))
 			e.late = c.New == 0
 			if c.Count > 1 {
 				e.Text += fmt.Sprintf(" (count %d)", c.Count)

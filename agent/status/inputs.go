@@ -10,6 +10,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
@@ -182,7 +183,7 @@ func addUsage(devices []Device, p *processes.Snapshot) {
 func incidentsStatus(incidents []health.Incident) []Incident {
 	all := make([]Incident, 0, len(incidents))
 	for _, i := range incidents {
-		info := health.LookupIncident(i.Code)
+		info := catalog.LookupIncident(i.Code)
 		all = append(all, Incident{i.System, info.Name, i.Severity.String(), i.Message, info.Action, info.Action.Advice()})
 	}
 	return all
@@ -288,12 +289,12 @@ func deviceStatus(d *health.DeviceState, h podresources.Holders, source string) 
 	for _, code := range slices.Sorted(maps.Keys(d.XIDs.Codes)) {
 		t := d.XIDs.Codes[code]
 		s.XIDs = append(s.XIDs, XID{
-			XID: code, Name: health.LookupXID(code).Name, Count: t.Total, Source: xidSource(t.Newest.Witness, source),
+			XID: code, Name: catalog.LookupXID(code).Name, Count: t.Total, Source: xidSource(t.Newest.Witness, source),
 		})
 	}
 	if x := d.XIDs.Newest(); x.Code != 0 {
 		s.LastXID = &XID{
-			XID: x.Code, Name: health.LookupXID(x.Code).Name, Time: x.At.UTC(), Source: xidSource(x.Witness, source),
+			XID: x.Code, Name: catalog.LookupXID(x.Code).Name, Time: x.At.UTC(), Source: xidSource(x.Witness, source),
 			Process: x.Detail.Process, PID: x.Detail.PID,
 		}
 	}

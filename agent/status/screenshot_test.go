@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
@@ -134,13 +135,13 @@ func (c simulation) page(t *testing.T) *httptest.ResponseRecorder {
 		t.Fatal(err)
 	}
 	var (
-		configs   health.Latest[health.Config]
+		configs   health.Latest[judge.Config]
 		sources   health.Latest[monitor.Source]
 		snapshots health.Latest[health.Snapshot]
 		events    Events
 		history   History
 	)
-	healthConfig := health.DefaultConfig()
+	healthConfig := judge.DefaultConfig()
 	configs.Store(&healthConfig)
 	sources.Store(&monitor.Source{
 		SourceID: health.SourceID{Kind: "sim", Inventory: "sim", Simulated: true}, StallAfter: 10 * time.Second,

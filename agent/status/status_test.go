@@ -21,6 +21,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
@@ -372,7 +374,7 @@ func TestEventsBetweenSnapshots(t *testing.T) {
 		"events go up":       {snapshot(up, gpu), snapshot(pushed, gpu), "event-source off up\n", []string{"nvml"}},
 		"events go down":     {snapshot(pushed, gpu), snapshot(unpushed, gpu), "event-source up down\n", []string{"nvml", "no driver"}},
 		"events stay down":   {snapshot(unpushed, gpu), snapshot(unpushed, gpu), "", nil},
-		"XIDs":               {snapshot(up, gpu), snapshot(up, xids), "xid GPU-0 31\n", []string{"XID 31", health.LookupXID(31).Name, "3)"}},
+		"XIDs":               {snapshot(up, gpu), snapshot(up, xids), "xid GPU-0 31\n", []string{"XID 31", catalog.LookupXID(31).Name, "3)"}},
 		"MIG device removed": {snapshot(up, gpu, mig), snapshot(up, gpu), "gone MIG-0-7\n", nil},
 		"GPU and MIG lost": {
 			snapshot(up, gpu, mig), snapshot(up, lostGPU, lostMIG), "state GPU-0 healthy unhealthy lost\n",
@@ -566,7 +568,7 @@ func BenchmarkStatusPage(b *testing.B) {
 
 // A missing MIG device keeps its index, so that a cordon still matches it.
 func TestMissingMIGDeviceKeepsIndex(t *testing.T) {
-	c := health.DefaultConfig()
+	c := judge.DefaultConfig()
 	before := agenttest.Judge(c, nil, agenttest.MIGReading(), agenttest.Now())
 	withoutMIG := &health.Reading{Devices: agenttest.MIGReading().Devices[:1], Samples: agenttest.MIGReading().Samples[:1]}
 	snapshot := &health.Snapshot{At: agenttest.Now(), Devices: agenttest.Judge(c, before, withoutMIG, agenttest.Now().Add(time.Second))}

@@ -11,6 +11,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -313,7 +314,7 @@ func TestProcessesAreShown(t *testing.T) {
 
 	llm := processes.Container{Namespace: "training", Pod: "llm-0", Name: "torch"}
 	k.Processes = &processes.Snapshot{
-		ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"GPU-0", "GPU-2", "MIG-2-7", "MIG-2-8"}},
+		ProcessReading: driver.ProcessReading{Measured: []health.DeviceID{"GPU-0", "GPU-2", "MIG-2-7", "MIG-2-8"}},
 		Usage: []processes.Usage{
 			{Device: "GPU-0", Processes: 2},
 			{Device: "GPU-0", Container: llm, Processes: 1, Memory: 20 << 30, HasMemory: true, SM: .875, HasSM: true},

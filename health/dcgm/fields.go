@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // fieldXID is the field whose samples are XIDs (dcgm_fields.h: DCGM_FI_DEV_XID_ERROR).
@@ -38,7 +39,7 @@ const (
 // health check ignores some and takes up to 30 s for the others (OBSERVED.md#health-check-interval).
 func healthFields() []dcgm.Short {
 	var fields []dcgm.Short
-	for _, f := range health.JudgedFields() {
+	for _, f := range judge.JudgedFields() {
 		if f := dcgm.Short(f); f != fieldXID && !slices.Contains(fields, f) {
 			fields = append(fields, f)
 		}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // childAddress is an environment variable. If set, the test binary opens a session at its address and prints the result; "-"
@@ -326,7 +327,7 @@ func (b *fixture) judge(r *health.Reading, samples map[health.DeviceID]health.Sa
 	for _, d := range b.judged {
 		known[d.Device.ID] = len(d.XIDs.Rows)
 	}
-	b.judged = health.Measure(health.DefaultConfig(), b.judged, r, health.ReadingContext{FirstReading: b.judged == nil}, b.clock.now())
+	b.judged = judge.Measure(judge.DefaultConfig(), b.judged, r, judge.ReadingContext{FirstReading: b.judged == nil}, b.clock.now())
 	b.past = map[health.DeviceID][]int{}
 	for _, d := range b.judged {
 		id := d.Device.ID

@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 )
 
@@ -40,9 +41,9 @@ func startMonitor(b *fixture, gpus uint, cfg Config, every, stallAfter time.Dura
 	b.clock = &clock{}
 	b.addGPUs(gpus)
 	c := &monitorFixture{fixture: b, n: gpus}
-	var config health.Latest[health.Config]
+	var config health.Latest[judge.Config]
 	var source health.Latest[monitor.Source]
-	healthConfig := health.DefaultConfig()
+	healthConfig := judge.DefaultConfig()
 	healthConfig.Interval = every
 	config.Store(&healthConfig)
 	open := func(ctx context.Context) (health.Session, error) { return Open(ctx, cfg, b.log) }

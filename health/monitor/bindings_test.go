@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
 
@@ -97,7 +98,7 @@ func (b *bindingNode) list() {
 }
 
 // outageWait is longer than health.OutageDelay.
-const outageWait = health.OutageDelay + 2*time.Second
+const outageWait = judge.OutageDelay + 2*time.Second
 
 // How the state file is after a restart of the agent.
 const (
@@ -149,9 +150,9 @@ func (b *bindingNode) stopAgent() {
 
 // load puts a configuration in force, with the same entries in both keys.
 func (b *bindingNode) load(cordon ...string) {
-	b.configure(func(c *health.Config) { c.Cordon = cordon })
+	b.configure(func(c *judge.Config) { c.Cordon = cordon })
 	b.entries.Store(&health.IndexEntries{
-		Refs: append(health.IndexRefs(health.KeyCordon, cordon), health.IndexRefs(excludeKey, cordon)...), Final: true,
+		Refs: append(health.IndexRefs(judge.KeyCordon, cordon), health.IndexRefs(excludeKey, cordon)...), Final: true,
 	})
 	synctest.Wait()
 }
@@ -588,7 +589,7 @@ func (b *bindingNode) check(t *testing.T, where string, entries []string, meanin
 func TestBindingOutlivesRejectedConfiguration(t *testing.T) {
 	runBindings(t, 3, func(t *testing.T, b *bindingNode) {
 		b.entries.Store(&health.IndexEntries{})
-		b.configure(func(*health.Config) {})
+		b.configure(func(*judge.Config) {})
 		b.unbound[0] = true
 		b.restartEngine()
 		b.measure()

@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 )
 
 // applyChecks publishes the state of DCGM's health checks and the incidents that name no device, and logs the changes. Without
@@ -44,7 +45,7 @@ func (m *Monitor) logIncidents(incidents, others []health.Incident, message stri
 		same := func(o health.Incident) bool { return o.Code == i.Code && o.Severity == i.Severity }
 		if !slices.ContainsFunc(others, same) {
 			m.logLater(func() {
-				m.log.Warn(message, zap.String("system", i.System), zap.String("incident", health.LookupIncident(i.Code).Name),
+				m.log.Warn(message, zap.String("system", i.System), zap.String("incident", catalog.LookupIncident(i.Code).Name),
 					zap.Stringer("severity", i.Severity), zap.String("message", i.Message))
 			})
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -41,7 +42,7 @@ func TestMonitorHealthChecksDown(t *testing.T) {
 		if !down.After(up) {
 			t.Errorf("down since %v, up since %v", down, up)
 		}
-		advance(health.DefaultConfig().RecoverAfter * 2)
+		advance(judge.DefaultConfig().RecoverAfter * 2)
 		report(health.ChecksDown, "another reason", nil, healthtest.Present(healthtest.XIDs(95)))
 		want("down for long", health.ChecksDown, down, 1, cause+",xid-95")
 		h.set(func(s *fakeSource) { s.pollErr = errors.New("engine died") })
@@ -54,7 +55,7 @@ func TestMonitorHealthChecksDown(t *testing.T) {
 
 		report(health.ChecksUp, "", nil, healthtest.Checked())
 		want("up again", health.ChecksUp, h.status().Checks.Since, 0, cause+",xid-95")
-		advance(health.DefaultConfig().RecoverAfter)
+		advance(judge.DefaultConfig().RecoverAfter)
 		want("up for long", health.ChecksUp, h.status().Checks.Since, 0, "xid-95")
 
 		for message, n := range map[string]int{

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
@@ -27,7 +28,7 @@ func TestClearMeasuredFinding(t *testing.T) {
 
 // A decision ends with the finding that it depends on, without a poll.
 func TestClearEndsIsolation(t *testing.T) {
-	c := health.DefaultConfig()
+	c := judge.DefaultConfig()
 	c.IsolatePending = true
 	samples := map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.Value(health.FieldRemapPending, 1))}
 	m := restored(c, statefile.Restored{

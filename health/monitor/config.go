@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // followInputs publishes again after each change of the configuration, of its entries by index, or of the MPS daemons. So a cordon and the
@@ -36,11 +37,11 @@ func (m *Monitor) applyInputs() {
 }
 
 // currentConfig returns the configuration with the bindings, the zero Config before the first one is stored. m.mu is held.
-func (m *Monitor) currentConfig() health.Config {
+func (m *Monitor) currentConfig() judge.Config {
 	if c := m.config.Load(); c != nil {
 		return c.WithBindings(m.now.Bindings)
 	}
-	return health.Config{}
+	return judge.Config{}
 }
 
 // logUnmatchedCordons logs the entries of health.cordon that match no device, if they changed. m.mu is held.

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 var (
@@ -181,7 +182,7 @@ func (m *Monitor) attach(reason string) (already bool) {
 	m.logLater(func() { m.log.Info("attaching the driver", zap.String("reason", reason)) })
 	m.xids.seen = now
 	if !already && m.session == nil {
-		m.now.Devices = health.DiscardMeasurements(m.now.Devices, now)
+		m.now.Devices = judge.DiscardMeasurements(m.now.Devices, now)
 	}
 	if s := &m.now.Source; s.Status == health.SourceUp || s.Status == health.SourceDetached {
 		setStatus(s, health.SourceStarting, "", now)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // In any sequence of requests, failures, hangs and reloads: while detached no session is open and no event source runs, no GPU
@@ -83,7 +84,7 @@ func (p *detachPlay) step(ctx context.Context, t *testing.T) {
 	case 8:
 		p.reload()
 	case 9:
-		p.configure(func(*health.Config) {})
+		p.configure(func(*judge.Config) {})
 	case 10:
 		p.resumeEvents()
 		if p.resumeEvents = func() {}; p.r.IntN(2) == 0 {

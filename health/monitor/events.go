@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 const (
@@ -201,7 +202,7 @@ func (m *Monitor) judgeEvents() (wait time.Duration) {
 
 // takeEvents removes from m.unjudged the events that can be judged, in order, and those that need not be. actions reports whether a change
 // of a recovery action or its value was among them: readActions waits for the next snapshot to look at these. m.mu is held.
-func (m *Monitor) takeEvents(now time.Time) (events []health.Observation, actions bool) {
+func (m *Monitor) takeEvents(now time.Time) (events []judge.Observation, actions bool) {
 	if len(m.now.Devices) == 0 {
 		return nil, false
 	}
@@ -218,14 +219,14 @@ func (m *Monitor) takeEvents(now time.Time) (events []health.Observation, action
 		case e.read != nil:
 			actions = true
 			if m.takeAction(gpu, *e.read) {
-				events = append(events, health.Observation{GPU: gpu.Device.ID, Devices: devices, Action: &e.read.RecoveryAction})
+				events = append(events, judge.Observation{GPU: gpu.Device.ID, Devices: devices, Action: &e.read.RecoveryAction})
 			}
 		case e.Kind == health.EventRecoveryAction:
 			actions = true
 			m.actionChanged(gpu.Device.ID, now)
 		default:
 			m.overtakeAction(gpu, e.XID.Code, now)
-			events = append(events, health.Observation{GPU: gpu.Device.ID, Devices: devices, XID: e.XID})
+			events = append(events, judge.Observation{GPU: gpu.Device.ID, Devices: devices, XID: e.XID})
 		}
 	}
 	m.unjudged = left

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -388,7 +389,7 @@ func TestEventCausesPolls(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
-				h.configure(func(c *health.Config) { c.Interval = time.Hour })
+				h.configure(func(c *judge.Config) { c.Interval = time.Hour })
 				synctest.Wait()
 				before := h.count(&h.polls)
 				for _, p := range []struct {
@@ -411,7 +412,7 @@ func TestEventCausesPolls(t *testing.T) {
 // A view sends an event before the poll that it causes takes the processors, and the source measures once a second.
 func TestEventPollsSuitSource(t *testing.T) {
 	runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
-		h.configure(func(c *health.Config) { c.Interval = time.Hour })
+		h.configure(func(c *judge.Config) { c.Interval = time.Hour })
 		synctest.Wait()
 		before := h.count(&h.polls)
 		f.xid(31)
@@ -865,7 +866,7 @@ func BenchmarkEventToSnapshot(b *testing.B) {
 	for _, d := range h.reading.Devices {
 		h.reading.Samples = append(h.reading.Samples, health.Sample{Device: d.ID, Presence: health.Present})
 	}
-	h.configure(func(c *health.Config) { c.Interval = time.Hour })
+	h.configure(func(c *judge.Config) { c.Interval = time.Hour })
 	h.source.Store(h.withEvents(f))
 	ctx, cancel := context.WithCancel(b.Context())
 	ended := make(chan error)

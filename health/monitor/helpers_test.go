@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -168,7 +169,7 @@ type harness struct {
 	*fakeSource
 	out    *health.Latest[health.Snapshot]
 	m      *Monitor
-	config *health.Latest[health.Config]
+	config *health.Latest[judge.Config]
 	source *health.Latest[Source]
 	mps    *health.Latest[health.MPSState]
 	logs   *observer.ObservedLogs
@@ -192,10 +193,10 @@ func runTest(t *testing.T, test func(t *testing.T, h *harness)) {
 func newHarness(log *zap.Logger) *harness {
 	h := &harness{
 		fakeSource: newFakeSource(),
-		out:        new(health.Latest[health.Snapshot]), config: new(health.Latest[health.Config]), source: new(health.Latest[Source]),
+		out:        new(health.Latest[health.Snapshot]), config: new(health.Latest[judge.Config]), source: new(health.Latest[Source]),
 		mps: new(health.Latest[health.MPSState]),
 	}
-	h.configure(func(*health.Config) {})
+	h.configure(func(*judge.Config) {})
 	h.source.Store(h.fakeSource.source(health.SourceID{}))
 	h.m = New(h.config, h.source, h.out, log)
 	h.m.SetMPS(h.mps)
@@ -207,14 +208,14 @@ func newHarness(log *zap.Logger) *harness {
 func (h *harness) start(t *testing.T) { h.stop = healthtest.Run(t, h.m.Run) }
 
 // configure changes the default configuration.
-func (h *harness) configure(change func(*health.Config)) {
-	c := health.DefaultConfig()
+func (h *harness) configure(change func(*judge.Config)) {
+	c := judge.DefaultConfig()
 	change(&c)
 	h.config.Store(&c)
 }
 
 func (h *harness) cordon(refs ...string) {
-	h.configure(func(c *health.Config) { c.Cordon = refs })
+	h.configure(func(c *judge.Config) { c.Cordon = refs })
 }
 
 // useHostEngine replaces the source by one with a host engine.

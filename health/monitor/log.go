@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 )
 
 // logChangesLater leaves logChanges to unlock. If a log entry was written shortly before and only XIDs were counted since, the entry waits.
@@ -40,7 +41,7 @@ func logChanges(log *zap.Logger, before, after []health.DeviceState) {
 			}
 			log.Info("device found", append(fields, zap.String("model", c.Device.Model), zap.String("pci", c.Device.PCI))...)
 		case health.ChangeXID:
-			fields = append(fields, zap.Int("xid", c.XID), zap.String("meaning", c.Description()), zap.Uint64("count", c.Count),
+			fields = append(fields, zap.Int("xid", c.XID), zap.String("meaning", catalog.Describe(c.Reported())), zap.Uint64("count", c.Count),
 				zap.Uint64("new", c.New))
 			if c.Detail.Text != "" {
 				fields = append(fields, zap.String("message", c.Detail.Text))

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -141,9 +142,9 @@ func TestLogChanges(t *testing.T) {
 	detail := health.XIDDetail{Text: "the driver's message"}
 	reported := healthtest.Present(healthtest.XIDs(48), healthtest.Value(health.FieldRemapPending, 1))
 	reported.XIDs[0].Detail = detail
-	found := healthtest.Judge(health.DefaultConfig(), nil, 0, nil, nil, gpu, mig0, mig1)
-	faulty := healthtest.Judge(health.DefaultConfig(), found, 1, nil, map[health.DeviceID]health.Sample{"GPU-0": reported}, gpu, mig0, mig1)
-	one := healthtest.Judge(health.DefaultConfig(), found, 1, nil, map[health.DeviceID]health.Sample{
+	found := healthtest.Judge(judge.DefaultConfig(), nil, 0, nil, nil, gpu, mig0, mig1)
+	faulty := healthtest.Judge(judge.DefaultConfig(), found, 1, nil, map[health.DeviceID]health.Sample{"GPU-0": reported}, gpu, mig0, mig1)
+	one := healthtest.Judge(judge.DefaultConfig(), found, 1, nil, map[health.DeviceID]health.Sample{
 		"GPU-0": healthtest.Present(healthtest.Value(health.FieldRemapPending, 1)),
 	}, gpu, mig0, mig1)
 	core, logs := observer.New(zapcore.InfoLevel)

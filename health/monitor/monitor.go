@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
@@ -39,7 +40,7 @@ type Source struct {
 
 // Monitor polls the devices and judges them. It is the only writer of snapshots.
 type Monitor struct {
-	config  *health.Latest[health.Config]
+	config  *health.Latest[judge.Config]
 	source  *health.Latest[Source]
 	out     *health.Latest[health.Snapshot]
 	held    health.Held
@@ -55,7 +56,7 @@ type Monitor struct {
 	session          health.Session  // nil if none is open
 	detach           detachment
 	timeLimit        *time.Timer // of a detach; nil before the first one
-	outageFilter     health.OutageFilter
+	outageFilter     judge.OutageFilter
 	driverVersion    string // the latest known
 	unmatchedCordons []string
 	restored         statefile.Restored
@@ -82,7 +83,7 @@ type Monitor struct {
 
 // New returns a monitor that stores its snapshots in out. The monitor follows changes of the configuration; a new Source
 // closes the session and opens one of the new source.
-func New(config *health.Latest[health.Config], source *health.Latest[Source], out *health.Latest[health.Snapshot],
+func New(config *health.Latest[judge.Config], source *health.Latest[Source], out *health.Latest[health.Snapshot],
 	log *zap.Logger,
 ) *Monitor {
 	m := &Monitor{
@@ -158,7 +159,7 @@ func (m *Monitor) reportSource(status health.SourceStatus, reason string) {
 	m.publish(func(s *health.Snapshot) {
 		now := time.Now()
 		if status == health.SourceDown {
-			m.outageFilter = health.OutageFilter{}
+			m.outageFilter = judge.OutageFilter{}
 			m.setAway(true, now)
 		}
 		setStatus(&s.Source, status, reason, now)
@@ -192,7 +193,7 @@ func (m *Monitor) storeJudged() { m.storeDevices(true) }
 func (m *Monitor) storeDevices(view bool) {
 	now := time.Now()
 	if view {
-		m.now.Devices = health.View(m.currentConfig(), m.now.Devices, m.viewContext(), now)
+		m.now.Devices = judge.View(m.currentConfig(), m.now.Devices, m.viewContext(), now)
 	}
 	m.logChangesLater(now)
 	m.now.Seq++

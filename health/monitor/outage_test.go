@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -48,7 +49,7 @@ func TestMonitorDelaysOutage(t *testing.T) {
 		gpu0Cause string
 		gpu1Cause string
 	}
-	const up, down, accepted = health.SourceUp, health.SourceDown, health.OutageDelay + 3*time.Second
+	const up, down, accepted = health.SourceUp, health.SourceDown, judge.OutageDelay + 3*time.Second
 	both := func(gpu0, gpu1 health.Presence) []health.Presence { return []health.Presence{gpu0, gpu1} }
 	present, oneLost := both(health.Present, health.Present), both(health.Present, health.Lost)
 	for name, steps := range map[string][]step{

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 func TestPhaseObserve(t *testing.T) {
@@ -216,7 +217,7 @@ func (e *engine) count(of *[]time.Time) int {
 func runTestWithEngine(t *testing.T, seed uint64, interval time.Duration, test func(t *testing.T, h *harness, e *engine)) {
 	t.Helper()
 	runTest(t, func(t *testing.T, h *harness) {
-		h.configure(func(c *health.Config) { c.Interval = interval })
+		h.configure(func(c *judge.Config) { c.Interval = interval })
 		e := newEngine(h.fakeSource, seed)
 		src := *h.source.Load()
 		src.Open = func(ctx context.Context) (health.Session, error) {
@@ -480,7 +481,7 @@ func TestPollAfterEarlyPoll(t *testing.T) {
 				e.forget()
 				for range 100 {
 					advance(interval + e.upTo(2*interval))
-					h.configure(func(c *health.Config) { c.Interval = interval })
+					h.configure(func(c *judge.Config) { c.Interval = interval })
 				}
 				e.mu.Lock()
 				defer e.mu.Unlock()
@@ -515,7 +516,7 @@ func TestEngineThatMeasuresMoreOften(t *testing.T) {
 func TestPollsOfSourceWithoutPhase(t *testing.T) {
 	runTestWithWatcher(t, func(t *testing.T, h *harness, w *fakeWatcher) {
 		for _, interval := range []time.Duration{time.Second, 700 * time.Millisecond, 10 * time.Second} {
-			h.configure(func(c *health.Config) { c.Interval = interval })
+			h.configure(func(c *judge.Config) { c.Interval = interval })
 			synctest.Wait()
 			advance(interval)
 			polls, checks := h.count(&h.polls), w.checks.Load()

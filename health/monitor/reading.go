@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // applyReading judges a reading, publishes the result and logs the changes.
@@ -17,7 +18,7 @@ func (m *Monitor) applyReading(r *health.Reading) {
 	m.setAway(len(r.Devices) == 0 && len(before) > 0, now) // an engine that started without a driver has no XIDs either
 	m.now.Entities = r.Entities
 	reloaded, rememberDriver := m.driverReloaded(r.Versions.Driver)
-	rc := health.ReadingContext{
+	rc := judge.ReadingContext{
 		FirstReading: m.now.Source.Polls == 0, DriverReloaded: reloaded, NewInventory: m.newInventory && len(r.Devices) > 0,
 		XIDHistory: m.history, Witnesses: m.witnesses(),
 	}
@@ -71,9 +72,9 @@ func (m *Monitor) applyDelayed(before []health.DeviceState, reason string, now t
 }
 
 // observe judges events. m.mu is held.
-func (m *Monitor) observe(before []health.DeviceState, events []health.Observation, reloaded bool, now time.Time) {
-	rc := health.ReadingContext{DriverReloaded: reloaded, Witnesses: m.witnesses()}
-	m.now.Devices = health.Observe(m.currentConfig(), before, events, rc, now)
+func (m *Monitor) observe(before []health.DeviceState, events []judge.Observation, reloaded bool, now time.Time) {
+	rc := judge.ReadingContext{DriverReloaded: reloaded, Witnesses: m.witnesses()}
+	m.now.Devices = judge.Observe(m.currentConfig(), before, events, rc, now)
 }
 
 // witnesses returns the event sources that are on. m.mu is held.
@@ -87,8 +88,8 @@ func (m *Monitor) witnesses() (on []health.Witness) {
 }
 
 // viewContext requires m.mu.
-func (m *Monitor) viewContext() health.ViewContext {
-	return health.ViewContext{Held: m.held, Detach: m.detach.Detachment, MPS: m.mpsState()}
+func (m *Monitor) viewContext() judge.ViewContext {
+	return judge.ViewContext{Held: m.held, Detach: m.detach.Detachment, MPS: m.mpsState()}
 }
 
 // driverReloaded reports whether the driver was loaded again, or another version of it, since remember was last called. Unknown values are

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // actionDelay is how long a source that is up has to measure a recovery action: until the second poll after the event, and some more.
@@ -78,7 +79,7 @@ func (a *unmeasuredAction) measuredIn(s health.Sample) bool {
 // lacksActions reports whether the source measures a GPU except for its recovery action. m.mu is held.
 func (m *Monitor) lacksActions(s health.Sample) bool {
 	has := func(f health.Field) bool { _, ok := s.Values[f]; return ok }
-	return m.now.Source.Status == health.SourceUp && !has(health.FieldRecoveryAction) && slices.ContainsFunc(health.JudgedFields(), has)
+	return m.now.Source.Status == health.SourceUp && !has(health.FieldRecoveryAction) && slices.ContainsFunc(judge.JudgedFields(), has)
 }
 
 // dueActions returns the GPUs whose recovery actions must be read now, and for how long no other one is due; 0 if none waits.

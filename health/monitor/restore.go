@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
 
@@ -64,9 +65,9 @@ func (m *Monitor) RestoreLate(r statefile.Restored) {
 		source.DriverLoad = r.DriverLoad
 	}
 	m.restoreBindings(r.Bindings)
-	late := health.LateState{Devices: saved, DriverReloaded: reloaded, XIDHistory: r.History}
-	devices, unjudged := health.RestoreLate(m.currentConfig(), m.now.Devices, late, now)
-	m.observe(devices, append([]health.Observation{{}}, unjudged...), false, now)
+	late := judge.LateState{Devices: saved, DriverReloaded: reloaded, XIDHistory: r.History}
+	devices, unjudged := judge.RestoreLate(m.currentConfig(), m.now.Devices, late, now)
+	m.observe(devices, append([]judge.Observation{{}}, unjudged...), false, now)
 	m.bind()
 	m.storeJudged()
 	switch d := r.Detachment; {

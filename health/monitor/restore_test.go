@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
@@ -180,8 +181,8 @@ func TestSourceReturnsWithItsDevices(t *testing.T) {
 }
 
 // restored returns a monitor that has devices and does not run.
-func restored(c health.Config, r statefile.Restored) *Monitor {
-	config := new(health.Latest[health.Config])
+func restored(c judge.Config, r statefile.Restored) *Monitor {
+	config := new(health.Latest[judge.Config])
 	config.Store(&c)
 	m := New(config, new(health.Latest[Source]), new(health.Latest[health.Snapshot]), zap.NewNop())
 	m.Restore(r)
@@ -197,7 +198,7 @@ func FuzzRestore(f *testing.F) {
 			return
 		}
 		r := saved.Restore("boot", health.SourceID{Kind: "sim"}, healthtest.Epoch)
-		m := restored(health.DefaultConfig(), r)
+		m := restored(judge.DefaultConfig(), r)
 		if requested := m.detach.detachRequested(); requested != r.Detachment.InForce() {
 			t.Errorf("detached: %t, saved %+v", requested, r.Detachment)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 const (
@@ -100,7 +101,7 @@ func (m *Monitor) runSession(ctx context.Context, w watchdog, open health.Opener
 func (m *Monitor) xidsOverdue(now time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return health.OverdueXIDs(m.now.Devices, now)
+	return judge.OverdueXIDs(m.now.Devices, now)
 }
 
 // readAllXIDs makes the next poll list all rows of XIDs.

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -126,7 +127,7 @@ func TestMonitorFollowsConfig(t *testing.T) {
 		h.reportGPU0(healthtest.Present(healthtest.Value(health.FieldGPUTemp, 80)))
 		advance(1500 * time.Millisecond)
 		h.wantCauses(t, "below the default limit", health.SourceUp, "")
-		h.configure(func(c *health.Config) { c.Temperature = 75 })
+		h.configure(func(c *judge.Config) { c.Temperature = 75 })
 		synctest.Wait()
 		h.wantCauses(t, "above the new limit", health.SourceUp, health.CauseTemperature)
 	})
@@ -164,7 +165,7 @@ func TestCordonWhileStalled(t *testing.T) {
 func TestMonitorIsolatesWhenPodEnds(t *testing.T) {
 	runTest(t, func(t *testing.T, h *harness) {
 		h.reportGPU0(healthtest.Present(healthtest.Value(health.FieldRemapPending, 1)))
-		h.configure(func(c *health.Config) { c.IsolatePending = true })
+		h.configure(func(c *judge.Config) { c.IsolatePending = true })
 		advance(time.Minute)
 		h.wantCauses(t, "held", health.SourceUp, health.CauseRemapPending)
 		h.held.Store(false)
@@ -219,7 +220,7 @@ func TestPollDuration(t *testing.T) {
 func TestRunWithoutSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out health.Latest[health.Snapshot]
-		m := New(new(health.Latest[health.Config]), new(health.Latest[Source]), &out, zap.NewNop())
+		m := New(new(health.Latest[judge.Config]), new(health.Latest[Source]), &out, zap.NewNop())
 		stop := healthtest.Run(t, m.Run)
 		advance(time.Hour)
 		stop()

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
@@ -32,7 +33,7 @@ func TestMonitorMissesGPUAfterReload(t *testing.T) {
 	runTest(t, func(t *testing.T, h *harness) {
 		h.report()
 		h.source.Store(h.fakeSource.source(health.SourceID{}))
-		advance(health.OutageDelay + time.Second)
+		advance(judge.OutageDelay + time.Second)
 		h.wantCauses(t, "after the reload", health.SourceUp, health.CauseMissing)
 	})
 }
@@ -142,7 +143,7 @@ func TestNewInventoryKeepsUnnamed(t *testing.T) {
 func TestExchangeRestoresOtherSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		simulated := sourceID("sim a", true)
-		devices := healthtest.Judge(health.DefaultConfig(), nil, 0, nil,
+		devices := healthtest.Judge(judge.DefaultConfig(), nil, 0, nil,
 			map[health.DeviceID]health.Sample{"GPU-0": healthtest.Present(healthtest.XIDs(79))}, healthtest.GPU0)
 		saved := statefile.FromSnapshot(&health.Snapshot{
 			At: time.Now(), Source: health.Source{Kind: simulated.Kind, Inventory: simulated.Inventory}, Devices: devices,

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -108,7 +109,7 @@ func TestFailedXIDCheckEndsSession(t *testing.T) {
 
 func TestXIDCheckStalls(t *testing.T) {
 	runTestWithWatcher(t, func(t *testing.T, h *harness, w *fakeWatcher) {
-		h.configure(func(c *health.Config) { c.Interval = time.Hour })
+		h.configure(func(c *judge.Config) { c.Interval = time.Hour })
 		synctest.Wait()
 		resume := w.hangChecks()
 		polls := h.count(&h.polls)

@@ -8,23 +8,24 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
 // ComputeMode returns the compute mode of a GPU. In MIG mode that is the default (MIG user guide).
-func ComputeMode(gpu health.DeviceID) (mode health.ComputeMode, err error) {
+func ComputeMode(gpu health.DeviceID) (mode driver.ComputeMode, err error) {
 	err = withGPU(gpu, func(device nvml.Device) error {
 		if inMIGMode(device) {
 			return nil
 		}
 		m, ret := device.GetComputeMode()
-		mode = health.ComputeMode(m)
+		mode = driver.ComputeMode(m)
 		return failure("nvmlDeviceGetComputeMode", ret)
 	})
 	return mode, err
 }
 
 // SetComputeMode sets the compute mode of a GPU. A reboot resets the mode (nvml.h).
-func SetComputeMode(gpu health.DeviceID, mode health.ComputeMode) error {
+func SetComputeMode(gpu health.DeviceID, mode driver.ComputeMode) error {
 	return withGPU(gpu, func(device nvml.Device) error {
 		if inMIGMode(device) {
 			return fmt.Errorf("the GPU is in MIG mode, which has no compute mode %s", mode)

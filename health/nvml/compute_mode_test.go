@@ -7,16 +7,17 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
 func TestComputeMode(t *testing.T) {
-	const normal, prohibited, exclusive = health.ComputeModeDefault, health.ComputeModeProhibited, health.ComputeModeExclusiveProcess
+	const normal, prohibited, exclusive = driver.ComputeModeDefault, driver.ComputeModeProhibited, driver.ComputeModeExclusiveProcess
 	for name, tt := range map[string]struct {
-		before  health.ComputeMode
+		before  driver.ComputeMode
 		command string
 		id      health.DeviceID
-		set     health.ComputeMode
-		after   health.ComputeMode
+		set     driver.ComputeMode
+		after   driver.ComputeMode
 		getErr  string // in the error of ComputeMode; "": none
 		setErr  string
 	}{
@@ -24,7 +25,7 @@ func TestComputeMode(t *testing.T) {
 		"set back":        {exclusive, "", gpu0, normal, normal, "", ""},
 		"prohibited":      {prohibited, "", gpu0, normal, normal, "", ""},
 		"prohibit":        {normal, "", gpu0, prohibited, prohibited, "", ""},
-		"obsolete":        {normal, "", gpu0, health.ComputeModeExclusiveThread, normal, "", "nvmlDeviceSetComputeMode"},
+		"obsolete":        {normal, "", gpu0, driver.ComputeModeExclusiveThread, normal, "", "nvmlDeviceSetComputeMode"},
 		"no permission":   {normal, "fail nvmlDeviceSetComputeMode 0 4 -1", gpu0, exclusive, normal, "", "CAP_SYS_ADMIN"},
 		"not readable":    {exclusive, "fail nvmlDeviceGetComputeMode 0 999 -1", gpu0, normal, normal, "nvmlDeviceGetComputeMode", ""},
 		"lost GPU":        {normal, "lost 0", gpu0, exclusive, normal, string(gpu0), string(gpu0)},
@@ -51,7 +52,7 @@ func TestComputeMode(t *testing.T) {
 				t.Errorf("mode before: %v, want %v", mode, tt.before)
 			}
 			check("set", SetComputeMode(tt.id, tt.set), tt.setErr)
-			if got := health.ComputeMode(lib.Number("mode 0")); got != tt.after {
+			if got := driver.ComputeMode(lib.Number("mode 0")); got != tt.after {
 				t.Errorf("mode %v, want %v", got, tt.after)
 			}
 		})

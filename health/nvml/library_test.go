@@ -13,7 +13,7 @@ import (
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
 // childVariable makes the test binary a program that uses NVML and prints the results.
@@ -44,7 +44,7 @@ func child() int {
 	limits := memoryLimiter{&use{library, release}}
 	fmt.Println("limits:", limits.Supported(gpu0) == nil)
 	mode, err := ComputeMode(gpu0)
-	fmt.Println("compute mode:", mode, err, SetComputeMode(gpu0, health.ComputeModeExclusiveProcess))
+	fmt.Println("compute mode:", mode, err, SetComputeMode(gpu0, driver.ComputeModeExclusiveProcess))
 	return 0
 }
 

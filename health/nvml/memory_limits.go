@@ -11,6 +11,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
 // memoryLimitsDriver is the first driver with memory limits (NVML's change log from v610 to v615).
@@ -31,7 +32,7 @@ var (
 
 // OpenMemoryLimits loads NVML and returns the driver's memory limits. The driver's files are open until release is called. Both
 // belong to one goroutine.
-func OpenMemoryLimits() (limits health.MemoryLimiter, release func(), err error) {
+func OpenMemoryLimits() (limits driver.MemoryLimiter, release func(), err error) {
 	u, err := openUse()
 	if err != nil {
 		return nil, nil, err
@@ -44,24 +45,24 @@ type memoryLimiter struct{ *use }
 // Supported returns why the driver cannot limit the memory of a device. It reads limits and sets none.
 func (m memoryLimiter) Supported(id health.DeviceID) error {
 	_, err := m.Limits(id, cgroupRoot)
-	if errors.Is(err, health.ErrNoMemoryLimits) {
+	if errors.Is(err, driver.ErrNoMemoryLimits) {
 		return nil
 	}
 	return err
 }
 
 // Limits returns the limits of a cgroup. With ErrNoMemoryLimits, Used may be set.
-func (m memoryLimiter) Limits(id health.DeviceID, cgroup string) (limits health.MemoryLimits, err error) {
+func (m memoryLimiter) Limits(id health.DeviceID, cgroup string) (limits driver.MemoryLimits, err error) {
 	err = m.call(id, cgroup, getMemoryLimits, func(device nvml.Device) nvml.Return {
 		got, ret := device.GetMemoryLimits_v1(cgroup)
-		limits = health.MemoryLimits{Soft: got.SoftLimit, Hard: got.HardLimit, Used: got.CurrentUsed}
+		limits = driver.MemoryLimits{Soft: got.SoftLimit, Hard: got.HardLimit, Used: got.CurrentUsed}
 		return ret
 	})
 	switch {
 	case err != nil:
-		return health.MemoryLimits{}, err
-	case limits.Soft == 0 && limits.Hard == health.NoMemoryLimit:
-		return limits, fmt.Errorf("%s: %s: %w", id, cgroup, health.ErrNoMemoryLimits)
+		return driver.MemoryLimits{}, err
+	case limits.Soft == 0 && limits.Hard == driver.NoMemoryLimit:
+		return limits, fmt.Errorf("%s: %s: %w", id, cgroup, driver.ErrNoMemoryLimits)
 	}
 	return limits, nil
 }
@@ -99,7 +100,7 @@ func (m memoryLimiter) call(id health.DeviceID, cgroup, name string, function fu
 	case ret == nvml.ERROR_NOT_SUPPORTED:
 		return fmt.Errorf("%s: the driver cannot limit the memory of this GPU: %w", id, err)
 	case ret == nvml.ERROR_NOT_FOUND && name == getMemoryLimits:
-		return fmt.Errorf("%s: %s: %w", id, cgroup, health.ErrNoMemoryLimits)
+		return fmt.Errorf("%s: %s: %w", id, cgroup, driver.ErrNoMemoryLimits)
 	case ret == nvml.ERROR_NO_PERMISSION:
 		return fmt.Errorf("%s: %s: %w; %w", id, cgroup, err, errNoAdmin)
 	}

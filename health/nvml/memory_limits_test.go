@@ -12,6 +12,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml/internal/script"
 )
 
@@ -21,7 +22,7 @@ const (
 	gpu9 = health.DeviceID("GPU-00000009-0000-0000-0000-000000000000")
 )
 
-func openLimits(t *testing.T, driver string) (script.Library, health.MemoryLimiter) {
+func openLimits(t *testing.T, driver string) (script.Library, driver.MemoryLimiter) {
 	t.Helper()
 	lib := newLibrary(t)
 	lib.Do("driver %s", driver)
@@ -58,11 +59,11 @@ func TestMemoryLimits(t *testing.T) {
 	}
 	expectNone := func(when string) {
 		t.Helper()
-		if limits, err := m.Limits(gpu0, cgroup); !errors.Is(err, health.ErrNoMemoryLimits) {
+		if limits, err := m.Limits(gpu0, cgroup); !errors.Is(err, driver.ErrNoMemoryLimits) {
 			t.Errorf("%s: %+v, %v; want ErrNoMemoryLimits", when, limits, err)
 		}
 	}
-	expect := func(want health.MemoryLimits) {
+	expect := func(want driver.MemoryLimits) {
 		t.Helper()
 		if got, err := m.Limits(gpu0, cgroup); err != nil || got != want {
 			t.Errorf("%+v, %v; want %+v", got, err, want)
@@ -81,22 +82,22 @@ func TestMemoryLimits(t *testing.T) {
 	make()
 	expectNone("new cgroup")
 	set(10<<30, 20<<30)
-	expect(health.MemoryLimits{Soft: 10 << 30, Hard: 20 << 30})
+	expect(driver.MemoryLimits{Soft: 10 << 30, Hard: 20 << 30})
 	lib.Do("used 0 %d %s", 7<<30, cgroup)
-	expect(health.MemoryLimits{Soft: 10 << 30, Hard: 20 << 30, Used: 7 << 30})
+	expect(driver.MemoryLimits{Soft: 10 << 30, Hard: 20 << 30, Used: 7 << 30})
 	set(0, 1<<30)
-	expect(health.MemoryLimits{Hard: 1 << 30, Used: 7 << 30})
-	set(1<<30, health.NoMemoryLimit)
-	expect(health.MemoryLimits{Soft: 1 << 30, Hard: health.NoMemoryLimit, Used: 7 << 30})
+	expect(driver.MemoryLimits{Hard: 1 << 30, Used: 7 << 30})
+	set(1<<30, driver.NoMemoryLimit)
+	expect(driver.MemoryLimits{Soft: 1 << 30, Hard: driver.NoMemoryLimit, Used: 7 << 30})
 
 	// The driver refuses these and keeps what was set.
 	expectResult(t, m.SetLimits(gpu0, cgroup, 2, 1), nvml.ERROR_INVALID_ARGUMENT, setMemoryLimits, cgroup)
 	expectResult(t, m.SetLimits(gpu0, cgroup, 0, 81<<30), nvml.ERROR_INVALID_ARGUMENT, setMemoryLimits, cgroup)
 	lib.Do("fail %s 0 %d 1", setMemoryLimits, int(nvml.ERROR_NO_PERMISSION))
 	expectResult(t, m.SetLimits(gpu0, cgroup, 0, 1), nvml.ERROR_NO_PERMISSION, setMemoryLimits, cgroup, "CAP_SYS_ADMIN")
-	expect(health.MemoryLimits{Soft: 1 << 30, Hard: health.NoMemoryLimit, Used: 7 << 30})
+	expect(driver.MemoryLimits{Soft: 1 << 30, Hard: driver.NoMemoryLimit, Used: 7 << 30})
 
-	set(0, health.NoMemoryLimit)
+	set(0, driver.NoMemoryLimit)
 	expectNone("limits removed")
 	if limits, _ := m.Limits(gpu0, cgroup); limits.Used != 7<<30 {
 		t.Errorf("limits removed: %+v; want the used memory", limits)
@@ -109,7 +110,7 @@ func TestMemoryLimits(t *testing.T) {
 	expectNone("cgroup made again")
 
 	// The GPU and not its limits is missing.
-	if _, err := m.Limits(gpu9, cgroup); errors.Is(err, health.ErrNoMemoryLimits) {
+	if _, err := m.Limits(gpu9, cgroup); errors.Is(err, driver.ErrNoMemoryLimits) {
 		t.Error(err)
 	} else {
 		expectResult(t, err, nvml.ERROR_NOT_FOUND, "nvmlDeviceGetHandleByUUID", string(gpu9))

@@ -9,6 +9,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
 var errNoCGO = errors.New("built without NVML; build for Linux with CGO_ENABLED=1")
@@ -25,12 +26,12 @@ func Events(*zap.Logger, func() []string) func(context.Context, health.EventRece
 }
 
 // OpenProcesses fails: NVML needs Linux and cgo.
-func OpenProcesses() (list health.ProcessLister, release func(), err error) {
+func OpenProcesses() (list driver.ProcessLister, release func(), err error) {
 	return nil, nil, errNoCGO
 }
 
 // OpenMemoryLimits fails: NVML needs Linux and cgo.
-func OpenMemoryLimits() (limits health.MemoryLimiter, release func(), err error) {
+func OpenMemoryLimits() (limits driver.MemoryLimiter, release func(), err error) {
 	return nil, nil, errNoCGO
 }
 
@@ -38,10 +39,10 @@ func OpenMemoryLimits() (limits health.MemoryLimiter, release func(), err error)
 func RecoveryAction(health.DeviceID) (health.RecoveryAction, error) { return 0, errNoCGO }
 
 // ComputeMode fails: NVML needs Linux and cgo.
-func ComputeMode(health.DeviceID) (health.ComputeMode, error) { return 0, errNoCGO }
+func ComputeMode(health.DeviceID) (driver.ComputeMode, error) { return 0, errNoCGO }
 
 // SetComputeMode fails: NVML needs Linux and cgo.
-func SetComputeMode(health.DeviceID, health.ComputeMode) error { return errNoCGO }
+func SetComputeMode(health.DeviceID, driver.ComputeMode) error { return errNoCGO }
 
 // Properties returns a function that knows no properties: NVML needs Linux and cgo.
 func Properties(*zap.Logger) func(context.Context, []health.Device) map[health.DeviceID]*health.Properties {

@@ -10,11 +10,12 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
 // OpenProcesses loads NVML and returns a lister of processes. The driver's files are open until release is called. Both belong to one
 // goroutine. The lister returns the processes that the driver shows. To a container, the driver shows the processes of its PID namespace.
-func OpenProcesses() (list health.ProcessLister, release func(), err error) {
+func OpenProcesses() (list driver.ProcessLister, release func(), err error) {
 	u, err := openUse()
 	if err != nil {
 		return nil, nil, err
@@ -30,7 +31,7 @@ type processLister struct {
 
 // list lists the processes of the GPUs and MIG devices. The processes of a partitioned GPU are its MIG devices'. A device whose processes
 // NVML does not list is not measured. A process may have several kinds of context.
-func (p *processLister) list(ctx context.Context, devices []health.Device) (*health.ProcessReading, error) {
+func (p *processLister) list(ctx context.Context, devices []health.Device) (*driver.ProcessReading, error) {
 	if _, err := p.get(); err != nil {
 		return nil, err
 	}
@@ -38,7 +39,7 @@ func (p *processLister) list(ctx context.Context, devices []health.Device) (*hea
 	for i := range devices {
 		partitioned[devices[i].Parent] = true
 	}
-	r := &health.ProcessReading{}
+	r := &driver.ProcessReading{}
 	seen := map[health.DeviceID]uint64{}
 	var failed error
 	tried := 0
@@ -68,21 +69,21 @@ func (p *processLister) list(ctx context.Context, devices []health.Device) (*hea
 }
 
 // measure lists the processes of a device. It records the time of the newest sample in seen.
-func (p *processLister) measure(id health.DeviceID, kind health.Kind, seen map[health.DeviceID]uint64) ([]health.Process, error) {
+func (p *processLister) measure(id health.DeviceID, kind health.Kind, seen map[health.DeviceID]uint64) ([]driver.Process, error) {
 	device, ret := p.library.DeviceGetHandleByUUID(string(id))
 	if err := failure("nvmlDeviceGetHandleByUUID", ret); err != nil {
 		return nil, err
 	}
-	var processes []health.Process
+	var processes []driver.Process
 	listed := false
 	for _, l := range []struct {
 		call string
-		kind health.ProcessKind
+		kind driver.ProcessKind
 		get  func() ([]nvml.ProcessInfo, nvml.Return)
 	}{
-		{"nvmlDeviceGetComputeRunningProcesses", health.ProcessCompute, device.GetComputeRunningProcesses},
-		{"nvmlDeviceGetGraphicsRunningProcesses", health.ProcessGraphics, device.GetGraphicsRunningProcesses},
-		{"nvmlDeviceGetMPSComputeRunningProcesses", health.ProcessMPS, device.GetMPSComputeRunningProcesses},
+		{"nvmlDeviceGetComputeRunningProcesses", driver.ProcessCompute, device.GetComputeRunningProcesses},
+		{"nvmlDeviceGetGraphicsRunningProcesses", driver.ProcessGraphics, device.GetGraphicsRunningProcesses},
+		{"nvmlDeviceGetMPSComputeRunningProcesses", driver.ProcessMPS, device.GetMPSComputeRunningProcesses},
 	} {
 		infos, ret := l.get()
 		if ret == nvml.ERROR_NOT_SUPPORTED || ret == nvml.ERROR_FUNCTION_NOT_FOUND {
@@ -93,7 +94,7 @@ func (p *processLister) measure(id health.DeviceID, kind health.Kind, seen map[h
 		}
 		listed = true
 		for _, info := range infos {
-			process := health.Process{Device: id, PID: int(info.Pid), Kind: l.kind}
+			process := driver.Process{Device: id, PID: int(info.Pid), Kind: l.kind}
 			if info.UsedGpuMemory != notAvailable {
 				process.Memory, process.HasMemory = float64(info.UsedGpuMemory), true
 			}
@@ -113,7 +114,7 @@ func (p *processLister) measure(id health.DeviceID, kind health.Kind, seen map[h
 	seen[id] = newest
 	for i := range processes {
 		samples := sm[processes[i].PID]
-		if len(samples) == 0 && processes[i].Kind == health.ProcessMPS {
+		if len(samples) == 0 && processes[i].Kind == driver.ProcessMPS {
 			continue // the MPS server has the samples instead
 		}
 		processes[i].SM, processes[i].HasSM = mean(samples)/100, true

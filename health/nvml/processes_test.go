@@ -13,6 +13,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
 func gpuDevice(i int) health.Device {
@@ -27,7 +28,7 @@ func migDevice(i, gi int) health.Device {
 }
 
 // openProcesses returns a lister, and checks at the end that it was released.
-func openProcesses(t *testing.T) health.ProcessLister {
+func openProcesses(t *testing.T) driver.ProcessLister {
 	t.Helper()
 	list, release, err := OpenProcesses()
 	if err != nil {
@@ -37,7 +38,7 @@ func openProcesses(t *testing.T) health.ProcessLister {
 	return list
 }
 
-func mustList(t *testing.T, list health.ProcessLister, devices ...health.Device) *health.ProcessReading {
+func mustList(t *testing.T, list driver.ProcessLister, devices ...health.Device) *driver.ProcessReading {
 	t.Helper()
 	r, err := list(t.Context(), devices)
 	if err != nil {
@@ -65,18 +66,18 @@ func TestProcesses(t *testing.T) {
 	lib.Do("sample 2 999 %d 10", now)                                     // of a process that has ended
 	lib.Do("fail nvmlDeviceGetGraphicsRunningProcesses_v3 2 %d -1", nvml.ERROR_NOT_SUPPORTED)
 
-	process := func(d health.Device, pid int, kind health.ProcessKind, memory, sm float64) health.Process {
-		return health.Process{Device: d.ID, PID: pid, Kind: kind, Memory: max(memory, 0), HasMemory: memory >= 0, SM: max(sm, 0), HasSM: sm >= 0}
+	process := func(d health.Device, pid int, kind driver.ProcessKind, memory, sm float64) driver.Process {
+		return driver.Process{Device: d.ID, PID: pid, Kind: kind, Memory: max(memory, 0), HasMemory: memory >= 0, SM: max(sm, 0), HasSM: sm >= 0}
 	}
 	first, second := migDevice(3, 7), migDevice(3, 8)
 	r := mustList(t, list, gpuDevice(0), gpuDevice(1), gpuDevice(2), gpuDevice(3), first, second)
-	want := []health.Process{
-		process(gpuDevice(0), 4242, health.ProcessCompute, 1<<30, 0.5),
-		process(gpuDevice(0), 4243, health.ProcessCompute, -1, 0),
-		process(gpuDevice(0), 4242, health.ProcessGraphics, 1<<30, 0.5),
-		process(gpuDevice(0), 4244, health.ProcessMPS, 2048, -1),
-		process(gpuDevice(2), 4245, health.ProcessCompute, 4096, 0),
-		process(second, 4246, health.ProcessCompute, 512, -1),
+	want := []driver.Process{
+		process(gpuDevice(0), 4242, driver.ProcessCompute, 1<<30, 0.5),
+		process(gpuDevice(0), 4243, driver.ProcessCompute, -1, 0),
+		process(gpuDevice(0), 4242, driver.ProcessGraphics, 1<<30, 0.5),
+		process(gpuDevice(0), 4244, driver.ProcessMPS, 2048, -1),
+		process(gpuDevice(2), 4245, driver.ProcessCompute, 4096, 0),
+		process(second, 4246, driver.ProcessCompute, 512, -1),
 	}
 	if !slices.Equal(r.Processes, want) {
 		t.Errorf("got  %+v\nwant %+v", r.Processes, want)
@@ -183,7 +184,7 @@ func TestProcessesOfHangingGPU(t *testing.T) {
 	list := openProcesses(t)
 	lib.Do("process 1 -1 compute 1 2048")
 	lib.Do("hang nvmlDeviceGetComputeRunningProcesses_v3 0")
-	done := make(chan *health.ProcessReading)
+	done := make(chan *driver.ProcessReading)
 	go func() {
 		r, _ := list(t.Context(), []health.Device{gpuDevice(0), gpuDevice(1)})
 		done <- r

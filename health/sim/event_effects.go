@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 )
 
 // Limits of values.
@@ -52,7 +53,7 @@ var effects = [...]effect{
 	{key: "temperature", help: "the GPU's temperature in °C; 0: the simulated one again", check: within(0.0, maxTemperature)},
 	{
 		key: "incident", help: "DCGM's health check finds this incident, such as " + exampleIncident, check: known(
-			func(name string) bool { _, ok := health.IncidentCode(name); return ok }, "the name of an incident, such as "+exampleIncident,
+			func(name string) bool { _, ok := catalog.IncidentCode(name); return ok }, "the name of an incident, such as "+exampleIncident,
 		),
 	},
 	{

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 )
 
 const exampleIncident = "DCGM_FR_NVLINK_DOWN"
@@ -21,7 +22,7 @@ type incidentSet map[int]string
 
 // with returns the set with a valid incident added or changed.
 func (s incidentSet) with(name, severity string) incidentSet {
-	code, _ := health.IncidentCode(name)
+	code, _ := catalog.IncidentCode(name)
 	return incidentSet{code: severity}.over(s)
 }
 
@@ -42,7 +43,7 @@ func (s incidentSet) over(below incidentSet) incidentSet {
 func (s incidentSet) active() []health.Incident {
 	var out []health.Incident
 	for _, code := range slices.Sorted(maps.Keys(s)) {
-		info := health.LookupIncident(code)
+		info := catalog.LookupIncident(code)
 		i := health.Incident{System: info.System, Code: code, Message: "simulated: " + info.Name}
 		switch s[code] {
 		case severityNone:

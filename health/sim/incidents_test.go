@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -30,7 +32,7 @@ func TestIncidents(t *testing.T) {
 			s := gpuSample(t, r, 2)
 			for _, i := range s.Incidents {
 				got[i.Code] = i.Severity
-				if info := health.LookupIncident(i.Code); i.Message != "simulated: "+info.Name || i.System == "" {
+				if info := catalog.LookupIncident(i.Code); i.Message != "simulated: "+info.Name || i.System == "" {
 					t.Errorf("%s: %+v of %s", when, i, info.Name)
 				}
 			}
@@ -75,7 +77,7 @@ func TestEventsCauseFindings(t *testing.T) {
 		{"h100-8-mig", `clocksSlowed: true`, `clocksSlowed: false`, health.CauseClocks, health.Degraded},
 	} {
 		simulate(t, profileConfig(tt.profile), func(t *testing.T, src *Source, ses health.Session) {
-			c := health.DefaultConfig()
+			c := judge.DefaultConfig()
 			var devices []health.DeviceState
 			judge := func(effects string) health.Verdict {
 				t.Helper()
@@ -84,7 +86,7 @@ func TestEventsCauseFindings(t *testing.T) {
 				}
 				for range c.Confirm {
 					sleep(c.Interval)
-					devices = healthtest.JudgeReading(c, devices, poll(t, ses), health.ReadingContext{XIDHistory: true}, time.Now())
+					devices = healthtest.JudgeReading(c, devices, poll(t, ses), judge.ReadingContext{XIDHistory: true}, time.Now())
 				}
 				return devices[0].Verdict
 			}
@@ -120,15 +122,15 @@ func TestNVLinkIncidentEffect(t *testing.T) {
 	for _, c := range []struct {
 		profile string
 		gpu     int
-		want    health.Effect
+		want    catalog.Effect
 	}{
-		{"h100-8", 3, health.EffectUnhealthy},
-		{"v100-16", 11, health.EffectUnhealthy},
-		{"mixed-4", 1, health.EffectUnhealthy},
-		{"h100-16-mig", 11, health.EffectIgnore},
-		{"h100-8-mig", 3, health.EffectIgnore},
-		{"mixed-4", 3, health.EffectIgnore},
-		{"l4-1", 0, health.EffectIgnore},
+		{"h100-8", 3, catalog.EffectUnhealthy},
+		{"v100-16", 11, catalog.EffectUnhealthy},
+		{"mixed-4", 1, catalog.EffectUnhealthy},
+		{"h100-16-mig", 11, catalog.EffectIgnore},
+		{"h100-8-mig", 3, catalog.EffectIgnore},
+		{"mixed-4", 3, catalog.EffectIgnore},
+		{"l4-1", 0, catalog.EffectIgnore},
 	} {
 		simulate(t, profileConfig(c.profile), func(t *testing.T, src *Source, ses health.Session) {
 			inject(t, src, fmt.Sprintf(`{gpu: %d, incident: DCGM_FR_NVLINK_DOWN, severity: fail}`, c.gpu))
@@ -138,7 +140,7 @@ func TestNVLinkIncidentEffect(t *testing.T) {
 			if len(s.Incidents) != 1 {
 				t.Fatalf("%s: incidents %v", c.profile, s.Incidents)
 			}
-			if got := health.DefaultIncidentConfig().Effect(r.Devices[i], s.Incidents[0]); got != c.want {
+			if got := catalog.DefaultIncidentConfig().Effect(r.Devices[i], s.Incidents[0]); got != c.want {
 				t.Errorf("GPU %d of %s: effect %v, want %v", c.gpu, c.profile, got, c.want)
 			}
 		})

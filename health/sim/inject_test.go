@@ -10,6 +10,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 )
 
 func TestInjectValidatesForTheProfile(t *testing.T) {
@@ -173,7 +174,7 @@ func (in *injected) apply(e Event) {
 		g.lost = *e.Lost
 	}
 	if e.Incident != nil {
-		code, _ := health.IncidentCode(*e.Incident)
+		code, _ := catalog.IncidentCode(*e.Incident)
 		if g.incidents[code] = e.severity(); e.severity() == severityNone {
 			delete(g.incidents, code)
 		}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
 // Process is a simulated process of a GPU. The driver does not report unset fields.
@@ -37,13 +38,13 @@ var processChecks = map[string]check{
 	"pid":    within(1, maxPID),
 	"memory": within(0, maxMemory),
 	"sm":     within(0.0, 1),
-	"kind":   oneOf(health.ProcessCompute.String(), health.ProcessGraphics.String(), health.ProcessMPS.String()),
+	"kind":   oneOf(driver.ProcessCompute.String(), driver.ProcessGraphics.String(), driver.ProcessMPS.String()),
 	"mig":    within(0, maxMIGIndex),
 }
 
-func (p *Process) kind() health.ProcessKind {
-	kind := health.ProcessMPS
-	for kind > health.ProcessCompute && kind.String() != valueOf(p.Kind) {
+func (p *Process) kind() driver.ProcessKind {
+	kind := driver.ProcessMPS
+	for kind > driver.ProcessCompute && kind.String() != valueOf(p.Kind) {
 		kind--
 	}
 	return kind
@@ -58,7 +59,7 @@ func checkProcesses(key string, value any) error {
 	}
 	type identity struct {
 		pid, mig int
-		kind     health.ProcessKind
+		kind     driver.ProcessKind
 	}
 	seen := make(map[identity]bool)
 	for i := range all {
@@ -113,7 +114,7 @@ func (s *Source) validateMIG(e *Event) (errs []error) {
 // ListProcesses lists the simulated processes; it is a health.ProcessLister. While the source is stalled, it waits until that
 // or ctx ends: a hung driver answers nobody. Another failed engine does not affect it, and it needs no session. The processes
 // of a lost GPU are unknown. A process of a MIG device that does not exist any more has ended.
-func (s *Source) ListProcesses(ctx context.Context, devices []health.Device) (*health.ProcessReading, error) {
+func (s *Source) ListProcesses(ctx context.Context, devices []health.Device) (*driver.ProcessReading, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for s.advance(time.Now()); s.state == sourceStalled; s.advance(time.Now()) {
@@ -124,7 +125,7 @@ func (s *Source) ListProcesses(ctx context.Context, devices []health.Device) (*h
 	if s.state == sourceEmpty || s.state == sourceLost {
 		return nil, errNoDriver
 	}
-	r := &health.ProcessReading{At: time.Now()}
+	r := &driver.ProcessReading{At: time.Now()}
 	for i := range devices {
 		d := &devices[i]
 		at := slices.IndexFunc(s.devices, func(own health.Device) bool { return own.ID == d.ID })
@@ -147,8 +148,8 @@ func (s *Source) ListProcesses(ctx context.Context, devices []health.Device) (*h
 }
 
 // reported returns the process as the driver reports it.
-func (p *Process) reported(on health.DeviceID) health.Process {
-	return health.Process{
+func (p *Process) reported(on health.DeviceID) driver.Process {
+	return driver.Process{
 		Device: on, PID: *p.PID, Kind: p.kind(),
 		Memory: float64(valueOf(p.Memory)), HasMemory: p.Memory != nil, SM: valueOf(p.SM), HasSM: p.SM != nil,
 	}

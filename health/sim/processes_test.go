@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
 // listed returns the processes of a GPU and its MIG devices as "MIG index:pid", and whether the GPU is measured.
@@ -70,9 +71,9 @@ func TestListProcesses(t *testing.T) {
 		inject(t, src, `{gpu: 3, processes: [{pid: 7, memory: 1073741824}, {pid: 8, kind: mps, sm: 0.5}]}`)
 		gpu := gpuDevice(poll(t, open(t, src)), 3)
 		r, err := src.ListProcesses(t.Context(), []health.Device{gpu, {ID: "GPU-of-another-node", Index: 3}})
-		want := []health.Process{
-			{Device: gpu.ID, PID: 7, Kind: health.ProcessCompute, Memory: 1 << 30, HasMemory: true},
-			{Device: gpu.ID, PID: 8, Kind: health.ProcessMPS, SM: .5, HasSM: true},
+		want := []driver.Process{
+			{Device: gpu.ID, PID: 7, Kind: driver.ProcessCompute, Memory: 1 << 30, HasMemory: true},
+			{Device: gpu.ID, PID: 8, Kind: driver.ProcessMPS, SM: .5, HasSM: true},
 		}
 		if err != nil || !slices.Equal(r.Processes, want) || !slices.Equal(r.Measured, []health.DeviceID{gpu.ID}) || !r.At.Equal(time.Now()) {
 			t.Errorf("%+v, %v; want %+v", r, err, want)

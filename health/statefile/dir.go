@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 )
 
@@ -641,7 +642,7 @@ func (s Saved) stable() Saved {
 	for i := range s.Devices {
 		d := &s.Devices[i]
 		d.XIDs = health.Ledger{}
-		d.Memory.Findings, d.Verdict.Findings = health.Stable(d.Memory.Findings), health.Stable(d.Verdict.Findings)
+		d.Memory.Findings, d.Verdict.Findings = judge.Stable(d.Memory.Findings), judge.Stable(d.Verdict.Findings)
 	}
 	return s
 }

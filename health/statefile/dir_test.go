@@ -929,7 +929,7 @@ func TestSaveOwedXIDs(t *testing.T) {
 		defer h.stop()
 		s := &health.Snapshot{
 			At: healthtest.Epoch, Source: health.Source{Kind: "dcgm"},
-			Devices: judge(nil, 0, gpu0(xidAt(31, 0)), healthtest.GPU0),
+			Devices: judged(nil, 0, gpu0(xidAt(31, 0)), healthtest.GPU0),
 		}
 		writes := 0
 		for i := range 5 {
@@ -979,7 +979,7 @@ func TestNoWriteWhileNothingHappens(t *testing.T) {
 		const warmUp = 3700 // until the faults of faultyDevices are over that end by themselves, and their trips
 		for second := 0; second < warmUp+3600; second += 2 {
 			hot := gpu0(healthtest.Value(health.FieldRemapFailed, 1), healthtest.Value(health.FieldGPUTemp, float64(95+second%3)))
-			devices = judge(devices, 2+second, hot, all...)
+			devices = judged(devices, 2+second, hot, all...)
 			devices = slices.Clone(devices)
 			devices[0].XIDs.Owed = []health.OwedXIDs{owed(31, 1, 2*time.Hour-time.Duration(second)*time.Millisecond)}
 			h.store(&health.Snapshot{

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // The file of a state is one Saved in JSON. Readers ignore unknown keys. A change that they would misread raises formatVersion.
@@ -93,7 +94,7 @@ func (s Saved) MarshalJSON() ([]byte, error) {
 	return json.Marshal(file)
 }
 
-// UnmarshalJSON reads the state file's format. It ignores unknown keys and refuses what health.Measure cannot produce.
+// UnmarshalJSON reads the state file's format. It ignores unknown keys and refuses what health/judge cannot produce.
 func (s *Saved) UnmarshalJSON(text []byte) error {
 	var file fileFormat
 	if err := json.Unmarshal(text, &file); err != nil {
@@ -133,7 +134,7 @@ func (sd savedDevice) state() health.DeviceState {
 	if json.Unmarshal(sd.Detail, &more) != nil {
 		more = savedDetail{Device: health.Device{Index: -1, Minor: -1, GI: -1, CI: -1, MIGIndex: -1}}
 	}
-	d := health.SavedState(more.Device, sd.Memory, sd.Decided, sd.Since)
+	d := judge.SavedState(more.Device, sd.Memory, sd.Decided, sd.Since)
 	d.Device.ID, d.Device.Parent, d.Device.Kind = sd.ID, sd.Parent, health.KindGPU
 	if sd.Parent != "" {
 		d.Device.Kind = health.KindMIG

@@ -213,7 +213,7 @@ func FuzzSaved(f *testing.F) {
 			t.Fatalf("%s became %s, %v", first, second, err)
 		}
 		r := s.Restore("boot", health.SourceID{Kind: "dcgm"}, epoch)
-		judge(r.Devices, 0, nil, healthtest.GPU0)
+		judged(r.Devices, 0, nil, healthtest.GPU0)
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
@@ -20,7 +21,7 @@ func largestState(t *testing.T) (Saved, Node) {
 	causes := []string{health.CauseLost, health.CauseRecoveryAction, health.CauseRemapFailed, health.CauseTemperature, health.CauseFlapping}
 	for code := 1; code < 200; code++ {
 		causes = append(causes, fmt.Sprintf("xid-%d", code))
-		if info := health.LookupIncident(code); info.Name != "" {
+		if info := catalog.LookupIncident(code); info.Name != "" {
 			causes = append(causes, "dcgm-"+strings.ToLower(info.Name))
 		}
 	}

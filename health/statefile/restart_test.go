@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -16,10 +17,10 @@ func TestRestartCountsResetOnce(t *testing.T) {
 	dbe := func(n float64) func(*health.Sample) { return healthtest.Value(health.FieldDBEVolatile, n) }
 	var devices []health.DeviceState
 	for s, sample := range []samples{gpu0(xidAt(48, 0), dbe(1)), gpu0(dbe(0)), gpu0(xidAt(95, 2), dbe(0))} {
-		devices = judge(devices, s, sample, healthtest.GPU0)
+		devices = judged(devices, s, sample, healthtest.GPU0)
 	}
 	r := restart(t, devices, "boot")
-	devices = judge(r.Devices, 101, gpu0(dbe(0)), healthtest.GPU0)
+	devices = judged(r.Devices, 101, gpu0(dbe(0)), healthtest.GPU0)
 	if !devices[0].Verdict.Has("xid-95") {
 		t.Errorf("causes %v", devices[0].Verdict.Causes())
 	}
@@ -27,9 +28,9 @@ func TestRestartCountsResetOnce(t *testing.T) {
 
 // A recovery action after the restart escalates an XID from before.
 func TestRestartKeepsEscalation(t *testing.T) {
-	devices := judge(nil, 99, gpu0(xidAt(109, 99)), healthtest.GPU0)
+	devices := judged(nil, 99, gpu0(xidAt(109, 99)), healthtest.GPU0)
 	r := restart(t, devices, "boot")
-	devices = judge(r.Devices, 101, gpu0(healthtest.Value(health.FieldRecoveryAction, float64(health.RecoveryReset))), healthtest.GPU0)
+	devices = judged(r.Devices, 101, gpu0(healthtest.Value(health.FieldRecoveryAction, float64(health.RecoveryReset))), healthtest.GPU0)
 	if devices[0].Verdict.State != health.Unhealthy || !devices[0].Verdict.Has("xid-109") {
 		t.Errorf("causes %v", devices[0].Verdict.Causes())
 	}
@@ -40,9 +41,9 @@ func TestRestartKeepsEscalation(t *testing.T) {
 func TestRestoredGPUIsListedLate(t *testing.T) {
 	faults := mig0()
 	faults["GPU-0"] = healthtest.Present(healthtest.XIDs(95))
-	r := restart(t, judge(nil, 0, faults, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1), "boot")
+	r := restart(t, judged(nil, 0, faults, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1), "boot")
 	for name, listed := range map[string]bool{"listed late": true, "never listed": false} {
-		var filter health.OutageFilter
+		var filter judge.OutageFilter
 		devices := r.Devices
 		for seconds := 100; seconds < 120; seconds++ {
 			reading, now := healthtest.Reading(seconds, nil, healthtest.GPU1)
@@ -50,8 +51,8 @@ func TestRestoredGPUIsListedLate(t *testing.T) {
 				reading, now = healthtest.Reading(seconds, nil, healthtest.GPU0, healthtest.MIG0, healthtest.GPU1)
 			}
 			var reason string
-			devices, reason = filter.Measure(health.DefaultConfig(), devices, reading, health.ReadingContext{XIDHistory: true}, now)
-			devices = health.View(health.DefaultConfig(), devices, health.ViewContext{}, now)
+			devices, reason = filter.Measure(judge.DefaultConfig(), devices, reading, judge.ReadingContext{XIDHistory: true}, now)
+			devices = judge.View(judge.DefaultConfig(), devices, judge.ViewContext{}, now)
 			want := []string{"xid-95"}
 			if !listed && seconds >= 110 {
 				want = []string{health.CauseMissing, "xid-95"}
@@ -70,15 +71,15 @@ func TestRestoredGPUIsListedLate(t *testing.T) {
 func TestRestartKeepsMissingEvidence(t *testing.T) {
 	wantsReset := samples{"GPU-1": healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 1))}
 	unhealthy := map[health.DeviceID]health.State{"GPU-0": health.Unhealthy, "GPU-1": health.Unhealthy}
-	devices := judge(nil, 0, gpu0(healthtest.XIDs(95)), healthtest.GPU0, healthtest.GPU1)
+	devices := judged(nil, 0, gpu0(healthtest.XIDs(95)), healthtest.GPU0, healthtest.GPU1)
 	r, now := healthtest.Reading(1, wantsReset, healthtest.GPU0, healthtest.GPU1)
-	devices = healthtest.JudgeReading(health.DefaultConfig(), devices, r, health.ReadingContext{FirstReading: true}, now)
+	devices = healthtest.JudgeReading(judge.DefaultConfig(), devices, r, judge.ReadingContext{FirstReading: true}, now)
 	healthtest.WantStates(t, devices, unhealthy)
 	for i := range 3 {
-		devices = judge(devices, 2+i, nil)
+		devices = judged(devices, 2+i, nil)
 	}
 	devices = restart(t, devices, "boot").Devices
-	devices = judge(devices, 101, wantsReset, healthtest.GPU0, healthtest.GPU1)
+	devices = judged(devices, 101, wantsReset, healthtest.GPU0, healthtest.GPU1)
 	healthtest.WantStates(t, devices, unhealthy)
 	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-95"}) {
 		t.Errorf("GPU-0 has %v", got)
@@ -87,9 +88,9 @@ func TestRestartKeepsMissingEvidence(t *testing.T) {
 
 // A GPU is saved with its MIG device, so that it inherits the finding of one that is destroyed during the restart.
 func TestMIGDeviceDestroyedDuringRestart(t *testing.T) {
-	devices := judge(nil, 0, mig0(), healthtest.GPU0, healthtest.MIG0, healthtest.MIG1, healthtest.GPU1)
+	devices := judged(nil, 0, mig0(), healthtest.GPU0, healthtest.MIG0, healthtest.MIG1, healthtest.GPU1)
 	restored := restart(t, devices, "boot")
-	devices = judge(restored.Devices, 101, nil, healthtest.GPU0, healthtest.MIG1, healthtest.GPU1)
+	devices = judged(restored.Devices, 101, nil, healthtest.GPU0, healthtest.MIG1, healthtest.GPU1)
 	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{
 		"GPU-0": health.Unhealthy, "MIG-1": health.Unhealthy,
 		"GPU-1": health.Healthy,
@@ -98,7 +99,7 @@ func TestMIGDeviceDestroyedDuringRestart(t *testing.T) {
 
 // An isolated GPU stays isolated after a restart, before the holders are known.
 func TestRestartKeepsIsolation(t *testing.T) {
-	c := health.DefaultConfig()
+	c := judge.DefaultConfig()
 	c.IsolatePending = true
 	pending := gpu0(healthtest.Value(health.FieldRemapPending, 1))
 	devices := healthtest.Judge(c, nil, 0, func(health.DeviceID) bool { return false }, pending, healthtest.GPU0)
@@ -118,17 +119,17 @@ func TestRestartKeepsIsolation(t *testing.T) {
 func judgeEvent(before []health.DeviceState, seconds, code int) []health.DeviceState {
 	at := healthtest.At(seconds)
 	x := health.XID{Code: code, At: at, Witness: health.WitnessNVML}
-	event := health.Observation{GPU: "GPU-0", Devices: []health.DeviceID{"GPU-0"}, XID: x}
-	rc := health.ReadingContext{Witnesses: []health.Witness{health.WitnessNVML}}
-	c := health.DefaultConfig()
-	return health.View(c, health.Observe(c, before, []health.Observation{event}, rc, at), health.ViewContext{}, at)
+	event := judge.Observation{GPU: "GPU-0", Devices: []health.DeviceID{"GPU-0"}, XID: x}
+	rc := judge.ReadingContext{Witnesses: []health.Witness{health.WitnessNVML}}
+	c := judge.DefaultConfig()
+	return judge.View(c, judge.Observe(c, before, []judge.Observation{event}, rc, at), judge.ViewContext{}, at)
 }
 
 // An XID of an event source from before the restart counts no more when the source reports it after the restart, also after a
 // reset.
 func TestRestartKeepsOwedXIDs(t *testing.T) {
 	for boot, counts := range map[string]int{"boot": 0, "next boot": 1} {
-		devices := judge(nil, 0, nil, healthtest.GPU0)
+		devices := judged(nil, 0, nil, healthtest.GPU0)
 		devices = judgeEvent(judgeEvent(devices, 1, 95), 1, 31)
 		devices[0].XIDs.Owed = append(devices[0].XIDs.Owed, health.OwedXIDs{
 			Code: 13, Witness: health.WitnessNVML, Count: 1,
@@ -153,8 +154,8 @@ func TestRestartKeepsOwedXIDs(t *testing.T) {
 			s.XIDs = []health.XID{{Code: 31, At: healthtest.At(2)}}
 		})}
 		reading, now := healthtest.Reading(101, late, healthtest.GPU0)
-		devices = healthtest.JudgeReading(health.DefaultConfig(), r.Devices, reading,
-			health.ReadingContext{XIDHistory: r.History, DriverReloaded: true},
+		devices = healthtest.JudgeReading(judge.DefaultConfig(), r.Devices, reading,
+			judge.ReadingContext{XIDHistory: r.History, DriverReloaded: true},
 			now)
 		if got := devices[0].Verdict.State; got != health.Healthy || len(devices[0].XIDs.Codes) != counts {
 			t.Errorf("%s: %v, XIDs %v", boot, got, devices[0].XIDs.Codes)
@@ -171,7 +172,7 @@ func TestRestartKeepsListedRows(t *testing.T) {
 	}
 	var devices []health.DeviceState
 	for i := range 3 {
-		devices = judge(devices, i, samples{"GPU-0": gpu}, healthtest.GPU0)
+		devices = judged(devices, i, samples{"GPU-0": gpu}, healthtest.GPU0)
 	}
 	if n := devices[0].XIDs.Codes[31].Total; n != 1500 {
 		t.Errorf("%d XIDs count", n)
@@ -180,7 +181,7 @@ func TestRestartKeepsListedRows(t *testing.T) {
 		r := restart(t, devices, "boot")
 		gpu.Rows = append(gpu.Rows, health.XIDRow{Code: 31, At: healthtest.At(1500 + i).UnixMicro()})
 		for j := range 3 {
-			r.Devices = judge(r.Devices, 101+j, samples{"GPU-0": gpu}, healthtest.GPU0)
+			r.Devices = judged(r.Devices, 101+j, samples{"GPU-0": gpu}, healthtest.GPU0)
 		}
 		if n := r.Devices[0].XIDs.Codes[31].Total; n != 1 || len(r.Devices[0].XIDs.Rows) != 1501+i {
 			t.Errorf("after restart %d, %d XIDs count, and %d rows are known", i, n, len(r.Devices[0].XIDs.Rows))

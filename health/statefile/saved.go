@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // Contents is what a state directory has.
@@ -63,7 +64,7 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 	}
 	var devices []health.DeviceState
 	for _, d := range s.Devices {
-		device := health.SavedState(d.Device, d.Memory, d.Verdict.Decisions(), d.Verdict.Since)
+		device := judge.SavedState(d.Device, d.Memory, d.Verdict.Decisions(), d.Verdict.Since)
 		device.XIDs = d.XIDs.Restarted()
 		devices = append(devices, device)
 	}
@@ -75,12 +76,12 @@ func FromSnapshot(s *health.Snapshot, bootID string) Saved {
 func devicesToSave(devices []health.DeviceState, d health.Detachment) (all []health.DeviceState) {
 	parents := make(map[health.DeviceID]bool)
 	for _, d := range devices {
-		if d.Device.Parent != "" && d.NeedsSaving() {
+		if d.Device.Parent != "" && judge.NeedsSaving(d) {
 			parents[d.Device.Parent] = true
 		}
 	}
 	for _, device := range devices {
-		if device.NeedsSaving() || d.InForce() || parents[device.Device.ID] {
+		if judge.NeedsSaving(device) || d.InForce() || parents[device.Device.ID] {
 			all = append(all, device)
 		}
 	}
@@ -133,7 +134,7 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 	r.Missed = sameBoot && sameInventory
 	// Another address may be another engine, which lists the same XIDs with other times.
 	r.History = sameBoot && s.History && sameInventory
-	r.Polled, r.Bindings = health.Rebase(s.Polled, now), s.Bindings
+	r.Polled, r.Bindings = judge.Rebase(s.Polled, now), s.Bindings
 	if sameBoot {
 		r.Detachment, r.DriverLoad = restoreDetachment(s.Detachment, now), s.DriverLoad
 	}
@@ -141,9 +142,9 @@ func (s Saved) Restore(bootID string, src health.SourceID, now time.Time) Restor
 	for i := range devices {
 		d := &devices[i]
 		if !sameBoot {
-			*d = d.AfterReboot(now)
+			*d = judge.AfterReboot(*d, now)
 		}
-		if *d = d.Restored(now); !r.History {
+		if *d = judge.Restored(*d, now); !r.History {
 			d.XIDs.Rows = nil
 		}
 	}
@@ -171,6 +172,6 @@ func restoreDetachment(d health.Detachment, now time.Time) health.Detachment {
 	if d.Over || left <= 0 {
 		return health.Detachment{Over: true}
 	}
-	d.Since, d.Until = health.Rebase(d.Since, now), now.Add(left)
+	d.Since, d.Until = judge.Rebase(d.Since, now), now.Add(left)
 	return d
 }

@@ -12,13 +12,14 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
 type samples = map[health.DeviceID]health.Sample
 
-func judge(before []health.DeviceState, seconds int, s samples, devices ...health.Device) []health.DeviceState {
-	return healthtest.Judge(health.DefaultConfig(), before, seconds, nil, s, devices...)
+func judged(before []health.DeviceState, seconds int, s samples, devices ...health.Device) []health.DeviceState {
+	return healthtest.Judge(judge.DefaultConfig(), before, seconds, nil, s, devices...)
 }
 
 // gpu0 returns the sample of GPU-0 for judge.
@@ -40,10 +41,10 @@ func mig0() samples {
 func faultyDevices(t *testing.T) []health.DeviceState {
 	t.Helper()
 	all := []health.Device{healthtest.GPU0, healthtest.MIG0, healthtest.GPU1}
-	devices := judge(nil, 0, samples{"GPU-1": healthtest.Blank(health.Lost)}, all...)
+	devices := judged(nil, 0, samples{"GPU-1": healthtest.Blank(health.Lost)}, all...)
 	s := gpu0(healthtest.XIDs(48, 999), healthtest.Value(health.FieldRemapFailed, 1), healthtest.Value(health.FieldGPUTemp, 99))
 	s["MIG-0"] = health.Sample{Presence: health.Present, XIDs: []health.XID{{Code: 171, At: healthtest.At(1)}}}
-	return judge(devices, 1, s, all...)
+	return judged(devices, 1, s, all...)
 }
 
 // roundTrip writes and reads the state.
@@ -89,12 +90,12 @@ func TestRestartWithinBoot(t *testing.T) {
 
 	// Conditions clear again only after recoverAfter; the XID needs a reset.
 	all := []health.Device{healthtest.GPU0, healthtest.MIG0, healthtest.GPU1}
-	devices := judge(r.Devices, 101, nil, all...)
+	devices := judged(r.Devices, 101, nil, all...)
 	healthtest.WantStates(t, devices, map[health.DeviceID]health.State{
 		"GPU-0": health.Unhealthy, "MIG-0": health.Unhealthy,
 		"GPU-1": health.Healthy,
 	})
-	devices = judge(devices, 160, nil, all...)
+	devices = judged(devices, 160, nil, all...)
 	if got := devices[0].Verdict.Causes(); !slices.Equal(got, []string{"xid-48"}) {
 		t.Errorf("GPU-0 has %v", got)
 	}
@@ -139,7 +140,7 @@ func TestRestoreForInventory(t *testing.T) {
 func TestSavedRows(t *testing.T) {
 	s := &health.Snapshot{
 		At: healthtest.Epoch, Source: health.Source{Kind: "dcgm", Inventory: "dcgm "},
-		Devices: judge(nil, 0, nil, healthtest.GPU0, healthtest.GPU1),
+		Devices: judged(nil, 0, nil, healthtest.GPU0, healthtest.GPU1),
 	}
 	if saved := FromSnapshot(s, "boot"); len(saved.Devices) != 0 {
 		t.Errorf("%+v", saved.Devices)
@@ -187,7 +188,7 @@ func TestRestoredTimesAreMonotonic(t *testing.T) {
 				Findings: []health.Finding{{Cause: "xid-999", Since: wall, Last: wall, Reset: wall}},
 			},
 		}
-		d = d.Restored(now)
+		d = judge.Restored(d, now)
 		m, f, cordon := d.Memory, d.Memory.Findings[0], d.Verdict.Decisions()[0]
 		for _, got := range []time.Time{
 			d.Verdict.Since, m.Trips[0], m.PendingXIDs[0].At, f.Since, f.Last, f.Reset, cordon.Since, cordon.Last,
@@ -201,7 +202,7 @@ func TestRestoredTimesAreMonotonic(t *testing.T) {
 			}
 		}
 	}
-	if got := (health.DeviceState{}).Restored(now); !got.Verdict.Since.IsZero() {
+	if got := judge.Restored(health.DeviceState{}, now); !got.Verdict.Since.IsZero() {
 		t.Errorf("%+v", got)
 	}
 }
@@ -241,7 +242,7 @@ func TestRestoreDetachment(t *testing.T) {
 func TestSavedDevices(t *testing.T) {
 	mig1 := healthtest.MIG1
 	mig1.Parent = healthtest.GPU1.ID
-	devices := judge(nil, 0, mig0(), healthtest.GPU0, healthtest.MIG0, healthtest.GPU1, mig1)
+	devices := judged(nil, 0, mig0(), healthtest.GPU0, healthtest.MIG0, healthtest.GPU1, mig1)
 	for name, c := range map[string]struct {
 		detachment health.Detachment
 		want       []health.DeviceID
@@ -266,16 +267,16 @@ func TestSavedDevices(t *testing.T) {
 
 // What is compared of a device that nothing happens to does not change, so that the file is written for changes only.
 func TestStableIgnoresPolls(t *testing.T) {
-	never := health.DefaultConfig()
-	never.Recovery = health.RecoverNever
+	never := judge.DefaultConfig()
+	never.Recovery = judge.RecoverNever
 	present, lost := healthtest.Present(), healthtest.Blank(health.Lost)
 	for name, c := range map[string]struct {
-		config health.Config
+		config judge.Config
 		story  []health.Sample
 	}{
 		"returned, recovery never":         {never, []health.Sample{lost}},
 		"action withdrawn, recovery never": {never, []health.Sample{healthtest.Present(healthtest.Value(health.FieldRecoveryAction, 2))}},
-		"flapping":                         {health.DefaultConfig(), []health.Sample{lost, present, lost, present, lost}},
+		"flapping":                         {judge.DefaultConfig(), []health.Sample{lost, present, lost, present, lost}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var devices []health.DeviceState
@@ -418,9 +419,9 @@ func TestLacksSection(t *testing.T) {
 
 // The next process examines the MPS daemons again.
 func TestSavedWithoutMPS(t *testing.T) {
-	devices := judge(nil, 0, gpu0(), healthtest.GPU0)
+	devices := judged(nil, 0, gpu0(), healthtest.GPU0)
 	down := health.MPSState{Daemons: map[health.DeviceID]*health.MPSDaemon{"GPU-0": {Cause: health.CauseMPSDown}}}
-	devices = health.View(health.DefaultConfig(), devices, health.ViewContext{MPS: down}, healthtest.At(1))
+	devices = judge.View(judge.DefaultConfig(), devices, judge.ViewContext{MPS: down}, healthtest.At(1))
 	if !devices[0].Verdict.Has(health.CauseMPSDown) {
 		t.Fatalf("%+v", devices)
 	}

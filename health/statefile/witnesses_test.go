@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 )
 
@@ -77,7 +78,7 @@ func (n *witnessedNode) emit(device, code int, lostByDCGM, lostByNVML bool) {
 
 // judged derives the verdicts of devices that a reading or events have changed.
 func (n *witnessedNode) judged(devices []health.DeviceState) {
-	n.devices = health.View(health.DefaultConfig(), devices, health.ViewContext{}, n.now)
+	n.devices = judge.View(judge.DefaultConfig(), devices, judge.ViewContext{}, n.now)
 	for _, d := range n.devices {
 		broken := d.Verdict.Has("xid-95")
 		if n.cured[d.Device.ID] && !n.lossy && broken {
@@ -96,8 +97,8 @@ func (n *witnessedNode) judged(devices []health.DeviceState) {
 	}
 }
 
-func (n *witnessedNode) context() health.ReadingContext {
-	return health.ReadingContext{XIDHistory: n.history, FirstReading: !n.started, Witnesses: []health.Witness{health.WitnessNVML}}
+func (n *witnessedNode) context() judge.ReadingContext {
+	return judge.ReadingContext{XIDHistory: n.history, FirstReading: !n.started, Witnesses: []health.Witness{health.WitnessNVML}}
 }
 
 // events delivers what the event source has, and the recovery actions that the driver asks for while the source is stalled.
@@ -105,9 +106,9 @@ func (n *witnessedNode) events() {
 	if len(n.devices) < len(fuzzDevices()) {
 		return // the monitor keeps events while it has no inventory
 	}
-	var events []health.Observation
+	var events []judge.Observation
 	for _, d := range fuzzDevices() {
-		e := health.Observation{GPU: d.GPU(), Devices: []health.DeviceID{d.ID}}
+		e := judge.Observation{GPU: d.GPU(), Devices: []health.DeviceID{d.ID}}
 		if a := n.action[d.ID]; a != 0 && n.stalled {
 			action := e
 			action.Action = new(health.RecoveryAction(a))
@@ -122,7 +123,7 @@ func (n *witnessedNode) events() {
 		}
 	}
 	n.nvml = nil
-	n.judged(health.Observe(health.DefaultConfig(), n.devices, events, n.context(), n.now))
+	n.judged(judge.Observe(judge.DefaultConfig(), n.devices, events, n.context(), n.now))
 }
 
 // poll lists the rows that DCGM has read.
@@ -145,7 +146,7 @@ func (n *witnessedNode) poll() {
 		r.Samples = append(r.Samples, s)
 	}
 	n.delivered = len(n.rows)
-	n.judged(health.Measure(health.DefaultConfig(), n.devices, r, n.context(), n.now))
+	n.judged(judge.Measure(judge.DefaultConfig(), n.devices, r, n.context(), n.now))
 	n.started = true
 }
 

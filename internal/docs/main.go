@@ -18,6 +18,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
@@ -157,7 +158,7 @@ func typeOf(value string) string {
 
 // catalogue returns the rows of a table in health/, by the names of its columns.
 func catalogue(root, file string) (rows []map[string]string, err error) {
-	f, err := os.Open(filepath.Join(root, "health", file))
+	f, err := os.Open(filepath.Join(root, "health", "catalog", file))
 	if err != nil {
 		return nil, err
 	}
@@ -183,8 +184,8 @@ func xids(root string) (string, error) {
 	all, err := xidCatalogue(root)
 	var rows [][]string
 	for _, x := range all {
-		effect, clears := x[health.XIDPresetDefault], ""
-		if effect != health.EffectIgnore.String() {
+		effect, clears := x[catalog.XIDPresetDefault], ""
+		if effect != catalog.EffectIgnore.String() {
 			clears = code(x["clears"])
 		}
 		if x["follows"] == "yes" {

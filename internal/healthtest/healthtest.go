@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // Epoch is the time of At(0).
@@ -86,19 +87,19 @@ func Reading(seconds int, samples map[health.DeviceID]health.Sample, devices ...
 
 // JudgeReading judges a reading and derives the verdicts.
 func JudgeReading(
-	c health.Config, before []health.DeviceState, r *health.Reading, rc health.ReadingContext, now time.Time,
+	c judge.Config, before []health.DeviceState, r *health.Reading, rc judge.ReadingContext, now time.Time,
 ) []health.DeviceState {
-	return health.View(c, health.Measure(c, before, r, rc, now), health.ViewContext{}, now)
+	return judge.View(c, judge.Measure(c, before, r, rc, now), judge.ViewContext{}, now)
 }
 
 // Judge judges a Reading and derives the verdicts.
 func Judge(
-	c health.Config, before []health.DeviceState, seconds int, held health.Held, samples map[health.DeviceID]health.Sample,
+	c judge.Config, before []health.DeviceState, seconds int, held health.Held, samples map[health.DeviceID]health.Sample,
 	devices ...health.Device,
 ) []health.DeviceState {
 	r, now := Reading(seconds, samples, devices...)
-	judged := health.Measure(c, before, r, health.ReadingContext{XIDHistory: true}, now)
-	return health.View(c, judged, health.ViewContext{Held: held}, now)
+	judged := judge.Measure(c, before, r, judge.ReadingContext{XIDHistory: true}, now)
+	return judge.View(c, judged, judge.ViewContext{Held: held}, now)
 }
 
 // WantStates checks the states of all devices.

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -130,7 +131,7 @@ type measurement struct {
 	tick   <-chan time.Time // nil before the first measurement
 	log    changeLog
 
-	list    health.ProcessLister // nil while the source is not open
+	list    driver.ProcessLister // nil while the source is not open
 	release func()
 
 	unreadable int // number of consecutive measurements in which no process had a readable control group
@@ -163,7 +164,7 @@ func (m *measurement) Pass(ctx context.Context) *Snapshot {
 	s.Processes = mergeProcesses(reading, devices)
 	if !m.source.AllProcesses {
 		s.Measured = slices.DeleteFunc(s.Measured, func(id health.DeviceID) bool {
-			return !slices.ContainsFunc(s.Processes, func(p health.Process) bool { return p.Device == id })
+			return !slices.ContainsFunc(s.Processes, func(p driver.Process) bool { return p.Device == id })
 		})
 		if len(s.Measured) == 0 {
 			return &Snapshot{Err: hiddenProcesses}
@@ -237,7 +238,7 @@ func (m *measurement) devices() []health.Device {
 	return devices
 }
 
-func (m *measurement) read(ctx context.Context, devices []health.Device) (*health.ProcessReading, error) {
+func (m *measurement) read(ctx context.Context, devices []health.Device) (*driver.ProcessReading, error) {
 	if m.list == nil {
 		list, release, err := m.source.Open()
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -44,7 +45,7 @@ func writeFiles(t *testing.T, dir string, files map[string]string) {
 
 // behavior is what a fakeDriver does. It hangs while hang is open.
 type behavior struct {
-	reading      health.ProcessReading
+	reading      driver.ProcessReading
 	err, openErr error
 	hang         chan struct{} // nil: it does not
 }
@@ -64,7 +65,7 @@ func newDriver(b behavior) *fakeDriver {
 }
 
 func (d *fakeDriver) source() Source {
-	return Source{Interval: interval, Limit: limit, AllProcesses: true, Open: func() (health.ProcessLister, func(), error) {
+	return Source{Interval: interval, Limit: limit, AllProcesses: true, Open: func() (driver.ProcessLister, func(), error) {
 		if err := d.now.Load().openErr; err != nil {
 			return nil, nil, err
 		}
@@ -74,7 +75,7 @@ func (d *fakeDriver) source() Source {
 	}}
 }
 
-func (d *fakeDriver) listProcesses(context.Context, []health.Device) (*health.ProcessReading, error) {
+func (d *fakeDriver) listProcesses(context.Context, []health.Device) (*driver.ProcessReading, error) {
 	d.calls.Add(1)
 	if d.running.Add(1) > 1 {
 		d.parallel.Store(true)
@@ -106,8 +107,8 @@ func testFollower(c Config) (*Follower, *health.Latest[Config], *observer.Observ
 	}), configs, logs
 }
 
-func oneProcess() health.ProcessReading {
-	return health.ProcessReading{Measured: []health.DeviceID{"GPU-a"}, Processes: []health.Process{process("GPU-a", 4242, 1<<30)}}
+func oneProcess() driver.ProcessReading {
+	return driver.ProcessReading{Measured: []health.DeviceID{"GPU-a"}, Processes: []driver.Process{process("GPU-a", 4242, 1<<30)}}
 }
 
 // start measures until the test stops it, and checks that the source is released then.
@@ -339,7 +340,7 @@ func TestFollowerEndsBeforeRelease(t *testing.T) {
 		f, _, _ := testFollower(enabled(t))
 		d := newDriver(behavior{reading: oneProcess()})
 		source := d.source()
-		source.Open = func() (health.ProcessLister, func(), error) {
+		source.Open = func() (driver.ProcessLister, func(), error) {
 			list, release, err := d.source().Open()
 			return list, func() {
 				if f.Latest().Load() != nil {
@@ -390,14 +391,14 @@ func TestFollowerWhereDriverHidesProcesses(t *testing.T) {
 			{Device: health.Device{ID: "GPU-b"}},
 		}})
 		measured := []health.DeviceID{"GPU-b", "GPU-a"}
-		d := newDriver(behavior{reading: health.ProcessReading{Measured: measured}})
+		d := newDriver(behavior{reading: driver.ProcessReading{Measured: measured}})
 		source := d.source()
 		source.AllProcesses = false
 		defer start(t, f, d, source)()
 		if s := f.Latest().Load(); s.Err != hiddenProcesses || len(s.Measured) != 0 {
 			t.Errorf("%+v", s)
 		}
-		d.now.Store(&behavior{reading: health.ProcessReading{Measured: measured, Processes: oneProcess().Processes}})
+		d.now.Store(&behavior{reading: driver.ProcessReading{Measured: measured, Processes: oneProcess().Processes}})
 		wait(interval)
 		s := f.Latest().Load()
 		if _, measured := s.Of("GPU-b"); s.Err != "" || measured || len(s.Usage) != 1 {
@@ -440,7 +441,7 @@ func TestFollowerWarns(t *testing.T) {
 					t.Errorf("%+v; %d log entries", s, logs.Len())
 				}
 				for range 3 { // a process that comes and goes
-					d.now.Store(&behavior{reading: health.ProcessReading{Measured: s.Measured}})
+					d.now.Store(&behavior{reading: driver.ProcessReading{Measured: s.Measured}})
 					wait(interval)
 					d.now.Store(&behavior{reading: oneProcess()})
 					wait(5 * interval)

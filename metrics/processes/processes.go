@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 )
 
@@ -53,7 +54,7 @@ const Other = "other"
 
 // Snapshot is the newest measurement. It is never modified once stored.
 type Snapshot struct {
-	health.ProcessReading                // each process once per device; Measured is sorted
+	driver.ProcessReading                // each process once per device; Measured is sorted
 	Usage                 []Usage        // by device, then by container, Other last; a device of Measured without an entry has no process
 	Containers            []Container    // of each of Processes
 	WithoutPod            map[Reason]int // number of processes of no pod
@@ -90,4 +91,4 @@ func (s *Snapshot) ContainerOf(pid int) Container {
 }
 
 // Open gives a lister of processes and a function that releases what it uses.
-type Open func() (list health.ProcessLister, release func(), err error)
+type Open func() (list driver.ProcessLister, release func(), err error)

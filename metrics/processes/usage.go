@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -37,12 +38,12 @@ type processKey struct {
 
 // mergeProcesses returns each process of a measured device once, sorted. The driver lists a process of several kinds once per kind,
 // with the same memory: a client of the MPS server also uses compute. A process of a MIG device is not one of its parent.
-func mergeProcesses(r *health.ProcessReading, devices []health.Device) []health.Process {
+func mergeProcesses(r *driver.ProcessReading, devices []health.Device) []driver.Process {
 	parents := make(map[health.DeviceID]health.DeviceID)
 	for i := range devices {
 		parents[devices[i].ID] = devices[i].Parent
 	}
-	merged := make(map[processKey]health.Process)
+	merged := make(map[processKey]driver.Process)
 	for _, p := range r.Processes {
 		if !slices.Contains(r.Measured, p.Device) {
 			continue
@@ -58,23 +59,23 @@ func mergeProcesses(r *health.ProcessReading, devices []health.Device) []health.
 			delete(merged, processKey{parent, key.pid})
 		}
 	}
-	list := make([]health.Process, 0, len(merged))
+	list := make([]driver.Process, 0, len(merged))
 	for _, p := range merged {
 		list = append(list, p)
 	}
-	slices.SortFunc(list, func(a, b health.Process) int {
+	slices.SortFunc(list, func(a, b driver.Process) int {
 		return cmp.Or(cmp.Compare(a.Device, b.Device), cmp.Compare(a.PID, b.PID))
 	})
 	return list
 }
 
 // mergeProcess merges two entries of one process.
-func mergeProcess(a, b health.Process) health.Process {
+func mergeProcess(a, b driver.Process) driver.Process {
 	switch {
-	case a.Kind == health.ProcessMPS || b.Kind == health.ProcessMPS:
-		a.Kind = health.ProcessMPS
-	case b.Kind == health.ProcessCompute:
-		a.Kind = health.ProcessCompute
+	case a.Kind == driver.ProcessMPS || b.Kind == driver.ProcessMPS:
+		a.Kind = driver.ProcessMPS
+	case b.Kind == driver.ProcessCompute:
+		a.Kind = driver.ProcessCompute
 	}
 	a.Memory, a.HasMemory = max(a.Memory, b.Memory), a.HasMemory || b.HasMemory
 	a.SM, a.HasSM = max(a.SM, b.SM), a.HasSM || b.HasSM
@@ -109,7 +110,7 @@ func relatedDevices(devices []health.Device) map[health.DeviceID][]health.Device
 
 // containerOf returns the container of a process, or why it belongs to no pod. A pod that does not hold the device is not returned: a wrong
 // pod is worse than none.
-func (a *attribution) containerOf(p health.Process) (Container, Reason) {
+func (a *attribution) containerOf(p driver.Process) (Container, Reason) {
 	text, err := a.cgroup(p.PID)
 	if err != nil {
 		return Container{}, ReasonUnreadable
@@ -164,7 +165,7 @@ func (a *attribution) holding(id health.DeviceID, pod containers.Pod) (names []s
 }
 
 // usage adds up the processes of each container, and counts the processes of no pod by reason.
-func (a *attribution) usage(processes []health.Process) (list []Usage, withoutPod map[Reason]int) {
+func (a *attribution) usage(processes []driver.Process) (list []Usage, withoutPod map[Reason]int) {
 	type key struct {
 		device    health.DeviceID
 		container Container

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -26,8 +27,8 @@ func holder(pod, container string) podresources.Holder {
 }
 
 // process is a process with memory.
-func process(device health.DeviceID, pid int, memory float64) health.Process {
-	return health.Process{Device: device, PID: pid, Memory: memory, HasMemory: true}
+func process(device health.DeviceID, pid int, memory float64) driver.Process {
+	return driver.Process{Device: device, PID: pid, Memory: memory, HasMemory: true}
 }
 
 // cgroupsOf returns a function that reads the control group of each process; a control group "" cannot be read.
@@ -130,21 +131,21 @@ func TestContainerOf(t *testing.T) {
 
 // A process counts once per device, whatever lists it is in.
 func TestMergeProcesses(t *testing.T) {
-	kind := func(p health.Process, k health.ProcessKind) health.Process { p.Kind = k; return p }
-	r := &health.ProcessReading{
+	kind := func(p driver.Process, k driver.ProcessKind) driver.Process { p.Kind = k; return p }
+	r := &driver.ProcessReading{
 		Measured: []health.DeviceID{"GPU-a", "GPU-m", "MIG-1"},
-		Processes: []health.Process{
-			kind(process("GPU-a", 2, 500), health.ProcessMPS), process("GPU-a", 2, 500), // an MPS client
+		Processes: []driver.Process{
+			kind(process("GPU-a", 2, 500), driver.ProcessMPS), process("GPU-a", 2, 500), // an MPS client
 			process("GPU-a", 1, 30), // the MPS server
-			kind(process("GPU-a", 3, 7), health.ProcessGraphics), process("GPU-a", 3, 7),
+			kind(process("GPU-a", 3, 7), driver.ProcessGraphics), process("GPU-a", 3, 7),
 			{Device: "GPU-a", PID: 4, SM: .5, HasSM: true},
 			process("GPU-a", 4, 9),
 			process("GPU-b", 1, 1), // not measured
 			process("GPU-m", 5, 100), process("MIG-1", 5, 100), process("GPU-m", 6, 1),
 		},
 	}
-	want := []health.Process{
-		process("GPU-a", 1, 30), kind(process("GPU-a", 2, 500), health.ProcessMPS), process("GPU-a", 3, 7),
+	want := []driver.Process{
+		process("GPU-a", 1, 30), kind(process("GPU-a", 2, 500), driver.ProcessMPS), process("GPU-a", 3, 7),
 		{Device: "GPU-a", PID: 4, Memory: 9, HasMemory: true, SM: .5, HasSM: true},
 		process("GPU-m", 6, 1), process("MIG-1", 5, 100),
 	}
@@ -158,8 +159,8 @@ func TestMergeProcesses(t *testing.T) {
 
 func TestUsageAddsUp(t *testing.T) {
 	a := testAttribution()
-	busy := func(p health.Process, sm float64) health.Process { p.SM, p.HasSM = sm, true; return p }
-	got, without := a.usage([]health.Process{
+	busy := func(p driver.Process, sm float64) driver.Process { p.SM, p.HasSM = sm, true; return p }
+	got, without := a.usage([]driver.Process{
 		busy(process("GPU-a", 10, 100), .75), busy(process("GPU-a", 11, 50), .5), // main of pod-1
 		process("GPU-a", 12, 7),                             // aux of pod-1
 		process("GPU-a", 20, 1), {Device: "GPU-a", PID: 21}, // pod-2; the memory of 21 is unknown
@@ -199,7 +200,7 @@ func TestUsageLimitsContainers(t *testing.T) {
 	}
 	got := limitContainers(list)
 	for _, device := range []health.DeviceID{"GPU-a", "GPU-b"} {
-		s := Snapshot{ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"GPU-a", "GPU-b"}}, Usage: got}
+		s := Snapshot{ProcessReading: driver.ProcessReading{Measured: []health.DeviceID{"GPU-a", "GPU-b"}}, Usage: got}
 		usage, _ := s.Of(device)
 		last := usage[len(usage)-1]
 		if len(usage) != maxContainers+1 || usage[0].Container != (Container{}) || last.Container != (Container{Name: Other}) ||
@@ -211,7 +212,7 @@ func TestUsageLimitsContainers(t *testing.T) {
 
 func TestSnapshotOf(t *testing.T) {
 	s := &Snapshot{
-		ProcessReading: health.ProcessReading{Measured: []health.DeviceID{"a", "c"}},
+		ProcessReading: driver.ProcessReading{Measured: []health.DeviceID{"a", "c"}},
 		Usage:          []Usage{{Device: "c", Processes: 1}, {Device: "c", Processes: 2}},
 	}
 	for id, want := range map[health.DeviceID]int{"a": 0, "b": -1, "c": 2, "d": -1} {
@@ -224,7 +225,7 @@ func TestSnapshotOf(t *testing.T) {
 	}
 	// A process of two devices belongs to a pod, also if the pod does not hold the first.
 	s = &Snapshot{
-		ProcessReading: health.ProcessReading{Processes: []health.Process{
+		ProcessReading: driver.ProcessReading{Processes: []driver.Process{
 			process("a", 1, 0), process("a", 2, 0), process("b", 1, 0),
 			process("b", 3, 0),
 		}},

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
@@ -245,7 +246,7 @@ func TestTaintOfXIDs(t *testing.T) {
 		devices[i] = snap.Devices[i].Device
 	}
 	id := devices[3].ID
-	cfg := health.DefaultConfig()
+	cfg := judge.DefaultConfig()
 	var first string
 	for i, xids := range [][]int{{48}, {13}, nil, {79}} {
 		samples := map[health.DeviceID]health.Sample{id: healthtest.Present(healthtest.XIDs(xids...))}

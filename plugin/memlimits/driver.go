@@ -10,12 +10,13 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
-// driver examines which devices the driver can limit.
-type driver struct {
+// examinedDriver is the driver, and which devices it can limit.
+type examinedDriver struct {
 	open    Open
-	limiter health.MemoryLimiter // nil while it is not open
+	limiter driver.MemoryLimiter // nil while it is not open
 	release func()
 	openErr error
 	retry   retry // of open
@@ -41,7 +42,7 @@ func newRetry() retry { return retry{pauses: backoff.Backoff{Min: minRetry, Max:
 
 func (r *retry) failed(now time.Time) { r.at = now.Add(r.pauses.Next()) }
 
-func (d *driver) close() {
+func (d *examinedDriver) close() {
 	if d.limiter != nil {
 		d.release()
 	}
@@ -49,7 +50,7 @@ func (d *driver) close() {
 
 // examine examines devices that were not examined yet. It repeats a device that failed when it is time, or at once if its presence has
 // changed. A device that failed is repeated soon if it or its presence is new.
-func (d *driver) examine(ctx context.Context, snap *health.Snapshot, now time.Time) {
+func (d *examinedDriver) examine(ctx context.Context, snap *health.Snapshot, now time.Time) {
 	if version := snap.Source.Versions.Driver; d.examined == nil || version != d.version {
 		d.version, d.examined, d.retry, d.again = version, make(map[health.DeviceID]examination), newRetry(), newRetry()
 	}
@@ -90,7 +91,7 @@ var errMIG = errors.New("the driver has no memory limits of MIG devices")
 
 // capabilities returns what can be enforced on the devices. cgroupErr is why the driver's limits cannot be used at all, setErr why the
 // agent cannot set them.
-func (d *driver) capabilities(snap *health.Snapshot, hooks map[health.DeviceID]bool, cgroupErr, setErr error) (c Capabilities) {
+func (d *examinedDriver) capabilities(snap *health.Snapshot, hooks map[health.DeviceID]bool, cgroupErr, setErr error) (c Capabilities) {
 	c.Driver = make(map[health.DeviceID]string, len(snap.Devices))
 	for i := range snap.Devices {
 		id := snap.Devices[i].Device.ID

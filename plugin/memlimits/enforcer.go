@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
@@ -26,7 +27,7 @@ type enforcer struct {
 	held    <-chan struct{}  // closed when the holders have changed since the newest pass
 	tick    <-chan time.Time
 	log     changeLog
-	driver  driver
+	driver  examinedDriver
 	cgroups containers.Cgroups
 	limits  map[target]limit     // of the containers that run
 	absent  map[string]time.Time // when an ID had no control group: its container has ended
@@ -270,10 +271,10 @@ func (e *enforcer) update(t target, l limit, bytes uint64, now time.Time) limit 
 		}
 		return l
 	}
-	l.valid, l.used, l.hasUsed, l.reason = true, found.Used, found.Hard != health.NoMemoryLimit, ""
+	l.valid, l.used, l.hasUsed, l.reason = true, found.Used, found.Hard != driver.NoMemoryLimit, ""
 	switch {
 	case found.Hard <= bytes:
-	case found.Hard == health.NoMemoryLimit:
+	case found.Hard == driver.NoMemoryLimit:
 		l.reason = fmt.Sprintf("expected a limit of %d MiB, found none", bytes>>20)
 	default:
 		l.reason = fmt.Sprintf("expected a limit of %d MiB, found %d MiB", bytes>>20, found.Hard>>20)
@@ -285,7 +286,7 @@ func (e *enforcer) update(t target, l limit, bytes uint64, now time.Time) limit 
 }
 
 // readAndSet reads the limits of a target. If the hard limit is too high, it sets the limits and reads them again.
-func (e *enforcer) readAndSet(t target, bytes uint64) (found health.MemoryLimits, setErr, err error) {
+func (e *enforcer) readAndSet(t target, bytes uint64) (found driver.MemoryLimits, setErr, err error) {
 	found, err = e.readLimits(t)
 	if err != nil || found.Hard <= bytes {
 		return found, nil, err
@@ -299,10 +300,10 @@ func (e *enforcer) readAndSet(t target, bytes uint64) (found health.MemoryLimits
 	return found, nil, err
 }
 
-func (e *enforcer) readLimits(t target) (health.MemoryLimits, error) {
+func (e *enforcer) readLimits(t target) (driver.MemoryLimits, error) {
 	l, err := e.driver.limiter.Limits(t.device, t.group)
-	if errors.Is(err, health.ErrNoMemoryLimits) {
-		return health.MemoryLimits{Hard: health.NoMemoryLimit}, nil
+	if errors.Is(err, driver.ErrNoMemoryLimits) {
+		return driver.MemoryLimits{Hard: driver.NoMemoryLimit}, nil
 	}
 	return l, err
 }

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
@@ -41,7 +42,7 @@ type Options struct {
 }
 
 // Open gives the driver's limits and a function that releases them.
-type Open func() (limiter health.MemoryLimiter, release func(), err error)
+type Open func() (limiter driver.MemoryLimiter, release func(), err error)
 
 // Follower finds out what the node can enforce and keeps the limits of containers, while memory sharing is configured.
 type Follower struct {
@@ -78,7 +79,7 @@ func (f *Follower) Run(ctx context.Context, open Open) {
 			f.capabilities.Store(&Capabilities{})
 		}
 		return &enforcer{
-			Follower: f, config: c, driver: driver{open: open}, cgroups: containers.Cgroups{Root: f.CgroupRoot},
+			Follower: f, config: c, driver: examinedDriver{open: open}, cgroups: containers.Cgroups{Root: f.CgroupRoot},
 			absent: make(map[string]time.Time), tick: time.Tick(refresh),
 		}, c.Enforcement != ""
 	})

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -34,7 +35,7 @@ var errDriver = errors.New("driver error")
 // fakeDriver keeps limits as NVIDIA's driver does: by device and control group, until the group is removed.
 type fakeDriver struct {
 	mu          sync.Mutex // guards all below
-	limits      map[target]health.MemoryLimits
+	limits      map[target]driver.MemoryLimits
 	unsupported map[health.DeviceID]error
 	openErr     error
 	err         error         // of Limits and SetLimits
@@ -49,7 +50,7 @@ type fakeDriver struct {
 	sets                          []string
 }
 
-func (d *fakeDriver) Open() (health.MemoryLimiter, func(), error) {
+func (d *fakeDriver) Open() (driver.MemoryLimiter, func(), error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.opened++
@@ -84,19 +85,19 @@ func (d *fakeDriver) Supported(id health.DeviceID) error {
 	return nil
 }
 
-func (d *fakeDriver) Limits(id health.DeviceID, cgroup string) (health.MemoryLimits, error) {
+func (d *fakeDriver) Limits(id health.DeviceID, cgroup string) (driver.MemoryLimits, error) {
 	d.enter()
 	defer d.mu.Unlock()
 	d.gets++
 	if _, err := os.Stat(cgroup); err != nil {
-		return health.MemoryLimits{}, err
+		return driver.MemoryLimits{}, err
 	}
 	if d.err != nil {
-		return health.MemoryLimits{}, d.err
+		return driver.MemoryLimits{}, d.err
 	}
 	l, exists := d.limits[target{id, cgroup}]
 	if !exists {
-		return health.MemoryLimits{}, fmt.Errorf("nvmlDeviceGetMemoryLimits_v1: %w", health.ErrNoMemoryLimits)
+		return driver.MemoryLimits{}, fmt.Errorf("nvmlDeviceGetMemoryLimits_v1: %w", driver.ErrNoMemoryLimits)
 	}
 	return l, nil
 }
@@ -110,7 +111,7 @@ func (d *fakeDriver) SetLimits(id health.DeviceID, cgroup string, soft, hard uin
 	}
 	d.err = d.errAfterSet
 	if !d.ignoreSet {
-		d.limits[target{id, cgroup}] = health.MemoryLimits{Soft: soft, Hard: hard, Used: 3 * gib}
+		d.limits[target{id, cgroup}] = driver.MemoryLimits{Soft: soft, Hard: hard, Used: 3 * gib}
 	}
 	return nil
 }
@@ -152,7 +153,7 @@ func newNode(t *testing.T) *node {
 	core, logs := observer.New(zap.InfoLevel)
 	n := &node{
 		T: t, dir: t.TempDir(), logs: logs, hooks: map[health.DeviceID]bool{},
-		driver: &fakeDriver{limits: map[target]health.MemoryLimits{}, unsupported: map[health.DeviceID]error{}},
+		driver: &fakeDriver{limits: map[target]driver.MemoryLimits{}, unsupported: map[health.DeviceID]error{}},
 	}
 	n.open = n.driver.Open
 	n.configs.Store(&Config{Enforcement: Driver, PodLogs: filepath.Join(n.dir, "log/pods")})
@@ -439,14 +440,14 @@ func TestFollowerJudgesFoundLimits(t *testing.T) {
 		reason string
 	}{
 		"set by the hook": {
-			change: func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 10 * gib, Used: gib} },
+			change: func(n *node, t target) { n.driver.limits[t] = driver.MemoryLimits{Hard: 10 * gib, Used: gib} },
 			want:   "driver used 1",
 		},
 		"tighter, by the container's environment": {
-			change: func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 4 * gib} }, want: "driver used 0",
+			change: func(n *node, t target) { n.driver.limits[t] = driver.MemoryLimits{Hard: 4 * gib} }, want: "driver used 0",
 		},
 		"too high, by the container's environment": {
-			change: func(n *node, t target) { n.driver.limits[t] = health.MemoryLimits{Hard: 80 * gib} }, want: "driver used 3", sets: 1,
+			change: func(n *node, t target) { n.driver.limits[t] = driver.MemoryLimits{Hard: 80 * gib} }, want: "driver used 3", sets: 1,
 		},
 		"none": {change: func(*node, target) {}, want: "driver used 3", sets: 1},
 		"set refused": {
@@ -459,7 +460,7 @@ func TestFollowerJudgesFoundLimits(t *testing.T) {
 		},
 		"set without effect, was too high": {change: func(n *node, t target) {
 			n.driver.ignoreSet = true
-			n.driver.limits[t] = health.MemoryLimits{Hard: 80 * gib, Used: gib}
+			n.driver.limits[t] = driver.MemoryLimits{Hard: 80 * gib, Used: gib}
 		}, want: "none used 1 reason", sets: 1, reason: "expected a limit of 10240 MiB, found 81920 MiB"},
 		"read fails": {
 			change: func(n *node, _ target) { n.driver.err = errDriver }, want: "none reason",
@@ -677,7 +678,7 @@ func TestFollowerConfirmsHook(t *testing.T) {
 		n.withoutAdmin()
 		n.hooks = map[health.DeviceID]bool{"GPU-a": true}
 		n.hold("GPU-a", "one", 10)
-		n.driver.limits[target{"GPU-a", n.run("one", 1)}] = health.MemoryLimits{Hard: 10 * gib}
+		n.driver.limits[target{"GPU-a", n.run("one", 1)}] = driver.MemoryLimits{Hard: 10 * gib}
 		n.hold("GPU-a", "two", 2)
 		n.run("two", 2) // its hook was an old one
 		n.start()
@@ -900,7 +901,7 @@ func TestFollowerLogsLimitsNotInForce(t *testing.T) {
 		n.start()
 		defer n.stop()
 		n.wait(3 * refresh)
-		n.driver.change(func() { n.driver.limits[target{"GPU-a", dir}] = health.MemoryLimits{Hard: 2 * gib} })
+		n.driver.change(func() { n.driver.limits[target{"GPU-a", dir}] = driver.MemoryLimits{Hard: 2 * gib} })
 		n.wait(3 * refresh)
 		entries := n.logs.FilterMessage(message).All()
 		if len(entries) != 2 || entries[0].ContextMap()["container"] != "team/one/main" || entries[0].ContextMap()["device"] != "GPU-a" {
@@ -1186,7 +1187,7 @@ func TestClaims(t *testing.T) {
 		n.expect("GPU-a chat 0/30Gi driver used 3")
 		n.expectSets("GPU-a " + group(1) + " 0 30")
 		n.driver.change(func() {
-			n.driver.limits[target{"GPU-a", dir}] = health.MemoryLimits{Hard: 40 * gib}
+			n.driver.limits[target{"GPU-a", dir}] = driver.MemoryLimits{Hard: 40 * gib}
 			n.driver.ignoreSet = true
 		})
 		n.wait(refresh)

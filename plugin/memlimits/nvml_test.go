@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/health/nvml"
 )
 
@@ -76,7 +77,7 @@ func testFollowerWithNVML(t *testing.T) {
 				limited && c.Used != 7*gib {
 				t.Errorf("%+v", c)
 			}
-			want := fmt.Sprintf("0 %d", health.NoMemoryLimit)
+			want := fmt.Sprintf("0 %d", driver.NoMemoryLimit)
 			if test.want == Driver {
 				want = fmt.Sprint("0 ", 10*gib)
 			}

@@ -3,7 +3,7 @@ package mps
 import (
 	"testing"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
 // FuzzParseComputeMode parses any record: the mode is a valid one, the default if the text is none.
@@ -13,7 +13,7 @@ func FuzzParseComputeMode(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		mode, err := parseComputeMode(text)
-		if mode < health.ComputeModeDefault || mode > health.ComputeModeExclusiveProcess || err != nil && mode != health.ComputeModeDefault {
+		if mode < driver.ComputeModeDefault || mode > driver.ComputeModeExclusiveProcess || err != nil && mode != driver.ComputeModeDefault {
 			t.Fatalf("%q: %v, %v", text, mode, err)
 		}
 	})

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 )
 
@@ -386,7 +387,7 @@ func TestSupervisorWithoutMount(t *testing.T) {
 		len(n.program.Processes()) > 0 {
 		t.Errorf("%+v", s)
 	}
-	if n.mode(gpuA) != health.ComputeModeDefault {
+	if n.mode(gpuA) != driver.ComputeModeDefault {
 		t.Errorf("compute mode %v", n.mode(gpuA))
 	}
 }

@@ -14,18 +14,19 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 )
 
 // fakeComputeModes returns access to the mode of one GPU.
-func fakeComputeModes(t *testing.T, id health.DeviceID, mode *health.ComputeMode, getErr, setErr error) *ComputeModes {
+func fakeComputeModes(t *testing.T, id health.DeviceID, mode *driver.ComputeMode, getErr, setErr error) *ComputeModes {
 	return &ComputeModes{
-		Get: func(gpu health.DeviceID) (health.ComputeMode, error) {
+		Get: func(gpu health.DeviceID) (driver.ComputeMode, error) {
 			if gpu != id {
 				t.Errorf("read of %s", gpu)
 			}
 			return *mode, getErr
 		},
-		Set: func(gpu health.DeviceID, to health.ComputeMode) error {
+		Set: func(gpu health.DeviceID, to driver.ComputeMode) error {
 			if gpu != id {
 				t.Errorf("set of %s", gpu)
 			}
@@ -40,18 +41,18 @@ func fakeComputeModes(t *testing.T, id health.DeviceID, mode *health.ComputeMode
 // The former compute mode of a GPU is recorded before the mode changes, and stays recorded until it is set back.
 func TestComputeModes(t *testing.T) {
 	const (
-		normal    = health.ComputeModeDefault
-		thread    = health.ComputeModeExclusiveThread
-		exclusive = health.ComputeModeExclusiveProcess
+		normal    = driver.ComputeModeDefault
+		thread    = driver.ComputeModeExclusiveThread
+		exclusive = driver.ComputeModeExclusiveProcess
 	)
 	errDriver := errors.New("GPU is lost")
 	for name, c := range map[string]struct {
 		record         string // before; "-": it cannot be read or written
-		mode           health.ComputeMode
+		mode           driver.ComputeMode
 		getErr, setErr error
 		back           bool // setBack, not makeExclusive
 
-		want       health.ComputeMode
+		want       driver.ComputeMode
 		wantRecord string
 		err        string // a part; empty for none
 	}{
@@ -59,7 +60,7 @@ func TestComputeModes(t *testing.T) {
 		"another mode":           {mode: thread, want: exclusive, wantRecord: "1\n"},
 		"exclusive before":       {mode: exclusive, want: exclusive},
 		"exclusive and recorded": {record: "1\n", mode: exclusive, want: exclusive, wantRecord: "1\n"},
-		"prohibited":             {mode: health.ComputeModeProhibited, want: health.ComputeModeProhibited, err: "nvidia-smi -i GPU-a -c DEFAULT"},
+		"prohibited":             {mode: driver.ComputeModeProhibited, want: driver.ComputeModeProhibited, err: "nvidia-smi -i GPU-a -c DEFAULT"},
 		"not read":               {getErr: errDriver, err: "cannot read the compute mode: GPU is lost"},
 		"not set":                {setErr: errDriver, wantRecord: "0\n", err: "cannot set the compute mode"},
 		"not recorded":           {record: "-", err: "cannot record the compute mode", wantRecord: "-"},

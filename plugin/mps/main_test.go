@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/mpstest"
 )
@@ -95,15 +96,15 @@ func fileModes(dir string) *ComputeModes {
 		}
 	}
 	return &ComputeModes{
-		Get: func(gpu health.DeviceID) (health.ComputeMode, error) {
+		Get: func(gpu health.DeviceID) (driver.ComputeMode, error) {
 			text, err := os.ReadFile(filepath.Join(dir, string(gpu)))
 			if errors.Is(err, fs.ErrNotExist) {
-				return health.ComputeModeDefault, failure()
+				return driver.ComputeModeDefault, failure()
 			}
 			n, parseErr := strconv.Atoi(string(text))
-			return health.ComputeMode(n), errors.Join(err, parseErr, failure())
+			return driver.ComputeMode(n), errors.Join(err, parseErr, failure())
 		},
-		Set: func(gpu health.DeviceID, mode health.ComputeMode) error {
+		Set: func(gpu health.DeviceID, mode driver.ComputeMode) error {
 			kill("kill-before")
 			defer kill("kill-after")
 			_, err := durable.Options{}.Replace(filepath.Join(dir, string(gpu)), fmt.Append(nil, int32(mode)))

@@ -20,6 +20,7 @@ import (
 	"go.uber.org/zap/zaptest"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/mpstest"
 )
 
@@ -155,7 +156,7 @@ func (n *node) awaitServing(devices ...health.DeviceID) map[health.DeviceID]Daem
 }
 
 // mode returns a GPU's compute mode.
-func (n *node) mode(gpu health.DeviceID) health.ComputeMode {
+func (n *node) mode(gpu health.DeviceID) driver.ComputeMode {
 	n.t.Helper()
 	mode, err := fileModes(n.modes).Get(gpu)
 	if err != nil {
@@ -215,17 +216,17 @@ func TestSupervisorRunsADaemonPerDevice(t *testing.T) {
 			}
 		}
 	}
-	if got := n.mode(gpuA); got != health.ComputeModeExclusiveProcess {
+	if got := n.mode(gpuA); got != driver.ComputeModeExclusiveProcess {
 		t.Errorf("compute mode of a GPU: %v", got)
 	}
-	if got := n.mode(mig); got != health.ComputeModeDefault {
+	if got := n.mode(mig); got != driver.ComputeModeDefault {
 		t.Errorf("compute mode in MIG mode: %v", got)
 	}
 	stop()
 	if left := n.program.Processes(); len(left) != 0 {
 		t.Errorf("processes after the end: %+v", left)
 	}
-	if got := n.mode(gpuA); got != health.ComputeModeDefault {
+	if got := n.mode(gpuA); got != driver.ComputeModeDefault {
 		t.Errorf("compute mode after the end: %v", got)
 	}
 	if _, err := os.Stat(n.root.PipeDir(gpuA)); err != nil {
@@ -309,7 +310,7 @@ func TestSupervisorWithoutControlProgram(t *testing.T) {
 	n.want(gpuA)
 	n.supervise()
 	s := n.await("reason", func(s Status) bool { return len(s.Daemons) == 1 && s.Daemons[0].Error != "" })
-	if !strings.HasPrefix(s.Daemons[0].Error, "plugin.sharing.mps.control: ") || n.mode(gpuA) != health.ComputeModeDefault {
+	if !strings.HasPrefix(s.Daemons[0].Error, "plugin.sharing.mps.control: ") || n.mode(gpuA) != driver.ComputeModeDefault {
 		t.Errorf("%+v, compute mode %v", s, n.mode(gpuA))
 	}
 	if err := os.Rename(program+".absent", program); err != nil { // the driver is installed
@@ -395,9 +396,9 @@ func TestSupervisorOfAScript(t *testing.T) {
 
 // After everything was killed, the compute mode is set back once MPS no longer serves the GPU.
 func TestSupervisorSetsModesBackAfterAKillOfEverything(t *testing.T) {
-	for _, before := range []health.ComputeMode{
-		health.ComputeModeDefault, health.ComputeModeExclusiveThread,
-		health.ComputeModeExclusiveProcess,
+	for _, before := range []driver.ComputeMode{
+		driver.ComputeModeDefault, driver.ComputeModeExclusiveThread,
+		driver.ComputeModeExclusiveProcess,
 	} {
 		t.Run(before.String(), func(t *testing.T) {
 			t.Parallel()
@@ -412,7 +413,7 @@ func TestSupervisorSetsModesBackAfterAKillOfEverything(t *testing.T) {
 				killProcess(process)
 				kill(t, daemon.PID)
 				eventually(t, "end of the killed daemon", func() bool { return !alive(daemon.PID) }, func() string { return "" })
-				if got := n.mode(gpuA); got != health.ComputeModeExclusiveProcess {
+				if got := n.mode(gpuA); got != driver.ComputeModeExclusiveProcess {
 					t.Fatalf("mode while MPS serves the GPU: %v", got)
 				}
 			}
@@ -462,7 +463,7 @@ func TestSupervisorWithoutComputeMode(t *testing.T) {
 	n.want()
 	n.reload()
 	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
-	if got := n.mode(gpuA); got != health.ComputeModeDefault {
+	if got := n.mode(gpuA); got != driver.ComputeModeDefault {
 		t.Errorf("compute mode: %v", got)
 	}
 }
@@ -492,13 +493,13 @@ func TestSupervisorKilledWhileItSetsAMode(t *testing.T) {
 				t.Errorf("a daemon was started before the compute mode was set: %v", n.program.Commands())
 			}
 			n.want()
-			if n.mode(gpuA) != health.ComputeModeDefault {
+			if n.mode(gpuA) != driver.ComputeModeDefault {
 				killed() // while it sets the mode back
 			}
 			n.supervise()
 			eventually(t, "the mode from before", func() bool {
 				_, err := os.Stat(filepath.Dir(n.root.PipeDir(gpuA)))
-				return n.mode(gpuA) == health.ComputeModeDefault && errors.Is(err, fs.ErrNotExist)
+				return n.mode(gpuA) == driver.ComputeModeDefault && errors.Is(err, fs.ErrNotExist)
 			}, func() string { return n.mode(gpuA).String() })
 		})
 	}
@@ -508,7 +509,7 @@ func TestSupervisorKilledWhileItSetsAMode(t *testing.T) {
 func TestSupervisorRespectsProhibitedMode(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
-	if err := fileModes(n.modes).Set(gpuA, health.ComputeModeProhibited); err != nil {
+	if err := fileModes(n.modes).Set(gpuA, driver.ComputeModeProhibited); err != nil {
 		t.Fatal(err)
 	}
 	n.want(gpuA)
@@ -519,7 +520,7 @@ func TestSupervisorRespectsProhibitedMode(t *testing.T) {
 	n.want()
 	n.reload()
 	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
-	if got := n.mode(gpuA); got != health.ComputeModeProhibited || len(n.program.Commands()) != 0 {
+	if got := n.mode(gpuA); got != driver.ComputeModeProhibited || len(n.program.Commands()) != 0 {
 		t.Errorf("compute mode %v, commands %v", got, n.program.Commands())
 	}
 }
@@ -536,7 +537,7 @@ func TestSupervisorStopsDevicesThatLeave(t *testing.T) {
 	if alive(before[gpuA].PID) || !alive(before[gpuB].PID) {
 		t.Errorf("processes %+v, before %+v", n.program.Processes(), before)
 	}
-	if a, b := n.mode(gpuA), n.mode(gpuB); a != health.ComputeModeDefault || b != health.ComputeModeExclusiveProcess {
+	if a, b := n.mode(gpuA), n.mode(gpuB); a != driver.ComputeModeDefault || b != driver.ComputeModeExclusiveProcess {
 		t.Errorf("compute modes %v, %v", a, b)
 	}
 	if !slices.ContainsFunc(n.program.Commands(), func(c mpstest.Command) bool { return strings.HasPrefix(c.Text, "quit -t ") }) {
@@ -561,7 +562,7 @@ func TestSupervisorStopsAllForADetach(t *testing.T) {
 	n.write(desiredFile{Stopped: true, Daemons: desiredDaemons(gpuA)})
 	n.supervise()
 	n.await("no daemon", func(s Status) bool {
-		return len(s.Daemons) == 0 && !alive(before.PID) && n.mode(gpuA) == health.ComputeModeDefault
+		return len(s.Daemons) == 0 && !alive(before.PID) && n.mode(gpuA) == driver.ComputeModeDefault
 	})
 	check := func() {
 		t.Helper()
@@ -592,7 +593,7 @@ func TestSupervisorKillsADaemonThatDoesNotStop(t *testing.T) {
 		}
 	}
 	stop()
-	if alive(before.PID) || alive(server) || n.mode(gpuA) != health.ComputeModeDefault {
+	if alive(before.PID) || alive(server) || n.mode(gpuA) != driver.ComputeModeDefault {
 		t.Errorf("processes %+v, compute mode %v", n.program.Processes(), n.mode(gpuA))
 	}
 }

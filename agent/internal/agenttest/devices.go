@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -117,6 +118,6 @@ func MIGReading() *health.Reading {
 }
 
 // Judge judges a reading and adds the decisions. Every device is held.
-func Judge(c health.Config, before []health.DeviceState, r *health.Reading, now time.Time) []health.DeviceState {
-	return health.View(c, health.Measure(c, before, r, health.ReadingContext{}, now), health.ViewContext{}, now)
+func Judge(c judge.Config, before []health.DeviceState, r *health.Reading, now time.Time) []health.DeviceState {
+	return judge.View(c, judge.Measure(c, before, r, judge.ReadingContext{}, now), judge.ViewContext{}, now)
 }

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
 // model is the expected state, derived from the steps alone.
@@ -102,7 +102,7 @@ func (m *model) present() (n int) {
 
 // lostLately reports whether the agent may take the loss of a GPU for a part of an outage that begins now.
 func (m *model) lostLately() bool {
-	return slices.ContainsFunc(m.gpu[:], func(g gpu) bool { return g.lossMeasured && time.Since(g.lossAt) < health.OutageDelay+5*time.Second })
+	return slices.ContainsFunc(m.gpu[:], func(g gpu) bool { return g.lossMeasured && time.Since(g.lossAt) < judge.OutageDelay+5*time.Second })
 }
 
 // changeCount returns the number of changes of all GPUs.

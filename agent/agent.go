@@ -206,6 +206,7 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 		Simulated: func() bool { return a.sourceConfig.Load().Resolved() == config.ModeSim },
 	})
 	a.monitor.SetMPS(a.mps.State())
+	a.node = a.newNode(nvml.Properties(log.Named("nvml")), log.Named("node"))
 	a.dra = dra.New(dra.Options{
 		Config: &a.pluginConfig, Snapshots: &a.snapshots, Node: nodeName(), BootID: boot, PluginReleased: a.plugin.PluginReleased(),
 		Holders:    a.plugin.LatestHolders(),
@@ -216,8 +217,8 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 		MPS:        a.plugin.MPS(),
 		Lock:       a.lock,
 		Simulated:  func() bool { return a.sourceConfig.Load().Resolved() == config.ModeSim },
-		Properties: propertiesOf(&a.sourceConfig, &a.snapshots, nvml.Properties(log.Named("nvml"))),
-		Log:        log.Named("dra"),
+		Properties: a.node.Known(), AwaitProperties: a.node.AwaitKnown,
+		Log: log.Named("dra"),
 	})
 	a.stateDir.AddSection(draSection, a.dra.Saved())
 	a.plugin.SetRuntime(&a.runtime)
@@ -239,7 +240,6 @@ func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot stri
 	})
 	a.stateDir.AddSection(idleSection, a.totals.Saved())
 	a.jobs = metrics.NewJobs(&a.metricsConfig, log.Named("metrics"))
-	a.node = a.newNode(nvml.Properties(log.Named("nvml")), log.Named("node"))
 	a.stateDir.AddSection(nodeSection, a.node.Saved())
 	a.nodeWriter = kube.NewNodeWriter(kube.NodeOptions{
 		Desired: a.node.Desired(), Written: a.node.Written(), Kubeconfig: func() string { return a.healthConfig.Load().Kubernetes.Kubeconfig },

@@ -132,6 +132,9 @@ type Properties struct {
 	MIG *MIGProperties // of a MIG device; nil for a GPU, and if unknown
 }
 
+// KnownProperties are the properties of the devices that NVML was asked for, nil of a device that has not answered. They are immutable.
+type KnownProperties map[DeviceID]*Properties
+
 // MIGProperties describe the GPU instance of a MIG device.
 type MIGProperties struct {
 	ProfileID      int // of the GPU instance's profile, as nvidia-smi mig -lgip prints it: 19 for 1g.10gb of an H100

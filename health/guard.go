@@ -21,12 +21,11 @@ import (
 // The monitor has nothing to do without its source, and must not lose a reading; the kubelet must not wait for it at the end. A pass over
 // the containers is repeated soon, so a late result is dropped; it has the driver open until it returns, and a detach needs it closed. A
 // pass without new names uses the earlier names; late names may be old when the next pass asks. The toolkit of CDI specs has other GPUs to
-// ask, and its results do not age; it has the driver open, too. NVML's reader of properties has other GPUs to read, and its callers ask
+// ask, and its results do not age; it has the driver open, too. NVML's reader of properties has other GPUs to read, and its caller asks
 // again. The reader of a recovery action has one GPU, and has the driver open.
 //
 // The users of CallOnce call a disk or the driver, as agent/mounts does; plugin/mps reads /proc. They go on, drop a late result, and
-// abandon the call at once. plugin/mps waits 2 s for a program that it has killed. plugin/dra waits for properties, uses late ones, and
-// abandons the call at once.
+// abandon the call at once. plugin/mps waits 2 s for a program that it has killed.
 //
 // A Guard must not be copied after its first call.
 type Guard[K comparable, T any] struct {

@@ -44,8 +44,9 @@ type Follower struct {
 	saved     health.Latest[[]byte]
 	inventory health.Latest[inventory] // empty until the devices are known
 	host      health.Latest[host]      // empty until the host was examined
-	asked     health.Latest[struct{}]  // somebody asked for the labels
-	late      health.Latest[section]   // of RestoreLate
+	known     health.Latest[health.KnownProperties]
+	asked     health.Latest[struct{}] // somebody asked for what NVML has
+	late      health.Latest[section]  // of RestoreLate
 	file      *fileWriter
 
 	// Run uses these.
@@ -80,7 +81,9 @@ func NewFollower(o Options) *Follower {
 	if o.Cleaned == nil {
 		o.Cleaned = new(health.Latest[string])
 	}
-	return &Follower{Options: o, file: &fileWriter{log: o.Log, wall: time.Now}}
+	f := &Follower{Options: o, file: &fileWriter{log: o.Log, wall: time.Now}}
+	f.known.Store(&health.KnownProperties{})
+	return f
 }
 
 // FileErr returns why the file with labels is not as configured; empty if it is. It may be called from any goroutine.
@@ -149,19 +152,8 @@ type Labels struct {
 
 // Labels returns the labels, whatever the output is. It waits for what NVML has while ctx allows. It may be called from any goroutine.
 func (f *Follower) Labels(ctx context.Context) (Labels, error) {
-	f.asked.Store(&struct{}{})
-	for {
-		found, changed := f.host.Watch()
-		snap := f.Snapshots.Load()
-		if !snap.Polled() || found != nil && found.nvml {
-			return f.labelsOf(snap, found)
-		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			return f.labelsOf(snap, found)
-		}
-	}
+	f.AwaitKnown(ctx)
+	return f.labelsOf(f.Snapshots.Load(), f.host.Load())
 }
 
 // LabelsOnce returns the labels without Run.

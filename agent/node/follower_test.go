@@ -8,6 +8,8 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -588,6 +590,71 @@ func TestFollowerReadsNVML(t *testing.T) {
 		healthtest.Advance(time.Hour)
 		if n := reads.Load() - before; n < 5 || n > 12 {
 			t.Errorf("%d reads in an hour", n)
+		}
+	})
+}
+
+// NVML is read for dynamic resource allocation. Known tells which devices it was asked for. It is asked at once about a new device, and
+// again for what it did not have. Removed devices are forgotten.
+func TestFollowerReadsNVMLForDRA(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsOff)
+		var asked atomic.Pointer[[]health.DeviceID] // newest question
+		h.read = func(_ context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
+			var ids []health.DeviceID
+			for _, d := range devices {
+				ids = append(ids, d.ID)
+			}
+			asked.Store(&ids)
+			found := map[health.DeviceID]*health.Properties{}
+			if slices.Contains(ids, "GPU-1") {
+				found["GPU-1"] = &health.Properties{Brand: "Nvidia"}
+			}
+			return found
+		}
+		want := func(question []health.DeviceID, known health.KnownProperties) {
+			t.Helper()
+			synctest.Wait()
+			if ids := asked.Swap(nil); (ids == nil) != (question == nil) || ids != nil && !slices.Equal(*ids, question) {
+				t.Errorf("asked for %v, want %v", ids, question)
+			}
+			if got := *h.Known().Load(); !reflect.DeepEqual(got, known) {
+				t.Errorf("known %v, want %v", got, known)
+			}
+		}
+		defer healthtest.Run(t, h.Run)()
+		h.poll(gpus(2, l4))
+		want(nil, health.KnownProperties{})
+		config := plugin.DefaultConfig()
+		config.API = plugin.APIDRA
+		h.plugin.Store(&config)
+		known := health.KnownProperties{"GPU-0": nil, "GPU-1": {Brand: "Nvidia"}}
+		want([]health.DeviceID{"GPU-0", "GPU-1"}, known)
+		h.poll(gpus(2, l4))
+		want(nil, known)
+		healthtest.Advance(examineAgain)
+		want([]health.DeviceID{"GPU-0"}, known)
+		h.poll(gpus(3, l4))
+		want([]health.DeviceID{"GPU-0", "GPU-2"}, health.KnownProperties{"GPU-0": nil, "GPU-1": {Brand: "Nvidia"}, "GPU-2": nil})
+		h.poll(gpus(1, l4))
+		want([]health.DeviceID{"GPU-0"}, health.KnownProperties{"GPU-0": nil})
+	})
+}
+
+// A reading that the end interrupts is no answer: a MIG device would get a name without its properties, which stays.
+func TestFollowerEndsWhileNVMLHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newFollowerHarness(t, LabelsAPI)
+		h.read = func(ctx context.Context, _ []health.Device) map[health.DeviceID]*health.Properties {
+			<-ctx.Done()
+			return nil
+		}
+		stop := healthtest.Run(t, h.Run)
+		h.poll(gpu(0, a100, "1g.5gb"))
+		stop()
+		synctest.Wait()
+		if known := *h.Known().Load(); len(known) > 0 {
+			t.Errorf("known %v", known)
 		}
 	})
 }

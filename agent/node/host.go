@@ -16,22 +16,22 @@ import (
 
 // hostDevice is what only the host has of a device, not the source.
 type hostDevice struct {
-	properties *health.Properties // nil if unknown
-	fabric     bool               // it had a clique; a new partition of the fabric gives it another one, without a reboot
-	class      string             // of PCI; empty if unknown
-	vgpu       *vgpu              // nil if it is none, or unknown
-}
-
-// settled reports whether the properties stay as they are.
-func (h hostDevice) settled() bool {
-	return h.properties != nil && !h.properties.FabricPending && !h.fabric
+	class string // of PCI; empty if unknown
+	vgpu  *vgpu  // nil if it is none, or unknown
 }
 
 // host is what the host has of its devices. It is immutable.
 type host struct {
 	machine string // its product name; empty if unknown
 	devices map[health.DeviceID]hostDevice
-	nvml    bool // what NVML has was read too
+	known   health.KnownProperties // nil if NVML was not asked
+	fabric  bool                   // a device had a clique; a new partition of the fabric gives it another one, without a reboot
+}
+
+// settled reports whether the properties of a device stay as they are.
+func (h *host) settled(id health.DeviceID) bool {
+	p := h.known[id]
+	return p != nil && !p.FabricPending && !h.fabric
 }
 
 // The bounds of the time until values that are unknown or may change are read again; see backoff.Backoff.
@@ -40,6 +40,26 @@ const (
 	maxExamineAgain = 10 * time.Minute
 )
 
+// Known holds what NVML has of the devices while the labels or dynamic resource allocation need it, and once somebody awaits it. It is
+// never empty.
+func (f *Follower) Known() *health.Latest[health.KnownProperties] { return &f.known }
+
+// AwaitKnown waits until NVML was asked while ctx allows, but not for the first poll. It may be called from any goroutine.
+func (f *Follower) AwaitKnown(ctx context.Context) {
+	f.asked.Store(&struct{}{})
+	for f.Snapshots.Load().Polled() {
+		found, changed := f.host.Watch()
+		if found != nil && found.known != nil {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // examineHost reads what the host has of the devices until ctx ends. It reads new devices at once. Later it reads again what is unknown or
 // may change. A driver that hangs delays nothing else.
 func (f *Follower) examineHost(ctx context.Context) {
@@ -47,18 +67,24 @@ func (f *Follower) examineHost(ctx context.Context) {
 	var again <-chan time.Time // nil if nothing is to be read again
 	var due bool
 	pauses := backoff.Backoff{Min: examineAgain, Max: maxExamineAgain}
-	wake := health.Wake(ctx, f.Config, &f.asked, f.Snapshots)
+	wake := health.Wake(ctx, f.Config, f.Plugin, &f.asked, f.Snapshots)
 	for {
 		config, asked, snap := f.Config.Load(), f.asked.Load(), f.Snapshots.Load()
 		if snap.Polled() {
 			ids, last := snap.DeviceIDs(), f.host.Load()
-			useNVML := asked != nil || config != nil && config.Labels.Output != LabelsOff
-			if last == nil || useNVML && !last.nvml || !slices.Equal(ids, examined) {
+			useNVML := asked != nil || config != nil && config.Labels.Output != LabelsOff || f.Plugin.Load().ServesDRA()
+			if last == nil || useNVML && last.known == nil || !slices.Equal(ids, examined) {
 				due = true
 				pauses.Reset()
 			}
 			if due {
 				next, complete := f.examine(ctx, snap, last, useNVML)
+				if ctx.Err() != nil {
+					return // NVML had no time to answer, and a MIG device would get a name for ever
+				}
+				if useNVML {
+					f.known.Store(&next.known)
+				}
 				f.host.Store(next)
 				examined, again, due = ids, nil, false
 				if !complete {
@@ -81,14 +107,13 @@ func (f *Follower) examineHost(ctx context.Context) {
 // now is taken from last, which may be nil.
 func (f *Follower) examine(ctx context.Context, snap *health.Snapshot, last *host, useNVML bool) (next *host, complete bool) {
 	sysfs := f.SysFS()
-	next, complete = &host{machine: machineOf(sysfs), devices: make(map[health.DeviceID]hostDevice, len(snap.Devices)), nvml: useNVML}, true
+	last = cmp.Or(last, &host{})
+	next = &host{machine: machineOf(sysfs), devices: make(map[health.DeviceID]hostDevice, len(snap.Devices)), fabric: last.fabric}
+	complete = true
 	var missing []health.Device
 	for i := range snap.Devices {
 		d := &snap.Devices[i].Device
-		var h hostDevice
-		if last != nil {
-			h = last.devices[d.ID]
-		}
+		h := last.devices[d.ID]
 		switch {
 		case d.Kind != health.KindGPU:
 		case snap.Source.Kind == simulation:
@@ -97,21 +122,22 @@ func (f *Follower) examine(ctx context.Context, snap *health.Snapshot, last *hos
 			h.class, h.vgpu = classOf(sysfs, d.PCI), vgpuOf(sysfs, d.PCI)
 			complete = complete && h.class != ""
 		}
-		if d.Properties == nil && !h.settled() {
+		if d.Properties == nil && !last.settled(d.ID) {
 			missing = append(missing, *d)
 		}
 		next.devices[d.ID] = h
 	}
-	if !useNVML || len(missing) == 0 {
+	if !useNVML {
 		return next, complete
 	}
 	found := f.Properties(ctx, missing)
+	next.known = make(health.KnownProperties, len(snap.Devices))
+	for id := range next.devices {
+		p := cmp.Or(found[id], last.known[id])
+		next.known[id], next.fabric = p, next.fabric || p != nil && p.Clique != ""
+	}
 	for i := range missing {
-		h := next.devices[missing[i].ID]
-		h.properties = cmp.Or(found[missing[i].ID], h.properties)
-		h.fabric = h.fabric || h.properties != nil && h.properties.Clique != ""
-		next.devices[missing[i].ID] = h
-		complete = complete && h.settled()
+		complete = complete && next.settled(missing[i].ID)
 	}
 	return next, complete
 }

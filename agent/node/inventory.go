@@ -21,7 +21,8 @@ func (n *inventory) update(snap *health.Snapshot, serving plugin.Serving, found 
 	}
 	for i := range serving.Devices {
 		s := &serving.Devices[i]
-		next.Devices = append(next.Devices, before.device(s.State.Device.ID, i).update(s, found.devices[s.State.Device.ID]))
+		id := s.State.Device.ID
+		next.Devices = append(next.Devices, before.device(id, i).update(s, found.devices[id], found.known[id]))
 	}
 	if len(next.Devices) == 0 {
 		next.Devices = before.Devices
@@ -91,7 +92,7 @@ func (n *inventory) device(id health.DeviceID, index int) device {
 }
 
 // update returns the device as it is in a snapshot and in the host.
-func (d device) update(s *plugin.ServedDevice, found hostDevice) device {
+func (d device) update(s *plugin.ServedDevice, found hostDevice, known *health.Properties) device {
 	now, sample := &s.State.Device, &s.State.Sample
 	d.ID, d.Parent, d.MIGMode = now.ID, now.Parent, now.MIGMode
 	d.Model, d.Memory = cmp.Or(now.Model, d.Model), cmp.Or(now.Memory, d.Memory)
@@ -104,8 +105,7 @@ func (d device) update(s *plugin.ServedDevice, found hostDevice) device {
 	if _, measured := sample.Values[health.FieldMIGMode]; measured || now.MIGMode { // blank if the GPU cannot be partitioned
 		d.MIGCapable = true
 	}
-	properties := cmp.Or(now.Properties, found.properties)
-	if properties != nil {
+	if properties := cmp.Or(now.Properties, known); properties != nil {
 		d.Instance = cmp.Or(properties.MIG, d.Instance)
 		if !properties.FabricPending {
 			d.Clique = properties.Clique

@@ -229,9 +229,10 @@ func TestModeAndClique(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			devices := gpus(2, h100)
-			h := &host{devices: map[health.DeviceID]hostDevice{}}
+			h := &host{devices: map[health.DeviceID]hostDevice{}, known: health.KnownProperties{}}
 			for i := range devices {
-				h.devices[devices[i].Device.ID] = hostDevice{class: c.classes[i], properties: &health.Properties{Clique: c.cliques[i]}}
+				h.devices[devices[i].Device.ID] = hostDevice{class: c.classes[i]}
+				h.known[devices[i].Device.ID] = &health.Properties{Clique: c.cliques[i]}
 			}
 			s := snapshotOf(devices)
 			labels := (&inventory{}).update(s, serving()(s), h).labels()

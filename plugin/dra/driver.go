@@ -58,9 +58,11 @@ type Options struct {
 	Simulated func() bool                 // the devices are not real: a container needs no device nodes
 	Lock      *nodelock.Lock              // that the driver must hold to serve; nil: there is one agent on the node
 	Faster    int                         // divides the intervals, for tests that play many sequences; 0 is 1
-	// Properties returns what NVML knows of the devices that have none in the snapshot. It may take seconds and leave devices out.
-	Properties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
-	Log        *zap.Logger
+	// Properties are those of the devices that have none in the snapshot; never empty. AwaitProperties waits for them while ctx allows, also
+	// if the driver does not serve.
+	Properties      *health.Latest[health.KnownProperties]
+	AwaitProperties func(context.Context)
+	Log             *zap.Logger
 }
 
 // runtimeUnasked is why the driver publishes nothing and prepares no new claim when it starts.
@@ -105,8 +107,7 @@ func New(o Options) *Driver {
 	d.preparer = newPreparer(&d.Options, &d.claims)
 	t, claims := &d.timing, &d.preparer.timing
 	for _, interval := range []*time.Duration{
-		&t.poll, &t.retryMin, &t.retryMax, &t.properties, &t.resend, &t.streamLost, &claims.sweep,
-		&claims.lost, &claims.unprepare,
+		&t.poll, &t.retryMin, &t.retryMax, &t.resend, &t.streamLost, &claims.sweep, &claims.lost, &claims.unprepare,
 	} {
 		*interval /= time.Duration(max(1, o.Faster))
 	}
@@ -131,7 +132,6 @@ type timing struct {
 	retryMax   time.Duration
 	call       time.Duration // of another driver's socket
 	answer     time.Duration // from the end of the kubelet's call until its answer is sent
-	properties time.Duration // to wait for the properties of devices before they are published without
 	resend     time.Duration // of the health of all devices; the kubelet forgets it after 30 s
 	streamLost time.Duration // from the end of the kubelet's health stream until the kubelet counts as lost; it opens a new one every 5 s
 }
@@ -139,8 +139,7 @@ type timing struct {
 func defaultTiming() timing {
 	return timing{
 		poll: time.Second, retryMin: time.Second, retryMax: 30 * time.Second, call: 2 * time.Second, answer: time.Second / 2,
-		properties: 10 * time.Second,
-		resend:     10 * time.Second, streamLost: 15 * time.Second,
+		resend: 10 * time.Second, streamLost: 15 * time.Second,
 	}
 }
 

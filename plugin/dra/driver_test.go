@@ -54,7 +54,7 @@ type driverRig struct {
 	plugin     *health.Latest[plugin.Handover] // whether the device plugin has released the devices
 	holders    *health.Latest[podresources.Holders]
 	mps        *health.Latest[mps.Desired]
-	properties func(context.Context, []health.Device) map[health.DeviceID]*health.Properties
+	properties *health.Latest[health.KnownProperties]
 	options    func(*Options) // edits the options of the next process
 	before     func(*Driver)  // is called before it runs
 }
@@ -76,7 +76,7 @@ func newDriverRig(t *testing.T, edits ...func(*plugin.Config)) *driverRig {
 		t: t, dir: dir, driver: plugin.DefaultDRADriver, cdi: filepath.Join(dir, "cdi"), api: apiservertest.New(t, testNode), kubelet: kubelet,
 		config: &health.Latest[plugin.Config]{}, snapshots: &health.Latest[health.Snapshot]{}, plugin: &health.Latest[plugin.Handover]{},
 		holders: &health.Latest[podresources.Holders]{}, mps: &health.Latest[mps.Desired]{},
-		properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
+		properties: noProperties(),
 		options:    func(*Options) {},
 		before:     func(*Driver) {},
 	}
@@ -90,6 +90,13 @@ func newDriverRig(t *testing.T, edits ...func(*plugin.Config)) *driverRig {
 	g.holders.Store(&podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}})
 	g.poll(healthtest.NodeDevices()[:3]...)
 	return g
+}
+
+// noProperties is what NVML has before it was asked.
+func noProperties() *health.Latest[health.KnownProperties] {
+	known := &health.Latest[health.KnownProperties]{}
+	known.Store(&health.KnownProperties{})
+	return known
 }
 
 // servingRig starts a driver, and waits until it serves.
@@ -107,10 +114,7 @@ func (g *driverRig) start() {
 		Config: g.config, Snapshots: g.snapshots, Node: testNode, BootID: "boot", Connect: g.api.Client, PluginReleased: g.plugin,
 		Holders: g.holders, Ask: g.ask,
 		NoPlugin: func() bool { return false }, MPS: g.mps, Simulated: func() bool { return true }, Faster: 50,
-		Properties: func(ctx context.Context, d []health.Device) map[health.DeviceID]*health.Properties {
-			return g.properties(ctx, d)
-		},
-		Log: zap.NewNop(),
+		Properties: g.properties, AwaitProperties: func(context.Context) {}, Log: zap.NewNop(),
 	}
 	g.options(&o)
 	g.Driver = New(o)
@@ -765,29 +769,22 @@ func TestDriverNeedsLock(t *testing.T) {
 	}
 }
 
-// The name of a MIG device contains properties that the snapshot may lack: it is published when they are known, or when they take too long,
-// and its name never changes then.
+// The name of a MIG device contains properties that the snapshot may lack: it is published when they are known, or when the device has not
+// answered in time, and its name never changes then.
 func TestDriverAwaitsProperties(t *testing.T) {
 	t.Parallel()
 	devices := healthtest.NodeDevices()[3:5]
 	mig := devices[1].Device.Properties
 	devices[1].Device.Properties = nil
-	full := map[health.DeviceID]*health.Properties{"MIG-0": mig, "GPU-3": {Brand: "Nvidia"}}
+	full := health.KnownProperties{"MIG-0": mig, "GPU-3": {Brand: "Nvidia"}}
 	const parent, byInstance, byPlacement = "gpu-3!gpu-node-agent/mig-mode", "gpu-3-mig-1g10gb-gi7-ci0", mig0
 
 	g := newDriverRig(t)
-	g.options = func(o *Options) { o.Faster = 1 } // they are awaited for 10 s
 	g.poll(devices...)
-	answer := make(chan map[health.DeviceID]*health.Properties)
-	g.properties = func(_ context.Context, asked []health.Device) map[health.DeviceID]*health.Properties {
-		if len(asked) == 2 && asked[1].ID == "MIG-0" {
-			return <-answer
-		}
-		return nil
-	}
+	g.properties.Store(&health.KnownProperties{"GPU-3": nil}) // NVML was asked before there was MIG-0
 	g.start()
 	g.awaitDevices(parent)
-	answer <- full // in time
+	g.properties.Store(&full)
 	g.awaitDevices(parent, byPlacement)
 	g.awaitServing()
 	if brand := g.api.Slices()[0].Spec.Devices[0].Attributes["brand"].StringValue; brand == nil || *brand != "Nvidia" {
@@ -800,16 +797,10 @@ func TestDriverAwaitsProperties(t *testing.T) {
 
 	g = newDriverRig(t)
 	g.poll(devices...)
-	calls := 0
-	g.properties = func(context.Context, []health.Device) map[health.DeviceID]*health.Properties {
-		if calls++; calls == 1 {
-			return <-answer
-		}
-		return full
-	}
+	g.properties.Store(&health.KnownProperties{"GPU-3": nil, "MIG-0": nil})
 	g.start()
-	g.awaitDevices(parent, byInstance) // it takes too long
-	answer <- nil                      // the driver does not answer; it is asked again
+	g.awaitDevices(parent, byInstance)
+	g.properties.Store(&full)
 	g.await("known", func() bool {
 		list := g.api.Slices()
 		return len(list) == 1 && list[0].Spec.Devices[0].Attributes["brand"].StringValue != nil
@@ -946,14 +937,12 @@ func TestSlicesKeepNames(t *testing.T) {
 	missing := healthtest.NodeDevices()[3:5] // its properties are asked for
 	properties := missing[1].Device.Properties
 	missing[1].Device.Properties = nil
-	g.properties = func(_ context.Context, d []health.Device) map[health.DeviceID]*health.Properties {
-		return map[health.DeviceID]*health.Properties{d[len(d)-1].ID: properties}
-	}
 	g.poll(append(renamed, missing...)...)
 	g.configure(usePlugin)
 	planner := New(Options{
 		Config: g.config, Snapshots: g.snapshots, Node: testNode, PluginReleased: &health.Latest[plugin.Handover]{}, Holders: g.holders,
 		Properties: g.properties, Log: zap.NewNop(),
+		AwaitProperties: func(context.Context) { g.properties.Store(&health.KnownProperties{"MIG-0": properties}) },
 	})
 	planned, err := planner.Slices(t.Context())
 	if got := deviceNames(planned); err != nil || !slices.Equal(got, []string{"gpu-0", "gpu-1", "gpu-2", "gpu-3", mig0}) {
@@ -1211,7 +1200,7 @@ func TestDriverSharesMemory(t *testing.T) {
 	}
 	planner := New(Options{
 		Config: g.config, Snapshots: g.snapshots, Node: testNode, PluginReleased: g.plugin, Holders: g.holders,
-		Properties: g.properties, Log: zap.NewNop(),
+		Properties: g.properties, AwaitProperties: func(context.Context) {}, Log: zap.NewNop(),
 	})
 	planner.SetMemoryCapabilities(limits)
 	if s, err := planner.Slices(t.Context()); err != nil || !slices.ContainsFunc(s.Warnings,

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -23,9 +22,8 @@ import (
 type session struct {
 	*Driver
 	instance
-	sockets    *sockets
-	publisher  *publisher
-	properties *properties
+	sockets   *sockets
+	publisher *publisher
 
 	// These belong to run.
 	input      PoolInput         // of the pool that was built last
@@ -67,8 +65,8 @@ func (d *Driver) serve(ctx context.Context, i instance) {
 	ctx, cancel := context.WithCancel(ctx)
 	log := d.Log.With(zap.String("driver", i.driver))
 	s := &session{
-		Driver: d, instance: i, properties: newProperties(d),
-		sockets: newSockets(d, i, log), publisher: newPublisher(i.driver, d.Node, d.Connect, log),
+		Driver: d, instance: i, sockets: newSockets(d, i, log),
+		publisher: newPublisher(i.driver, d.Node, d.Connect, log),
 	}
 	s.publisher.unseen /= time.Duration(max(1, d.Faster))
 	d.pool.Store(&Pool{})
@@ -80,7 +78,6 @@ func (d *Driver) serve(ctx context.Context, i instance) {
 	defer cancel()
 	running.Go(func() { d.preparer.run(ctx) })
 	running.Go(func() { s.sockets.run(ctx) })
-	running.Go(func() { s.properties.run(ctx) })
 	s.run(ctx)
 	s.stopPublishing()
 }
@@ -101,7 +98,7 @@ func (s *session) run(ctx context.Context) {
 	s.holders.known = make(chan struct{})
 	asking.Go(func() { s.learnHolders(ctx) })
 	serving, known := true, s.holders.known
-	wake := health.Wake(ctx, s.Config, s.Snapshots, &s.claims, &s.properties.latest, &s.publisher.lacks, &s.sockets.other, s.Holders,
+	wake := health.Wake(ctx, s.Config, s.Snapshots, &s.claims, s.Properties, &s.publisher.lacks, &s.sockets.other, s.Holders,
 		&s.holders.before, s.capabilities, s.Runtime)
 	for {
 		cfg, snap, lacks, other := s.Config.Load(), s.Snapshots.Load(), s.publisher.features(), s.sockets.other.Load()
@@ -159,18 +156,14 @@ func (s *session) run(ctx context.Context) {
 
 // publish publishes the pool of a snapshot. Before the first poll nothing is published, and what the API server has stays.
 func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.Snapshot, lacks features) error {
-	found := s.properties.latest.Load()
 	if !snap.Polled() {
 		s.setError(errNotPolled(snap).Error(), nil)
 		return nil
 	}
-	names := s.preparer.names()
+	names, known := s.preparer.names(), *s.Properties.Load()
 	in := PoolInput{
-		Config: cfg, Snapshot: found.withoutUnasked(snap, names), Names: names, PCIeRoots: s.pcieRoots(snap),
+		Config: cfg, Snapshot: withoutUnasked(snap, known, names), Properties: known, Names: names, PCIeRoots: s.pcieRoots(snap),
 		Examined: s.capabilities != nil, NoTaints: lacks.noTaints, NoShares: lacks.noShares,
-	}
-	if found != nil {
-		in.Properties = found.byID
 	}
 	if in.Examined {
 		in.Capabilities = s.capabilities.Load()
@@ -511,98 +504,13 @@ func (s *session) report(status *Status) {
 	}
 }
 
-// properties follows the properties of devices that have none in the snapshot.
-type properties struct {
-	*Driver
-	latest health.Latest[foundProperties] // empty before the first answer
-}
-
-// foundProperties are the properties of devices, and the devices that were asked for, in time or not. They are immutable.
-type foundProperties struct {
-	byID  map[health.DeviceID]*health.Properties
-	asked map[health.DeviceID]bool
-}
-
-func newProperties(d *Driver) *properties { return &properties{Driver: d} }
-
-// run asks for missing properties until ctx ends.
-func (p *properties) run(ctx context.Context) {
-	// One at a time: the driver may hang.
-	calls := health.Guard[struct{}, map[health.DeviceID]*health.Properties]{Limit: p.timing.properties, KeepLate: true}
-	var asked []health.Device
-	var again <-chan time.Time
-	pauses := backoff.Backoff{Min: p.timing.retryMin, Max: 10 * time.Minute}
-	for {
-		snap, changed := p.Snapshots.Watch()
-		if snap.Polled() {
-			switch missing := p.missing(snap); {
-			case len(missing) == 0:
-				asked, again = nil, nil
-				pauses.Reset()
-			case again == nil || !sameDevices(missing, asked):
-				found, err := calls.Call(ctx.Done(), struct{}{}, func() map[health.DeviceID]*health.Properties {
-					return p.Properties(ctx, missing)
-				}, func() { p.add(p.Snapshots.Load(), missing, nil) })
-				if err != nil {
-					return // ctx has ended
-				}
-				p.add(p.Snapshots.Load(), missing, found)
-				asked, again = missing, time.After(pauses.Next())
-				continue
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-changed:
-		case <-again:
-			again = nil
-		}
-	}
-}
-
-func sameDevices(a, b []health.Device) bool {
-	return slices.EqualFunc(a, b, func(x, y health.Device) bool { return x.ID == y.ID })
-}
-
-// missing returns the devices without properties.
-func (p *properties) missing(snap *health.Snapshot) (devices []health.Device) {
-	found := p.latest.Load()
-	for i := range snap.Devices {
-		d := &snap.Devices[i].Device
-		if d.Properties == nil && (found == nil || found.byID[d.ID] == nil) {
-			devices = append(devices, *d)
-		}
-	}
-	return devices
-}
-
-// add stores properties, except properties of removed devices.
-func (p *properties) add(snap *health.Snapshot, asked []health.Device, found map[health.DeviceID]*health.Properties) {
-	next := &foundProperties{byID: make(map[health.DeviceID]*health.Properties), asked: make(map[health.DeviceID]bool)}
-	if last := p.latest.Load(); last != nil {
-		maps.Copy(next.byID, last.byID)
-		maps.Copy(next.asked, last.asked)
-	}
-	maps.Copy(next.byID, found)
-	for i := range asked {
-		next.asked[asked[i].ID] = true
-	}
-	present := make(map[health.DeviceID]bool, len(snap.Devices))
-	for i := range snap.Devices {
-		present[snap.Devices[i].Device.ID] = true
-	}
-	maps.DeleteFunc(next.byID, func(id health.DeviceID, _ *health.Properties) bool { return !present[id] })
-	maps.DeleteFunc(next.asked, func(id health.DeviceID, _ bool) bool { return !present[id] })
-	p.latest.Store(next)
-}
-
 // withoutUnasked returns the snapshot without the MIG devices whose properties may still come: their names depend on the properties, and
 // never change.
-func (f *foundProperties) withoutUnasked(snap *health.Snapshot, names map[health.DeviceID]string) *health.Snapshot {
+func withoutUnasked(snap *health.Snapshot, known health.KnownProperties, names map[health.DeviceID]string) *health.Snapshot {
 	waits := func(s health.DeviceState) bool {
 		d := &s.Device
-		return d.Kind == health.KindMIG && d.Properties == nil && names[d.ID] == "" && (f == nil || !f.asked[d.ID])
+		_, asked := known[d.ID]
+		return d.Kind == health.KindMIG && d.Properties == nil && names[d.ID] == "" && !asked
 	}
 	if !slices.ContainsFunc(snap.Devices, waits) {
 		return snap

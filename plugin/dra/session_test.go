@@ -61,8 +61,8 @@ func prepareSessionIn(t *testing.T, api *apiservertest.Server, kubeletDir string
 	d := New(Options{
 		Config: &g.config, Runtime: &g.runtime, Snapshots: &g.snapshots, Node: publishNode, Connect: g.api.Client,
 		PluginReleased: &health.Latest[plugin.Handover]{}, Holders: &g.holders, Ask: g.ask,
-		NoPlugin: func() bool { return g.noPlugin }, Simulated: func() bool { return true }, Log: zap.NewNop(),
-		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
+		NoPlugin: func() bool { return g.noPlugin }, Simulated: func() bool { return true },
+		Properties: noProperties(), Log: zap.NewNop(),
 	})
 	write := d.preparer.disk.writeFile
 	d.preparer.disk.writeFile = func(path string, text []byte) (durable.Written, error) {
@@ -77,7 +77,7 @@ func prepareSessionIn(t *testing.T, api *apiservertest.Server, kubeletDir string
 	if err := d.preparer.open(i.dataDir()); err != nil {
 		t.Fatal(err)
 	}
-	s := &session{Driver: d, instance: i, properties: newProperties(d), sockets: newSockets(d, i, zap.NewNop()), publisher: g.publisher}
+	s := &session{Driver: d, instance: i, sockets: newSockets(d, i, zap.NewNop()), publisher: g.publisher}
 	g.session = s
 	s.sockets.other.Store(new(""))
 	return g
@@ -371,61 +371,5 @@ func TestSessionKeepsStrongerTaints(t *testing.T) {
 		g.hold(podresources.Holders{By: map[health.DeviceID][]podresources.Holder{}})
 		g.advance(5 * time.Second)
 		want("gpu-node-agent/xid=79:NoSchedule", "gpu-node-agent/lost:NoExecute")
-	})
-}
-
-// The driver is asked again for properties that it did not know, less and less often. It is asked at once about a new device.
-func TestSessionAsksForProperties(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		devices := healthtest.NodeDevices()[:2]
-		var snapshots health.Latest[health.Snapshot]
-		show := func(devices []health.DeviceState) {
-			snapshots.Store(&health.Snapshot{At: time.Now(), Devices: devices})
-			synctest.Wait()
-		}
-		var mu sync.Mutex // guards asked
-		var asked []int   // devices, by question
-		questions := func() []int {
-			mu.Lock()
-			defer mu.Unlock()
-			taken := asked
-			asked = nil
-			return taken
-		}
-		d := &Driver{timing: defaultTiming(), Options: Options{
-			Snapshots: &snapshots,
-			Properties: func(_ context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
-				mu.Lock()
-				defer mu.Unlock()
-				asked = append(asked, len(devices))
-				return nil
-			},
-		}}
-		stop := healthtest.Run(t, func(ctx context.Context) error {
-			newProperties(d).run(ctx)
-			return nil
-		})
-		show(devices[:1])
-		for range 30 {
-			healthtest.Advance(time.Second)
-			show(devices[:1]) // a poll that shows the same
-		}
-		if n := len(questions()); n < 5 || n > 6 {
-			t.Errorf("asked %d times in 30 s, want pauses of up to 1, 2, 4, 8 and 16 s", n)
-		}
-		show(devices)
-		if got := questions(); !slices.Equal(got, []int{2}) {
-			t.Errorf("asked for %v devices; want both, without a pause", got)
-		}
-		healthtest.Advance(10 * time.Minute)
-		show(nil) // nothing is missing
-		_ = questions()
-		show(devices[:1])
-		healthtest.Advance(time.Second)
-		show(devices[:1])
-		if got := questions(); len(got) != 2 {
-			t.Errorf("asked for %v devices, want a new one twice within a second", got)
-		}
-		stop()
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -68,23 +69,15 @@ func errNotPolled(snap *health.Snapshot) error {
 func (d *Driver) plannedInput(ctx context.Context, cfg *plugin.Config, snap *health.Snapshot) PoolInput {
 	own := *cfg
 	own.Enabled, own.API = true, plugin.APIDRA
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a driver that hangs must not block the command
+	defer cancel()
+	d.AwaitProperties(ctx)
 	in := PoolInput{
-		Config: &own, Snapshot: snap, Names: d.namesOf(cfg), PCIeRoots: PCIeRoots(snap.Devices), Examined: d.capabilities != nil,
+		Config: &own, Snapshot: snap, Properties: *d.Properties.Load(), Names: d.namesOf(cfg), PCIeRoots: PCIeRoots(snap.Devices),
+		Examined: d.capabilities != nil,
 	}
 	if in.Examined {
 		in.Capabilities = d.capabilities.Load()
-	}
-	var missing []health.Device
-	for i := range snap.Devices {
-		if snap.Devices[i].Device.Properties == nil {
-			missing = append(missing, snap.Devices[i].Device)
-		}
-	}
-	if len(missing) > 0 {
-		// A driver that hangs must not block the command.
-		in.Properties, _ = health.CallOnce(ctx.Done(), d.timing.properties/2, func() map[health.DeviceID]*health.Properties {
-			return d.Properties(ctx, missing)
-		})
 	}
 	return in
 }

@@ -128,8 +128,9 @@ func (a *inProcess) start(v sequence.Values) error {
 		Holders: a.plugin.LatestHolders(),
 		Ask:     a.plugin.AskHolders, NoPlugin: func() bool { return false },
 		MPS: a.plugin.MPS(), Lock: a.lock, Simulated: func() bool { return true }, Faster: a.faster, Log: log.Named("dra"),
-		Properties: func(context.Context, []health.Device) map[health.DeviceID]*health.Properties { return nil },
+		Properties: &health.Latest[health.KnownProperties]{},
 	})
+	a.dra.Properties.Store(&health.KnownProperties{})
 	a.plugin.SetLock(a.lock)
 	a.plugin.SetDRAReleased(a.dra.DRAReleased())
 	a.plugin.SetClaims(a.dra.ClaimDevice, a.dra.Prepared())

@@ -59,7 +59,7 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 				resourceapi.DeviceAttributeMaxValueLength, value)
 			return
 		}
-		all[name] = resourceapi.DeviceAttribute{StringValue: b.text(value)}
+		all[name] = resourceapi.DeviceAttribute{StringValue: &value}
 	}
 	version := func(name resourceapi.QualifiedName, value string) {
 		if value == "" {
@@ -70,7 +70,7 @@ func (b *builder) attributes(s *plugin.SelectedDevice) attributes {
 			b.warnings.Addf(d.Name(), "attribute %s is left out: expected a version such as 580.95.05, got %.80q", name, value)
 			return
 		}
-		all[name] = resourceapi.DeviceAttribute{VersionValue: b.text(v)}
+		all[name] = resourceapi.DeviceAttribute{VersionValue: &v}
 	}
 
 	text("uuid", string(d.ID))
@@ -121,15 +121,15 @@ func (b *builder) capacity(s *plugin.SelectedDevice) (all capacities, shared *bo
 	all = make(capacities, 16)
 	set := func(name resourceapi.QualifiedName, n int) {
 		if n >= 0 {
-			all[name] = b.quantity(uint64(n))
+			all[name] = quantity(uint64(n))
 		}
 	}
 	if m := s.Memory; m != nil && !b.NoShares && m.Offered <= math.MaxInt64 {
-		c := b.quantity(m.Offered)
+		c := quantity(m.Offered)
 		whole := c.Value
 		// A claim without a request gets the whole device.
 		c.RequestPolicy = &resourceapi.CapacityRequestPolicy{Default: &whole}
-		if unit := b.quantity(m.Unit).Value; m.Offered >= 2*m.Unit {
+		if unit := quantity(m.Unit).Value; m.Offered >= 2*m.Unit {
 			c.RequestPolicy.ValidRange = &resourceapi.CapacityRequestPolicyRange{Min: &unit, Step: &unit}
 		} else { // the API server expects room for a step
 			c.RequestPolicy.ValidValues = []resource.Quantity{whole}
@@ -141,7 +141,7 @@ func (b *builder) capacity(s *plugin.SelectedDevice) (all capacities, shared *bo
 			b.warnings.Addf(d.Name(), "plugin.sharing.memory: the API server has no shares of devices, so these are allocated as a whole")
 		}
 		if d.Memory > 0 && d.Memory <= math.MaxInt64 {
-			all[capacityMemory] = b.quantity(d.Memory)
+			all[capacityMemory] = quantity(d.Memory)
 		}
 	}
 	if p := b.migProperties(d); p != nil {
@@ -174,24 +174,10 @@ func (b *builder) limit(d *health.Device, device *resourceapi.Device) {
 	}
 }
 
-// text returns a pointer to a string, the same for equal strings.
-func (b *builder) text(s string) *string {
-	p := b.strings[s]
-	if p == nil {
-		p = &s
-		b.strings[s] = p
-	}
-	return p
-}
-
 // quantity returns a capacity. It is formatted already, because formatting a quantity writes to it.
-func (b *builder) quantity(n uint64) resourceapi.DeviceCapacity {
-	c, ok := b.quantities[n]
-	if !ok {
-		c.Value = *resource.NewQuantity(int64(n), resource.BinarySI) //nolint:gosec // the callers check the size
-		_ = c.Value.String()
-		b.quantities[n] = c
-	}
+func quantity(n uint64) resourceapi.DeviceCapacity {
+	c := resourceapi.DeviceCapacity{Value: *resource.NewQuantity(int64(n), resource.BinarySI)} //nolint:gosec // the callers check the size
+	_ = c.Value.String()
 	return c
 }
 

@@ -100,16 +100,12 @@ type builder struct {
 	placed   int           // devices of the slice in work, published or not
 	warnings grouped.Texts // what is left out, with the devices
 	withheld []string
-
-	strings    map[string]*string // values that devices share
-	quantities map[uint64]resourceapi.DeviceCapacity
 }
 
 func newBuilder(in *PoolInput, selected []plugin.SelectedDevice) *builder {
 	b := &builder{
 		PoolInput: in, selected: selected, islands: islandsOf(in.Snapshot),
 		devices: make(map[health.DeviceID]*health.DeviceState, len(in.Snapshot.Devices)),
-		strings: map[string]*string{}, quantities: map[uint64]resourceapi.DeviceCapacity{},
 	}
 	for i := range in.Snapshot.Devices {
 		state := &in.Snapshot.Devices[i]

@@ -56,3 +56,31 @@ func (m *Monitor) logUnmatchedCordons() {
 	}
 	m.unmatchedCordons = refs
 }
+
+// SetMPS sets where the monitor finds the state of the MPS daemons. Call it before Run. Without it, no device is served by MPS.
+func (m *Monitor) SetMPS(state *health.Latest[health.MPSState]) { m.mps = state }
+
+func (m *Monitor) mpsState() health.MPSState {
+	if m.mps != nil {
+		if s := m.mps.Load(); s != nil {
+			return *s
+		}
+	}
+	return health.MPSState{}
+}
+
+// Clear ends findings of a device as judge.Clear does, and publishes the result. It returns the causes that it cleared.
+func (m *Monitor) Clear(id health.DeviceID, cause string) ([]string, error) {
+	m.mu.Lock()
+	defer m.unlock()
+	devices, causes, err := judge.Clear(m.currentConfig(), m.now.Devices, m.now.Source.Status == health.SourceUp, id, cause)
+	if err != nil {
+		return nil, err
+	}
+	m.now.Devices = devices
+	m.logLater(func() {
+		m.log.Warn("cleared by an operator", zap.String("device", string(id)), zap.Strings("causes", causes))
+	})
+	m.storeJudged()
+	return causes, nil
+}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
 	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 )
 
 var (
@@ -27,7 +29,7 @@ func (s *session) CanDetach() error {
 	switch {
 	case s.cfg.Address == "":
 		return nil
-	case !hasFunction("dcgmDetachDriver") || !hasFunction("dcgmAttachDriver"):
+	case !lib.Has("dcgmDetachDriver") || !lib.Has("dcgmAttachDriver"):
 		return fmt.Errorf("host engine at %s: %w, and libdcgm here is older; %s", s.cfg.Address, errDetachOld, advice)
 	case olderThan(s.versions.Engine, 4, 5):
 		return fmt.Errorf("host engine at %s: %w, and the engine is DCGM %s; %s", s.cfg.Address, errDetachOld, s.versions.Engine, advice)
@@ -73,11 +75,11 @@ func (s *session) Detach(context.Context) error {
 // attach makes the host engine attach the driver, which has no effect if it is attached. An engine without this function
 // never detaches the driver. It comes before the first read: without a driver the inventory is empty.
 func attach(cfg Config) error {
-	if !cfg.Attach || cfg.Address == "" || !hasFunction("dcgmAttachDriver") {
+	if !cfg.Attach || cfg.Address == "" || !lib.Has("dcgmAttachDriver") {
 		return nil
 	}
 	err := dcgm.AttachDriver()
-	if err == nil && hasFunction("dcgmDetachDriver") && partlyAttached() {
+	if err == nil && lib.Has("dcgmDetachDriver") && partlyAttached() {
 		// An engine that attached the driver before its GPUs were back finds no more GPUs unless it detaches it first
 		// (OBSERVED.md#driver-detach).
 		if err = dcgm.DetachDriver(); err == nil {

@@ -13,6 +13,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 )
 
@@ -259,9 +260,9 @@ func (set *entitySet) read() ([]health.Entity, error) {
 		if !ok {
 			return
 		}
-		if n, ok := floatValue(v); ok {
+		if n, ok := lib.Float(v); ok {
 			entities[i].Values[health.Field(v.FieldID)] = n
-		} else if text := textValue(v); text != "" {
+		} else if text := lib.Text(v); text != "" {
 			entities[i].Texts[health.Field(v.FieldID)] = text
 		}
 	})

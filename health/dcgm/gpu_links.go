@@ -2,9 +2,6 @@
 
 package dcgm
 
-// #include "symbols.h"
-import "C"
-
 import (
 	"math/bits"
 
@@ -12,33 +9,32 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 )
 
 // readLinks sets the links from a GPU to the others: the number of NVLinks, or else the path over PCIe. After an error they stay as they
-// were, because an NVLink that is down counts only on a GPU with NVLinks. It does not call go-dcgm, whose function also reads from the
-// driver (OBSERVED.md#live-peers).
+// were, because an NVLink that is down counts only on a GPU with NVLinks.
 func (s *session) readLinks(id uint, d *health.Device, gpus map[uint]*health.Device) {
-	if len(gpus) < 2 || !s.reaches(id) || !hasFunction("dcgmGetDeviceTopology") {
+	if len(gpus) < 2 || !s.reaches(id) || !lib.Has("dcgmGetDeviceTopology") {
 		return
 	}
-	var peers [C.GNA_PEERS]C.gna_peer_t
-	var count C.unsigned
-	if result := C.gna_read_peers(C.unsigned(id), &peers[0], &count); result != 0 {
-		s.log.Debug("cannot read the links of a GPU", zap.Uint("dcgm_id", id), zap.String("error", errorText(int(result))))
+	peers, err := lib.Peers(id)
+	if err != nil {
+		s.log.Debug("cannot read the links of a GPU", zap.Uint("dcgm_id", id), zap.Error(err))
 		if last := s.deviceOf(entity{dcgm.FE_GPU, id}); last.ID == d.ID {
 			d.Links = last.Links
 		}
 		return
 	}
 	d.Links = nil
-	for _, p := range peers[:count] {
-		peer, ok := gpus[uint(p.gpu)]
-		if !ok || uint(p.gpu) == id {
+	for _, p := range peers {
+		peer, ok := gpus[p.GPU]
+		if !ok || p.GPU == id {
 			continue
 		}
-		link := health.Link{Peer: peer.ID, NVLinks: nvLinks(uint64(p.path))}
+		link := health.Link{Peer: peer.ID, NVLinks: nvLinks(p.Path)}
 		if link.NVLinks == 0 {
-			link.Path = pciePath(uint64(p.path))
+			link.Path = pciePath(p.Path)
 		}
 		if link.NVLinks > 0 || link.Path != health.PathUnknown {
 			d.Links = append(d.Links, link)

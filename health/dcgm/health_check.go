@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 )
 
 // The bounds of the pause after a failed attempt to run DCGM's health checks; see backoff.Backoff. A new session and a changed inventory
@@ -136,7 +137,7 @@ func (s *session) enableHealthChecks(w *watches) {
 
 func setHealthSystems(group dcgm.GroupHandle, selected uint32) (err error) {
 	for _, function := range []string{"dcgmHealthSet", "dcgmHealthCheck"} {
-		if !hasFunction(function) {
+		if !lib.Has(function) {
 			return fmt.Errorf("libdcgm.so.4 lacks %s", function)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 )
 
 // instance is a GPU instance or a compute instance in DCGM's MIG hierarchy.
@@ -129,9 +130,9 @@ func (s *session) inventoryValues() (map[entity]*entityValues, error) {
 	add := func(v *dcgm.FieldValue_v2) {
 		switch v.FieldID { // versions belong to the node, whatever their entity
 		case fieldDriver:
-			s.versions.Driver = cmp.Or(textValue(v), s.versions.Driver)
+			s.versions.Driver = cmp.Or(lib.Text(v), s.versions.Driver)
 		case fieldCUDA:
-			if n, ok := intValue(v); ok && n > 0 { // 13000 is 13.0
+			if n, ok := lib.Int(v); ok && n > 0 { // 13000 is 13.0
 				s.versions.CUDA = fmt.Sprintf("%d.%d", n/1000, n%1000/10)
 			}
 		}
@@ -141,14 +142,14 @@ func (s *session) inventoryValues() (map[entity]*entityValues, error) {
 			to = &entityValues{text: map[dcgm.Short]string{}, number: map[dcgm.Short]int64{}}
 			values[e] = to
 		}
-		n, ok := intValue(v)
+		n, ok := lib.Int(v)
 		if v.FieldType == dcgm.DCGM_FT_STRING {
-			to.text[v.FieldID] = textValue(v)
-			ok = textValue(v) != ""
+			to.text[v.FieldID] = lib.Text(v)
+			ok = lib.Text(v) != ""
 		} else if ok {
 			to.number[v.FieldID] = n
 		}
-		if !ok && !isNotSupported(v) {
+		if !ok && !lib.NotSupported(v) {
 			to.blank = append(to.blank, v.FieldID)
 		}
 	}
@@ -301,7 +302,7 @@ func (s *session) gpuDevice(id uint, v *entityValues) (health.Device, bool) {
 		if d := s.deviceOf(entity{dcgm.FE_GPU, id}); d.ID != "" {
 			return d, true
 		}
-		if s.reaches(id) || !hasFunction("dcgmGetDeviceAttributes") {
+		if s.reaches(id) || !lib.Has("dcgmGetDeviceAttributes") {
 			return health.Device{}, false
 		}
 		// For a GPU whose status is not OK, go-dcgm reads DCGM's attributes only; for others this call is slow.
@@ -342,7 +343,7 @@ func (s *session) deviceOf(e entity) (d health.Device) {
 
 // attributeText returns a text of DCGM's attributes, or "" for a blank.
 func attributeText(s string) string {
-	if strings.HasPrefix(s, blankStr) {
+	if strings.HasPrefix(s, lib.BlankText) {
 		return ""
 	}
 	return strings.TrimSpace(s)
@@ -360,4 +361,48 @@ func (s *session) checkUnnamed(unnamed []uint, named int) error {
 	}
 	s.lastUnnamed = unnamed
 	return nil
+}
+
+// profileAttribute is a property of a GPU instance besides slices and memory. NVIDIA's resource names contain it; the name
+// in field 50 does not (OBSERVED.md#mig-profiles).
+type profileAttribute struct {
+	profile uint   // the driver's ID, from DCGM's hierarchy (nvml.h: nvmlGpuInstanceProfileInfo_t.id)
+	slices  uint   // of such an instance
+	suffix  string // of the profile's name
+}
+
+// profileAttributes lists the profiles that have an attribute, from `nvidia-smi mig -lgip` in NVIDIA's MIG user guide and
+// on the machines named. The IDs are the driver's, not the macros of nvml.h (NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1 and
+// so on), which only request them; on all GPUs one ID has the same attribute.
+//
+//nolint:gochecknoglobals // a table of constants
+var profileAttributes = []profileAttribute{
+	{20, 1, "+me"},     // A100, H100, H200, B200: 1g.10gb+me; media extensions, NVML's 1_SLICE_REV1
+	{21, 1, "+me"},     // A30, RTX PRO 6000: 1g.24gb+me
+	{6, 2, "+me"},      // A30: 2g.12gb+me, NVML's 2_SLICE_REV1
+	{47, 1, "+gfx"},    // RTX PRO 6000: 1g.24gb+gfx; graphics, NVML's 1_SLICE_GFX
+	{35, 2, "+gfx"},    // RTX PRO 6000: 2g.48gb+gfx, NVML's 2_SLICE_GFX
+	{32, 4, "+gfx"},    // RTX PRO 6000: 4g.96gb+gfx, NVML's 4_SLICE_GFX
+	{65, 1, "+me.all"}, // RTX PRO 6000: 1g.24gb+me.all; all media engines
+	{64, 2, "+me.all"}, // RTX PRO 6000: 2g.48gb+me.all
+	{67, 1, "-me"},     // RTX PRO 6000: 1g.24gb-me; no media engine
+	{66, 2, "-me"},     // RTX PRO 6000: 2g.48gb-me
+}
+
+// profileSuffix returns the suffix of a profile's name, or "" if it has no known attribute.
+func profileSuffix(profile, slices uint) string {
+	for _, a := range profileAttributes {
+		if a.profile == profile && a.slices == slices {
+			return a.suffix
+		}
+	}
+	return ""
+}
+
+// withSuffix appends the suffix to a profile's name, unless a newer DCGM has done so already.
+func withSuffix(name, suffix string) string {
+	if !strings.HasSuffix(name, "gb") {
+		return name
+	}
+	return name + suffix
 }

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 )
 
 // openChild runs this test binary as a program that opens a session, with libraries from dir only.
@@ -35,7 +37,7 @@ func openChild(t *testing.T, dir, address string, env ...string) (out string, co
 func libraryDir(t *testing.T) string {
 	t.Helper()
 	path, err := Library()
-	if err != nil || filepath.Base(path) != soname {
+	if err != nil || filepath.Base(path) != lib.Soname {
 		t.Fatal(path, err)
 	}
 	return filepath.Dir(path)
@@ -44,7 +46,7 @@ func libraryDir(t *testing.T) string {
 // TestOpenWithoutLibrary checks that the error has dlopen's reason and the package to install.
 func TestOpenWithoutLibrary(t *testing.T) {
 	missing, invalid := t.TempDir(), t.TempDir()
-	if err := os.WriteFile(invalid+"/"+soname, []byte("not a library"), 0o600); err != nil {
+	if err := os.WriteFile(invalid+"/"+lib.Soname, []byte("not a library"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, tt := range []struct{ dir, address, reason string }{
@@ -56,7 +58,7 @@ func TestOpenWithoutLibrary(t *testing.T) {
 		if code != childFailed {
 			t.Errorf("address %q: exit code %d, want %d\n%s", tt.address, code, childFailed, out)
 		}
-		for _, want := range []string{soname, tt.reason, "datacenter-gpu-manager-4-core"} {
+		for _, want := range []string{lib.Soname, tt.reason, "datacenter-gpu-manager-4-core"} {
 			if !strings.Contains(out, want) {
 				t.Errorf("address %q: error without %q: %s", tt.address, want, out)
 			}
@@ -147,8 +149,8 @@ func TestEngineLogConfig(t *testing.T) {
 
 func TestOpenSecondSession(t *testing.T) {
 	b := openFixture(t, 1, testConfig())
-	if _, err := Open(context.Background(), testConfig(), zap.NewNop()); !errors.Is(err, errSessionOpen) {
-		t.Errorf("second Open: %v, want %v", err, errSessionOpen)
+	if _, err := Open(context.Background(), testConfig(), zap.NewNop()); !errors.Is(err, lib.ErrSessionOpen) {
+		t.Errorf("second Open: %v, want %v", err, lib.ErrSessionOpen)
 	}
 	if _, err := b.Poll(context.Background()); err != nil {
 		t.Errorf("first session after the second Open: %v", err)

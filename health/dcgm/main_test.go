@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 )
 
@@ -87,9 +88,7 @@ func run(m *testing.M) int {
 	defer func() { _ = os.RemoveAll(dir) }()
 	path, err := compile(dir)
 	if err == nil {
-		process.mu.Lock()
-		err = load(path) // go-dcgm finds the loaded library by its soname
-		process.mu.Unlock()
+		_, err = lib.Load(path) // go-dcgm finds the loaded library by its soname
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "the scripted libdcgm.so.4:", err)
@@ -104,10 +103,10 @@ func compile(dir string, flags ...string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("find go-dcgm: %w", err)
 	}
-	path := filepath.Join(dir, soname)
+	path := filepath.Join(dir, lib.Soname)
 	args := append([]string{
 		"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden",
-		"-Wl,-soname," + soname, "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
+		"-Wl,-soname," + lib.Soname, "-I" + filepath.Join(strings.TrimSpace(string(module)), "pkg", "dcgm"),
 		"-o", path, "testdata/libdcgm.c", "testdata/groups.c", "testdata/checks.c", "testdata/entities.c", "testdata/messages.c",
 		"testdata/script.c", "-lpthread",
 	}, flags...)
@@ -165,9 +164,7 @@ func newFixture(t testing.TB, n uint) *fixture {
 		t.Fatal(err)
 	}
 	lib.Reset()
-	process.mu.Lock()
-	process.history = nil
-	process.mu.Unlock()
+	processHistory = newHistory()
 	log := zap.NewNop()
 	if test, ok := t.(*testing.T); ok {
 		t.Cleanup(func() { goleak.VerifyNone(t) })

@@ -9,6 +9,8 @@ import (
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
 	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 )
 
 // isProfiling reports whether DCGM's profiling module measures a field (dcgm_fields.h: DCGM_FI_PROF_).
@@ -71,7 +73,7 @@ func (s *session) watchProfiling(w *watches, h hierarchy, fields []dcgm.Short) e
 
 // supportedProfiling returns the profiling fields that a GPU supports.
 func supportedProfiling(gpu uint) (fields []dcgm.Short, err error) {
-	if !hasFunction("dcgmProfGetSupportedMetricGroups") {
+	if !lib.Has("dcgmProfGetSupportedMetricGroups") {
 		return nil, errors.New("libdcgm lacks dcgmProfGetSupportedMetricGroups")
 	}
 	groups, err := dcgm.GetSupportedMetricGroups(gpu)

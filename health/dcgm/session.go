@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 )
 
 // session is a connection to DCGM.
@@ -102,16 +104,15 @@ func open(ctx context.Context, cfg Config, log *zap.Logger, now func() time.Time
 	if err != nil {
 		return nil, fmt.Errorf("health systems: %w", err)
 	}
-	history, err := acquire(cfg)
-	if err != nil {
+	if err := lib.Acquire(cfg.Address, lib.Log{File: cfg.LogFile, Level: cfg.LogLevel}); err != nil {
 		return nil, err
 	}
 	if err := connect(cfg.Address); err != nil {
-		release()
+		lib.Release()
 		return nil, err
 	}
 	s := &session{
-		cfg: cfg, systems: systems, log: log, now: now, history: history, openedAt: now(), incidents: map[uint][]health.Incident{},
+		cfg: cfg, systems: systems, log: log, now: now, history: processHistory, openedAt: now(), incidents: map[uint][]health.Incident{},
 		presence: map[uint]*presence{}, latestXID: map[entity]health.XIDRow{}, watches: &watches{}, checks: newHealthChecks(health.ChecksUnknown),
 		pendingSince: map[uint]time.Time{}, stale: map[uint]bool{}, unlisted: map[entity]health.XIDRow{}, actions: map[entity]float64{},
 	}
@@ -176,10 +177,10 @@ func (s *session) readVersions() {
 		}
 		return ""
 	}
-	if hasFunction("dcgmVersionInfo") {
+	if lib.Has("dcgmVersionInfo") {
 		s.versions.DCGM = version(dcgm.GetVersionInfo())
 	}
-	if s.cfg.Address != "" && hasFunction("dcgmHostengineVersionInfo") {
+	if s.cfg.Address != "" && lib.Has("dcgmHostengineVersionInfo") {
 		s.versions.Engine = version(dcgm.GetHostengineVersionInfo())
 	}
 }
@@ -205,7 +206,7 @@ func (s *session) Close() error {
 		return nil
 	}
 	s.closed = true
-	defer release()
+	defer lib.Release()
 	return s.disconnect()
 }
 
@@ -221,3 +222,48 @@ func (s *session) disconnect() error {
 	}
 	return errors.Join(errs...)
 }
+
+// MeasureOnce opens a session, polls once and closes it. It does not watch the profiling fields among cfg.Fields, because that could take
+// them from another profiler, but returns the ones that some GPU supports. It runs the health checks that cfg.HealthSystems names, by
+// default none. It logs an error of Close and does not return it: the measurement is valid, and DCGM releases everything with the
+// connection.
+func MeasureOnce(ctx context.Context, cfg Config, log *zap.Logger) (r *health.Reading, profiling []health.Field, err error) {
+	requested := cfg.Fields
+	if len(cfg.HealthSystems) == 0 {
+		cfg.HealthSystems = []string{NoHealthSystems}
+	}
+	cfg.Fields = slices.DeleteFunc(slices.Clone(requested), func(f health.Field) bool { return isProfiling(dcgm.Short(f)) })
+	s, err := open(ctx, cfg, log, time.Now)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			log.Warn("DCGM did not close cleanly", zap.Error(err))
+		}
+	}()
+	if r, err = s.Poll(ctx); err != nil {
+		return nil, nil, err
+	}
+	if len(requested) == len(cfg.Fields) {
+		return r, nil, nil // a query would load DCGM's profiling module
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.watches.gpus {
+		supported, err := supportedProfiling(e.id)
+		if err != nil { // it supports none, or the module is missing
+			log.Debug("cannot list the profiling fields of a GPU", zap.Uint("dcgm_id", e.id), zap.Error(err))
+		}
+		for _, f := range supported {
+			if f := health.Field(f); slices.Contains(requested, f) && !slices.Contains(profiling, f) {
+				profiling = append(profiling, f)
+			}
+		}
+	}
+	slices.Sort(profiling)
+	return r, profiling, nil
+}
+
+// Library loads libdcgm, unless it is loaded already, and returns the path of its file.
+func Library() (path string, err error) { return lib.Load(lib.Soname) }

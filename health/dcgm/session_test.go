@@ -13,6 +13,7 @@ import (
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 )
 
 func TestConnectAddress(t *testing.T) {
@@ -75,7 +76,7 @@ func TestFailedOpenLeaksNothing(t *testing.T) {
 			b.lib.Fail(function, errTimeout, -1)
 			for range 3 {
 				s, err := Open(t.Context(), cfg, b.log)
-				if err == nil || s != nil || !strings.Contains(err.Error(), cfg.Address) || !strings.Contains(err.Error(), errorText(errTimeout)) {
+				if err == nil || s != nil || !strings.Contains(err.Error(), cfg.Address) || !strings.Contains(err.Error(), lib.ErrorText(errTimeout)) {
 					t.Fatalf("Open: session %v, error %v", s, err)
 				}
 				if b.lib.Initialized() && !slices.Contains(connecting, function) {

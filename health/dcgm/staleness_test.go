@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 )
 
 // After an XID 119 the status is OK and all values are blank (OBSERVED.md#blind-engine).
@@ -24,7 +25,7 @@ func TestBlindEngineEndsSession(t *testing.T) {
 			b.pollAfter(time.Second, 2)
 			b.blankGPUs(0, 1)
 			for id := range uint(2) {
-				b.lib.Int(script.GPU, id, 54, blankInt64, 0, b.clock.now())
+				b.lib.Int(script.GPU, id, 54, lib.BlankInt64, 0, b.clock.now())
 			}
 			seconds, err := b.pollUntilFailure(func() {}, func(int, *health.Reading) {})
 			if !errors.Is(err, errBlind) || seconds > 5 {
@@ -162,7 +163,7 @@ func TestGPUWithoutHealthFields(t *testing.T) {
 	for name, tt := range map[string]struct {
 		gpus  uint
 		value int64
-	}{"only GPU, not supported": {1, blankInt64 + 2}, "one of two GPUs, blank": {2, blankInt64}} {
+	}{"only GPU, not supported": {1, lib.BlankInt64 + 2}, "one of two GPUs, blank": {2, lib.BlankInt64}} {
 		t.Run(name, func(t *testing.T) {
 			b := newFixture(t, tt.gpus)
 			sample := func() {

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 )
 
 // entity is a GPU, a GPU instance or a compute instance, by DCGM's number, which is not the driver's.
@@ -278,5 +280,5 @@ func errorCode(err error) int {
 
 // isResult reports whether a function of DCGM returned the result with this error. go-dcgm returns most as a text only.
 func isResult(err error, result int) bool {
-	return errorCode(err) == result || strings.HasSuffix(err.Error(), errorText(result))
+	return errorCode(err) == result || strings.HasSuffix(err.Error(), lib.ErrorText(result))
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/internal/script"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 )
 
 var _ health.XIDWatcher = (*session)(nil)
@@ -58,7 +59,7 @@ func TestXIDsChanged(t *testing.T) {
 			b.expectChanged("none", false)
 			b.lib.Int(on.kind, on.id, 230, 79, errNoData, b.clock.now().Add(2*time.Second))
 			b.expectChanged("no data", false)
-			b.lib.Int(on.kind, on.id, 230, blankInt64, 0, b.clock.now().Add(3*time.Second))
+			b.lib.Int(on.kind, on.id, 230, lib.BlankInt64, 0, b.clock.now().Add(3*time.Second))
 			b.expectChanged("blank", false)
 		})
 	}
@@ -135,7 +136,7 @@ func TestMeasured(t *testing.T) {
 	b.expectMeasured("other values", first)
 	b.lib.Int(script.GPU, 0, 150, 41, 0, at)
 	b.expectMeasured("the first GPU", at)
-	b.lib.Int(script.GPU, 0, 150, blankInt64, 0, at)
+	b.lib.Int(script.GPU, 0, 150, lib.BlankInt64, 0, at)
 	b.expectMeasured("a blank", time.Time{})
 	b.lib.Entity(script.GPU, 0, statusLost)
 	b.poll()

@@ -2,21 +2,19 @@
 
 package dcgm
 
-// #include <stdlib.h>
-// #include "symbols.h"
-import "C"
-
 import (
 	"cmp"
+	"context"
 	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
-	"unsafe"
 
 	"github.com/NVIDIA/go-dcgm/pkg/dcgm"
+	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/dcgm/lib"
 )
 
 // How often the whole stream of XIDs is read. A read of its window, from xidWindow before its newest row on, costs little, but can miss a
@@ -50,7 +48,7 @@ func (s *session) latestMayHideXIDs(now time.Time) bool {
 
 // parseXID returns the XID in a value of field 230; ok is false for a blank, a row without data, and 0, which means none.
 func parseXID(v *dcgm.FieldValue_v2) (row health.XIDRow, ok bool) {
-	code, ok := intValue(v)
+	code, ok := lib.Int(v)
 	ok = ok && v.FieldID == fieldXID && code > 0
 	return health.XIDRow{Code: health.XIDNumber(uint64(max(0, code))), At: v.TS}, ok
 }
@@ -87,31 +85,25 @@ func (s *session) readXIDs(now time.Time, full bool) error {
 	return nil
 }
 
-// readStream reads the rows of the stream from a time on, by the engine's clock in microseconds since 1970. It does not call go-dcgm, which
-// allocates 4 KiB for each row, and a mebibyte for none.
+// readStream reads the rows of the stream from a time on, by the engine's clock in microseconds since 1970.
 func (s *session) readStream(from int64) error {
-	var rows *C.gna_row_t
-	var count C.unsigned
-	group, fields := s.watches.allGroup.GetHandle(), s.watches.xidFields.GetHandle()
-	result := C.gna_read_rows(C.uintptr_t(group), C.uintptr_t(fields), C.longlong(from), &rows, &count)
-	defer C.free(unsafe.Pointer(rows))
-	if result != 0 {
-		return fmt.Errorf("read XIDs: %s", errorText(int(result)))
-	}
 	v := dcgm.FieldValue_v2{FieldID: fieldXID}
-	for _, r := range unsafe.Slice(rows, count) {
-		v.FieldType, v.Status, v.TS = uint(r._type), int(r.status), int64(r.at)
-		binary.NativeEndian.PutUint64(v.Value[:], uint64(r.value))
+	err := lib.Rows(s.watches.allGroup.GetHandle(), s.watches.xidFields.GetHandle(), from, func(r lib.Row) {
+		v.FieldType, v.Status, v.TS = uint(r.Type), r.Status, r.At
+		binary.NativeEndian.PutUint64(v.Value[:], uint64(r.Value))
 		row, ok := parseXID(&v)
 		if !ok {
-			continue
+			return
 		}
-		e := entity{dcgm.Field_Entity_Group(r.kind), uint(r.id)}
+		e := entity{dcgm.Field_Entity_Group(r.Kind), r.ID}
 		if s.unlisted[e] == row {
 			delete(s.unlisted, e)
 		}
 		s.newestRow = max(s.newestRow, row.At)
 		s.addRow(e, row)
+	})
+	if err != nil {
+		return fmt.Errorf("read XIDs: %w", err)
 	}
 	return nil
 }
@@ -129,7 +121,7 @@ func (s *session) addLatestXID(e entity, v *dcgm.FieldValue_v2) {
 			}
 		}
 	}
-	if isNotSupported(v) || v.Status == dcgm.DCGM_ST_NOT_WATCHED {
+	if lib.NotSupported(v) || v.Status == dcgm.DCGM_ST_NOT_WATCHED {
 		for _, i := range s.devicesOf[e] {
 			s.state[i].xidReadable = false
 		}
@@ -163,4 +155,57 @@ func (s *session) lastXID(st *deviceState) fieldValue {
 	g, p := s.gpuStaleness[st.device.gpu], s.presence[st.device.gpu].current
 	readable := st.xidReadable && p <= health.Present && g != nil && g.everMeasured()
 	return fieldValue{health.FieldXID, float64(st.latest.Code), readable || st.latest.Code > 0}
+}
+
+// XIDsChanged reports whether the latest value of field 230 has changed on any entity since the last poll, and returns when
+// DCGM has measured. It makes two reads of DCGM's cache, for one field each: go-dcgm needs 4 KiB for a value. Only polls read the
+// stream.
+func (s *session) XIDsChanged(context.Context) (changed bool, measured time.Time, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.usable(); err != nil {
+		return false, time.Time{}, err
+	}
+	err = readLatest(s.watches.xidPairs, []dcgm.Short{fieldXID}, func(v *dcgm.FieldValue_v2) {
+		row, ok := parseXID(v)
+		changed = changed || ok && row != s.latestXID[entity{v.EntityGroupId, v.EntityID}]
+	})
+	if err == nil {
+		err = readLatest(s.paceGPU, []dcgm.Short{paceField}, func(v *dcgm.FieldValue_v2) {
+			measured = measuredAt(v)
+		})
+	}
+	switch {
+	case err == nil:
+		return changed, measured, nil
+	case connectionLost(err):
+		s.failed = err
+		return false, time.Time{}, err
+	}
+	// DCGM refuses an entity that was removed. The next poll reads the remaining ones.
+	s.log.Debug("cannot read XIDs between polls", zap.Error(err))
+	return true, time.Time{}, nil
+}
+
+// paceField is the field whose sample of one GPU tells when DCGM has measured. DCGM samples it once a second with the other health
+// fields, and every supported GPU has it.
+const paceField = dcgm.Short(health.FieldGPUTemp)
+
+// choosePaceGPU chooses the first GPU that the driver reaches and DCGM measures.
+func (s *session) choosePaceGPU() {
+	s.paceGPU = nil
+	for i, e := range s.watches.gpus {
+		if p := s.presence[e.id]; p != nil && reachable(p.status) && !s.stale[e.id] {
+			s.paceGPU = s.watches.gpuPairs[i : i+1]
+			return
+		}
+	}
+}
+
+// measuredAt returns the time of a sample, zero for a blank.
+func measuredAt(v *dcgm.FieldValue_v2) time.Time {
+	if _, ok := lib.Float(v); !ok {
+		return time.Time{}
+	}
+	return time.UnixMicro(v.TS)
 }

@@ -15,13 +15,12 @@ const maxFiles = 15
 // largePackages returns the packages with more files than maxFiles, and what splits them.
 func largePackages() map[string]string {
 	return map[string]string{
-		"agent":       "the view of what the agent knows, and the record of usage over time, become packages",
-		"agent/kube":  "one reconciler keeps all that the agent writes to the API server",
-		"health/dcgm": "DCGM's C library becomes a package below the source",
-		"metrics":     "one table describes the agent's metrics, and what uses a device becomes a package",
-		"plugin":      "the configuration, the layout by device, the kubelet's side and the handover become packages",
-		"plugin/dra":  "the pool, its publisher and the claims become packages",
-		"plugin/mps":  "the protocol, the daemon and its follower become packages",
+		"agent":      "the view of what the agent knows, and the record of usage over time, become packages",
+		"agent/kube": "one reconciler keeps all that the agent writes to the API server",
+		"metrics":    "one table describes the agent's metrics, and what uses a device becomes a package",
+		"plugin":     "the configuration, the layout by device, the kubelet's side and the handover become packages",
+		"plugin/dra": "the pool, its publisher and the claims become packages",
+		"plugin/mps": "the protocol, the daemon and its follower become packages",
 	}
 }
 

@@ -1,6 +1,8 @@
 //go:build linux
 
-package dcgm
+// Package lib loads libdcgm, and has what go-dcgm lacks: whether the library has a function, reads that go-dcgm makes costly, and the
+// values of fields without their blanks.
+package lib
 
 /*
 #cgo LDFLAGS: -ldl
@@ -21,19 +23,17 @@ import (
 	"unsafe"
 )
 
-// soname is the name that the dynamic linker, and go-dcgm, find the library by.
-const soname = "libdcgm.so.4"
+// Soname is the name that the dynamic linker, and go-dcgm, find the library by.
+const Soname = "libdcgm.so.4"
 
-// process holds what belongs to the process and not to a session: the loaded library, go-dcgm's only connection, and
-// the history.
+// process holds what belongs to the process and not to a session: the loaded library and go-dcgm's only connection.
 //
 //nolint:gochecknoglobals // go-dcgm's connection is a variable of its package; this one mirrors it
 var process struct {
-	mu      sync.Mutex // guards the fields below
-	loaded  bool
-	inUse   bool            // a session is open, or is being opened or closed
-	ownEnv  map[string]bool // environment variables that setLog has set
-	history *history
+	mu     sync.Mutex // guards the fields below
+	loaded bool
+	inUse  bool            // a session is open, or is being opened or closed
+	ownEnv map[string]bool // environment variables that setLog has set
 }
 
 // requiredFunctions returns the functions that a session needs: dcgmConnect_v2 only with an address, none for versions,
@@ -50,17 +50,18 @@ func requiredFunctions(address string) []string {
 		"dcgmUnwatchFields", "dcgmUpdateAllFields", "dcgmEntitiesGetLatestValues", "dcgmGetValuesSince_v2")
 }
 
-// Library loads libdcgm, unless it is loaded already, and returns the path of its file.
-func Library() (path string, err error) {
+// Load loads the library from a path, or by Soname, unless one is loaded already. It returns the path of the loaded file.
+func Load(name string) (path string, err error) {
 	process.mu.Lock()
 	defer process.mu.Unlock()
-	if err := load(soname); err != nil {
+	if err := load(name); err != nil {
 		return "", err
 	}
 	return C.GoString(C.gna_path()), nil
 }
 
-var errSessionOpen = errors.New("a DCGM session is open in this process; close it first")
+// ErrSessionOpen is the error of Acquire while the connection is in use.
+var ErrSessionOpen = errors.New("a DCGM session is open in this process; close it first")
 
 // load loads the library and keeps it loaded: go-dcgm's Shutdown releases its own reference, so that one must not be the last. The caller
 // holds process.mu.
@@ -79,55 +80,59 @@ func load(name string) error {
 	return nil
 }
 
-func hasFunction(symbol string) bool {
+// Has reports whether the loaded library has a function.
+func Has(symbol string) bool {
 	csymbol := C.CString(symbol)
 	defer C.free(unsafe.Pointer(csymbol))
 	return C.gna_has(csymbol) != 0
 }
 
-// errorText returns the library's text for a result of its functions.
-func errorText(result int) string { return C.GoString(C.errorString(C.int(result))) }
+// ErrorText returns the library's text for a result of its functions.
+func ErrorText(result int) string { return C.GoString(C.errorString(C.int(result))) }
 
-// acquire reserves the only connection of this process, until release, and returns the history.
-func acquire(cfg Config) (*history, error) {
+// Log is where an embedded engine logs.
+type Log struct {
+	File  string // "" is standard output
+	Level string // "" is NONE
+}
+
+// Acquire reserves the only connection of this process, until Release, and loads the library. address is that of a host engine, "" for an
+// embedded one.
+func Acquire(address string, log Log) error {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	if process.inUse {
-		return nil, errSessionOpen
+		return ErrSessionOpen
 	}
-	if err := setLog(cfg); err != nil {
-		return nil, err
+	if address == "" { // clients of a host engine do not log
+		if err := setLog(log); err != nil {
+			return err
+		}
 	}
-	if err := load(soname); err != nil {
-		return nil, err
+	if err := load(Soname); err != nil {
+		return err
 	}
 	var missing []string
-	for _, symbol := range requiredFunctions(cfg.Address) {
-		if !hasFunction(symbol) {
+	for _, symbol := range requiredFunctions(address) {
+		if !Has(symbol) {
 			missing = append(missing, symbol)
 		}
 	}
 	if len(missing) > 0 {
-		return nil, fmt.Errorf("%s is too old or incomplete: missing %s; install a newer DCGM 4",
+		return fmt.Errorf("%s is too old or incomplete: missing %s; install a newer DCGM 4",
 			C.GoString(C.gna_path()), strings.Join(missing, ", "))
 	}
-	if process.history == nil {
-		process.history = newHistory()
-	}
 	process.inUse = true
-	return process.history, nil
+	return nil
 }
 
 // setLog sets log level and file of an embedded engine. Without it DCGM writes to /var/log/nv-hostengine.log, which has
 // filled disks: an ERROR for each read of a field without a sample, a few per minute from 4.4 on
 // (OBSERVED.md#engine-log). Variables that the operator has set take precedence. The caller holds process.mu.
-func setLog(cfg Config) error {
-	if cfg.Address != "" {
-		return nil // clients of a host engine do not log
-	}
+func setLog(log Log) error {
 	// For DCGM, "-" is standard output.
 	for name, value := range map[string]string{
-		"__DCGM_DBG_FILE": cmp.Or(cfg.LogFile, "-"), "__DCGM_DBG_LVL": cmp.Or(cfg.LogLevel, "NONE"),
+		"__DCGM_DBG_FILE": cmp.Or(log.File, "-"), "__DCGM_DBG_LVL": cmp.Or(log.Level, "NONE"),
 	} {
 		if _, ok := os.LookupEnv(name); ok && !process.ownEnv[name] {
 			continue
@@ -143,7 +148,8 @@ func setLog(cfg Config) error {
 	return nil
 }
 
-func release() {
+// Release ends what Acquire has reserved.
+func Release() {
 	process.mu.Lock()
 	defer process.mu.Unlock()
 	process.inUse = false

@@ -1,6 +1,6 @@
 //go:build cgo && linux
 
-package dcgm
+package lib
 
 import (
 	"regexp"

@@ -7,7 +7,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "../internal/trampoline/trampoline.h"
+#include "../../internal/trampoline/trampoline.h"
 #include "symbol_list.h" // generated: every function that go-dcgm calls
 #include "symbols.h"
 

@@ -162,6 +162,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 		component{name: "plugin", run: a.plugin.Run},
 		component{name: "dra", run: a.dra.Run},
 		component{name: "kubernetes", run: a.unlessWaiting(a.reporter.Run)},
+		component{name: "host", run: a.node.Examine},
 		component{name: "node", run: a.unlessWaiting(a.node.Run)},
 		component{name: "node writer", run: a.unlessWaiting(a.nodeWriter.Run), after: []string{"node"}}, // to remove its labels at last
 		component{name: "claims without driver", run: a.unlessWaiting(a.reportOrphans)},

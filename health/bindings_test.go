@@ -257,12 +257,8 @@ func TestBindEntries(t *testing.T) {
 		t.Errorf("found %+v", b)
 	}
 	config := cordoning("GPU-1", "3", "0:1", "0000:1b:00.0", "h100")
-	if got, want := config.IndexRefs(), []health.IndexRef{
-		{Key: judge.KeyCordon, Entry: "3"},
-		{Key: judge.KeyCordon, Entry: "0:1"},
-	}; !slices.Equal(
-		got, want,
-	) {
+	want := []health.IndexRef{{Key: judge.KeyCordon, Entry: "3"}, {Key: judge.KeyCordon, Entry: "0:1"}}
+	if got := config.IndexRefs(); !slices.Equal(got, want) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }

@@ -47,7 +47,7 @@ const (
 	FamilyOther     Family = iota // flapping, and a saved cause that this release does not know
 	FamilyPresence                // the driver cannot reach the device
 	FamilyStaleness               // the source has no current value of the device
-	FamilyCondition               // measured values show it: see conditions
+	FamilyCondition               // measured values show it
 	FamilyXID
 	FamilyIncident
 
@@ -61,7 +61,7 @@ const (
 // causeInfo describes a cause.
 type causeInfo struct {
 	family         Family
-	endProvesReset bool // only a reset, or a reload of the driver, ends it (DCGM 4.6 health, what a GPU reset clears); see also recoveries
+	endProvesReset bool // only a reset, or a reload of the driver, ends it (DCGM 4.6 health, what a GPU reset clears)
 	waitsForReset  bool // if Degraded, the GPU works and waits for a reset
 	outlivesBoot   bool // the GPU stores it, in its InfoROM
 }

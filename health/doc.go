@@ -5,7 +5,7 @@
 // steps:
 //
 //  1. A source lists its row in Sample.Rows, in one reading after another. An event source passes it to EventReceiver.Receive.
-//  2. health/monitor has judge.Measure take the reading, and judge.Observe the event.
+//  2. health/monitor has judge.OutageFilter.Measure take the reading, and judge.Observe the event.
 //  3. Ledger.List finds out whether the row is new. An event has no row.
 //  4. Ledger.Take counts it, unless another witness has reported it before.
 //  5. catalog.XIDConfig.LookupDetailed gives its effect: the row in xids.csv, and the configuration.

@@ -152,8 +152,9 @@ type Labels struct {
 
 // Labels returns the labels, whatever the output is. It waits for what NVML has while ctx allows. It may be called from any goroutine.
 func (f *Follower) Labels(ctx context.Context) (Labels, error) {
-	f.AwaitKnown(ctx)
-	return f.labelsOf(f.Snapshots.Load(), f.host.Load())
+	snap := f.Snapshots.Load()
+	f.AwaitKnown(ctx, snap)
+	return f.labelsOf(snap, f.host.Load())
 }
 
 // LabelsOnce returns the labels without Run.
@@ -192,9 +193,8 @@ const fileEndTimeout = time.Second
 // hostWait limits how long the first labels wait for what NVML has.
 const hostWait = 8 * time.Second
 
-// Run follows the snapshots until ctx ends. Then it removes the labels with node.labels.removeOnExit.
+// Run follows the snapshots, and what Examine has found, until ctx ends. Then it removes the labels with node.labels.removeOnExit.
 func (f *Follower) Run(ctx context.Context) error {
-	go f.examineHost(ctx) // abandoned if the driver hangs
 	fileCtx, endFile := context.WithCancel(context.WithoutCancel(ctx))
 	fileEnded := make(chan struct{})
 	go func() { defer close(fileEnded); f.file.run(fileCtx) }()

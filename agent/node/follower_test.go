@@ -53,6 +53,12 @@ func newFollowerHarness(t *testing.T, output string) *harness {
 	return h
 }
 
+// Run runs the follower with what it needs of the host.
+func (h *harness) Run(ctx context.Context) error {
+	go h.examineHost(ctx)
+	return h.Follower.Run(ctx)
+}
+
 func (h *harness) setConfig(change func(*Config)) {
 	c := DefaultConfig()
 	if last := h.config.Load(); last != nil {
@@ -637,6 +643,22 @@ func TestFollowerReadsNVMLForDRA(t *testing.T) {
 		h.poll(gpus(3, l4))
 		want([]health.DeviceID{"GPU-0", "GPU-2"}, health.KnownProperties{"GPU-0": nil, "GPU-1": {Brand: "Nvidia"}, "GPU-2": nil})
 		h.poll(gpus(1, l4))
+		want([]health.DeviceID{"GPU-0"}, health.KnownProperties{"GPU-0": nil})
+
+		// While the device plugin serves, nobody gets a device by its name.
+		back := config
+		back.API = plugin.APIDevicePlugin
+		h.plugin.Store(&back)
+		want(nil, health.KnownProperties{"GPU-0": nil})
+		release := make(chan struct{})
+		answer := h.read
+		h.read = func(ctx context.Context, devices []health.Device) map[health.DeviceID]*health.Properties {
+			<-release
+			return answer(ctx, devices)
+		}
+		h.plugin.Store(&config)
+		want(nil, health.KnownProperties{}) // that it did not answer long ago does not count
+		close(release)
 		want([]health.DeviceID{"GPU-0"}, health.KnownProperties{"GPU-0": nil})
 	})
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"cmp"
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -40,16 +41,18 @@ const (
 	maxExamineAgain = 10 * time.Minute
 )
 
-// Known holds what NVML has of the devices while the labels or dynamic resource allocation need it, and once somebody awaits it. It is
-// never empty.
+// Known holds what NVML has of the devices. Examine asks while the labels or dynamic resource allocation need it, and once somebody awaits
+// it. The Latest is never empty.
 func (f *Follower) Known() *health.Latest[health.KnownProperties] { return &f.known }
 
-// AwaitKnown waits until NVML was asked while ctx allows, but not for the first poll. It may be called from any goroutine.
-func (f *Follower) AwaitKnown(ctx context.Context) {
+// AwaitKnown waits, while ctx allows, until NVML was asked for the devices of a snapshot. Before the first poll it returns at once. It may
+// be called from any goroutine.
+func (f *Follower) AwaitKnown(ctx context.Context, snap *health.Snapshot) {
 	f.asked.Store(&struct{}{})
-	for f.Snapshots.Load().Polled() {
-		found, changed := f.host.Watch()
-		if found != nil && found.known != nil {
+	for snap.Polled() {
+		known, changed := f.known.Watch()
+		unasked := func(id health.DeviceID) bool { _, asked := (*known)[id]; return !asked }
+		if !slices.ContainsFunc(snap.DeviceIDs(), unasked) {
 			return
 		}
 		select {
@@ -60,32 +63,37 @@ func (f *Follower) AwaitKnown(ctx context.Context) {
 	}
 }
 
-// examineHost reads what the host has of the devices until ctx ends. It reads new devices at once. Later it reads again what is unknown or
-// may change. A driver that hangs delays nothing else.
+// Examine reads what the host has of the devices until ctx ends. It reads new devices at once. Later it reads again what is unknown or
+// may change. A driver that hangs delays nothing else, not even the end.
+func (f *Follower) Examine(ctx context.Context) error {
+	go f.examineHost(ctx)
+	<-ctx.Done()
+	return nil
+}
+
 func (f *Follower) examineHost(ctx context.Context) {
 	var examined []health.DeviceID
 	var again <-chan time.Time // nil if nothing is to be read again
-	var due bool
+	var due, servedDRA bool
 	pauses := backoff.Backoff{Min: examineAgain, Max: maxExamineAgain}
 	wake := health.Wake(ctx, f.Config, f.Plugin, &f.asked, f.Snapshots)
 	for {
-		config, asked, snap := f.Config.Load(), f.asked.Load(), f.Snapshots.Load()
-		if snap.Polled() {
-			ids, last := snap.DeviceIDs(), f.host.Load()
-			useNVML := asked != nil || config != nil && config.Labels.Output != LabelsOff || f.Plugin.Load().ServesDRA()
-			if last == nil || useNVML && last.known == nil || !slices.Equal(ids, examined) {
+		if snap := f.Snapshots.Load(); snap.Polled() {
+			ids, last, dra := snap.DeviceIDs(), f.host.Load(), f.Plugin.Load().ServesDRA()
+			useNVML := dra || f.needsNVML()
+			if dra && !servedDRA {
+				f.forgetUnanswered()
+			}
+			if last == nil || useNVML && last.known == nil || dra && !servedDRA || !slices.Equal(ids, examined) {
 				due = true
 				pauses.Reset()
 			}
+			servedDRA = dra
 			if due {
-				next, complete := f.examine(ctx, snap, last, useNVML)
-				if ctx.Err() != nil {
-					return // NVML had no time to answer, and a MIG device would get a name for ever
+				complete, err := f.update(ctx, snap, last, useNVML)
+				if err != nil {
+					return
 				}
-				if useNVML {
-					f.known.Store(&next.known)
-				}
-				f.host.Store(next)
 				examined, again, due = ids, nil, false
 				if !complete {
 					again = time.After(pauses.Next())
@@ -101,6 +109,33 @@ func (f *Follower) examineHost(ctx context.Context) {
 			again, due = nil, true
 		}
 	}
+}
+
+// update stores what the host has of the devices now, and reports whether that is complete and final. Its error is that of ctx: NVML had no
+// time to answer, and a MIG device would get a name for good.
+func (f *Follower) update(ctx context.Context, snap *health.Snapshot, last *host, useNVML bool) (complete bool, err error) {
+	next, complete := f.examine(ctx, snap, last, useNVML)
+	if err := ctx.Err(); err != nil {
+		return false, err
+	}
+	if useNVML {
+		f.known.Store(&next.known)
+	}
+	f.host.Store(next)
+	return complete, nil
+}
+
+// needsNVML reports whether the labels, or somebody who awaits them, need what NVML has.
+func (f *Follower) needsNVML() bool {
+	config := f.Config.Load()
+	return f.asked.Load() != nil || config != nil && config.Labels.Output != LabelsOff
+}
+
+// forgetUnanswered has nobody take a device for one that NVML was asked for if it did not answer: a MIG device gets its name for good.
+func (f *Follower) forgetUnanswered() {
+	answered := maps.Clone(*f.known.Load())
+	maps.DeleteFunc(answered, func(_ health.DeviceID, p *health.Properties) bool { return p == nil })
+	f.known.Store(&answered)
 }
 
 // examine returns what the host has of the devices of a snapshot, and whether that is complete and final. What cannot be read of a device

@@ -58,7 +58,7 @@ var incidentRows = sync.OnceValue(func() (rows []incidentRow) {
 
 // RepeatsXID reports whether an incident only repeats an XID. DCGM reports some XIDs with codes of their own, and others, such as
 // 63 and 64, with the code of a check: "Row remap failure (triggered by XID 64: …)". It keeps all of them until its engine
-// restarts (dcgm/OBSERVED.md#xid-incidents), and the agent judges the XIDs themselves.
+// restarts (../dcgm/OBSERVED.md#xid-incidents), and the agent judges the XIDs themselves.
 func RepeatsXID(i health.Incident) bool {
 	return lookupIncident(i.Code).repeatsXID || triggeredByXID(i)
 }

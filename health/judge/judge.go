@@ -17,14 +17,14 @@ type ReadingContext struct {
 	NewInventory   bool // the source has another set of devices than before: those that the reading lacks are not missing
 	XIDHistory     bool // the saved state holds all rows of XIDs of this boot, so a row that the ledger lacks is new
 	FirstReading   bool // it is the first reading of this process
-	DriverReloaded bool // the driver was reloaded after the previous reading or event
+	DriverReloaded bool // the driver was reloaded after the previous reading or event that was judged in full
 	// Witnesses are the event sources that are on. An XID that one witness reports waits for its twins from the others.
 	Witnesses []health.Witness
 }
 
 // Measure derives the devices' memories and XIDs from a reading and the devices before it; View then derives the verdicts. It is
-// pure: the same arguments give the same result, and the only clock is the reading's. OutageFilter.Measure does the same, but for what it
-// delays.
+// pure: the same arguments give the same result, and the only clock is the reading's. OutageFilter.Measure judges alike, and leaves out
+// what it delays.
 //
 // An XID that another witness has reported before does not count again: see Ledger. DeviceState.Sample has the XIDs that count.
 //

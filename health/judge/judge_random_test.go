@@ -260,7 +260,7 @@ func checkChange(t *testing.T, where string, c Config, d health.DeviceState, old
 	}
 }
 
-// deepCopy copies everything that Judge could modify.
+// deepCopy copies everything that Measure could modify.
 func deepCopy(devices []health.DeviceState) []health.DeviceState {
 	devices = slices.Clone(devices)
 	for i := range devices {

@@ -599,7 +599,7 @@ func TestJudgeCountsXIDs(t *testing.T) {
 		t.Fatalf("counts %v, last %+v", got.XIDs.Codes, got.XIDs.Newest())
 	}
 	if first[13].Total != 2 {
-		t.Fatal("Judge modified the counts of an older snapshot")
+		t.Fatal("Measure modified the counts of an older snapshot")
 	}
 }
 

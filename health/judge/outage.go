@@ -11,8 +11,8 @@ import (
 
 // OutageDelay is how long the source must report that no GPU is present before that counts. A host engine that started without a
 // driver lists no GPU and reports no error; binding or unbinding one GPU makes DCGM report all of them as detached for a moment
-// (dcgm/OBSERVED.md#short-detach), and a driver that lists no GPU for a moment makes it report all of them as lost
-// (dcgm/OBSERVED.md#short-loss). A failing switch can also take all GPUs away for real.
+// (../dcgm/OBSERVED.md#short-detach), and a driver that lists no GPU for a moment makes it report all of them as lost
+// (../dcgm/OBSERVED.md#short-loss). A failing switch can also take all GPUs away for real.
 //
 // It is also how long before an outage a GPU may have become unreachable to be part of it, because the source asks for the states of the
 // GPUs in turn, and how long before an XID 79 may have been reported to confirm it.
@@ -26,9 +26,9 @@ type OutageFilter struct {
 	unlistedSince    time.Time // since when readings lack GPUs that this process has never measured; zero if there are none
 }
 
-// Measure is the function Measure, but for the presence of the delayed GPUs. If no GPU is present and some are delayed, warning describes
-// what the source reports; the reading is no evidence of a reload of the driver then. A reading with ReadingContext.NewInventory ends all
-// delays.
+// Measure judges like the function Measure, and leaves out the presence of the delayed GPUs. If no GPU is present and some are delayed,
+// warning describes what the source reports. Such a reading is no evidence of a reload of the driver, and does not count as the first. A
+// reading with ReadingContext.NewInventory ends all delays.
 func (o *OutageFilter) Measure(
 	c Config, before []health.DeviceState, r *health.Reading, rc ReadingContext, now time.Time,
 ) (after []health.DeviceState, warning string) {

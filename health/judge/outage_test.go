@@ -319,3 +319,36 @@ func TestReturnAfterLoss(t *testing.T) {
 		t.Run(name, func(t *testing.T) { runNode(t, steps) })
 	}
 }
+
+// The devices of another inventory are forgotten at once, and its readings are not delayed. An instance without a name may be one of them.
+func TestNewInventory(t *testing.T) {
+	before := judge(nil, 0, nil, gpu0, mig0, gpu1)
+	for name, c := range map[string]struct {
+		presence health.Presence
+		unnamed  []health.UnnamedInstance
+		want     []health.DeviceID
+		causes   string
+	}{
+		"other devices":      {health.Present, nil, []health.DeviceID{gpu0.ID}, ""},
+		"an unreachable GPU": {health.Detached, nil, []health.DeviceID{gpu0.ID}, health.CauseDetached},
+		"an instance without a name": {
+			health.Present, []health.UnnamedInstance{{Parent: gpu0.ID, GI: mig0.GI}}, []health.DeviceID{gpu0.ID, mig0.ID}, "",
+		},
+	} {
+		var filter OutageFilter
+		if _, warning := filter.Measure(DefaultConfig(), before, &health.Reading{}, ReadingContext{}, at(1)); warning == "" {
+			t.Fatal("a reading without GPUs is not delayed")
+		}
+		r, now := reading(2, samples{gpu0.ID: blank(c.presence)}, gpu0)
+		r.Unnamed = c.unnamed
+		after, warning := filter.Measure(DefaultConfig(), before, r, ReadingContext{NewInventory: true}, now)
+		after = View(DefaultConfig(), after, ViewContext{}, now)
+		var got []health.DeviceID
+		for _, d := range after {
+			got = append(got, d.Device.ID)
+		}
+		if causes := strings.Join(after[0].Verdict.Causes(), ","); !slices.Equal(got, c.want) || causes != c.causes || warning != "" {
+			t.Errorf("%s: %v with %q, warning %q; want %v with %q", name, got, causes, warning, c.want, c.causes)
+		}
+	}
+}

@@ -9,8 +9,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 )
 
-// awaitAction is how long readings must pass after an eventAction until the source's recovery action counts, because the values of DCGM's
-// cache may be two seconds old. An older "none" would end the finding.
+// awaitAction is how long readings must pass after a health.EventAction until the source's recovery action counts, because the values of
+// DCGM's cache may be two seconds old. An older "none" would end the finding.
 const awaitAction = 5 * time.Second
 
 // recovery is the meaning of a recovery action.
@@ -69,7 +69,7 @@ func asksForReset(f health.Finding) bool {
 	return false
 }
 
-// explainRecoveryAction sets unexplainedReset when the driver's first recovery action asks for a reset and no XID since the agent's start
+// explainRecoveryAction sets UnexplainedReset when the driver's first recovery action asks for a reset and no XID since the agent's start
 // explains it: an engine inside the agent loses the XIDs from before the start. What is broken is then unknown, so the GPU does not count
 // as working. The end of the recovery action clears it.
 func explainRecoveryAction(m *health.Memory, c Config, counted map[int]health.Tally, s health.Sample) {

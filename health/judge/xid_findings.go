@@ -69,10 +69,8 @@ func escalate(pending []health.XID, findings []health.Finding, gpu *health.Memor
 	var all []health.Finding
 	for _, x := range pending {
 		all = append(all, health.Finding{
-			Cause: health.XIDCause(
-				x.Code,
-			), State: health.Unhealthy, Action: health.ActionResetGPU, Since: x.At, Last: x.At, Clears: health.ClearsGPUReset,
-			Reason: xidReason(x) + asksForResetSuffix,
+			Cause: health.XIDCause(x.Code), State: health.Unhealthy, Action: health.ActionResetGPU, Since: x.At, Last: x.At,
+			Reason: xidReason(x) + asksForResetSuffix, Clears: health.ClearsGPUReset,
 		})
 	}
 	return all

@@ -97,7 +97,7 @@ func (b *bindingNode) list() {
 	})
 }
 
-// outageWait is longer than health.OutageDelay.
+// outageWait is longer than judge.OutageDelay.
 const outageWait = judge.OutageDelay + 2*time.Second
 
 // How the state file is after a restart of the agent.

@@ -67,7 +67,7 @@ func (m memoryLimiter) Limits(id health.DeviceID, cgroup string) (limits driver.
 	return limits, nil
 }
 
-// SetLimits sets the limits of a cgroup; 0 and health.NoMemoryLimit remove them.
+// SetLimits sets the limits of a cgroup; 0 and driver.NoMemoryLimit remove them.
 func (m memoryLimiter) SetLimits(id health.DeviceID, cgroup string, soft, hard uint64) error {
 	return m.call(id, cgroup, setMemoryLimits, func(device nvml.Device) nvml.Return {
 		return device.SetMemoryLimits_v1(cgroup, soft, hard)

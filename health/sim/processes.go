@@ -111,7 +111,7 @@ func (s *Source) validateMIG(e *Event) (errs []error) {
 	return errs
 }
 
-// ListProcesses lists the simulated processes; it is a health.ProcessLister. While the source is stalled, it waits until that
+// ListProcesses lists the simulated processes; it is a driver.ProcessLister. While the source is stalled, it waits until that
 // or ctx ends: a hung driver answers nobody. Another failed engine does not affect it, and it needs no session. The processes
 // of a lost GPU are unknown. A process of a MIG device that does not exist any more has ended.
 func (s *Source) ListProcesses(ctx context.Context, devices []health.Device) (*driver.ProcessReading, error) {

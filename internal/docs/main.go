@@ -156,7 +156,7 @@ func typeOf(value string) string {
 	return "number"
 }
 
-// catalogue returns the rows of a table in health/, by the names of its columns.
+// catalogue returns the rows of a table in health/catalog/, by the names of its columns.
 func catalogue(root, file string) (rows []map[string]string, err error) {
 	f, err := os.Open(filepath.Join(root, "health", "catalog", file))
 	if err != nil {

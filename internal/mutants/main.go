@@ -16,8 +16,8 @@ import (
 // packages returns the packages that hold state or decide about devices.
 func packages() []string {
 	return []string{
-		"health", "health/monitor", "health/statefile", "health/nvml", "health/kernellog", "plugin", "plugin/dra", "plugin/mps",
-		"plugin/memlimits", "agent/node", "agent/kube", "metrics/processes",
+		"health", "health/judge", "health/catalog", "health/monitor", "health/statefile", "health/nvml", "health/kernellog", "plugin",
+		"plugin/dra", "plugin/mps", "plugin/memlimits", "agent/node", "agent/kube", "metrics/processes",
 	}
 }
 

@@ -61,7 +61,7 @@ type Options struct {
 	// Properties are those of the devices that have none in the snapshot; never empty. AwaitProperties waits for them while ctx allows, also
 	// if the driver does not serve.
 	Properties      *health.Latest[health.KnownProperties]
-	AwaitProperties func(context.Context)
+	AwaitProperties func(context.Context, *health.Snapshot)
 	Log             *zap.Logger
 }
 

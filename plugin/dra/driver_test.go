@@ -114,7 +114,7 @@ func (g *driverRig) start() {
 		Config: g.config, Snapshots: g.snapshots, Node: testNode, BootID: "boot", Connect: g.api.Client, PluginReleased: g.plugin,
 		Holders: g.holders, Ask: g.ask,
 		NoPlugin: func() bool { return false }, MPS: g.mps, Simulated: func() bool { return true }, Faster: 50,
-		Properties: g.properties, AwaitProperties: func(context.Context) {}, Log: zap.NewNop(),
+		Properties: g.properties, AwaitProperties: func(context.Context, *health.Snapshot) {}, Log: zap.NewNop(),
 	}
 	g.options(&o)
 	g.Driver = New(o)
@@ -942,7 +942,7 @@ func TestSlicesKeepNames(t *testing.T) {
 	planner := New(Options{
 		Config: g.config, Snapshots: g.snapshots, Node: testNode, PluginReleased: &health.Latest[plugin.Handover]{}, Holders: g.holders,
 		Properties: g.properties, Log: zap.NewNop(),
-		AwaitProperties: func(context.Context) { g.properties.Store(&health.KnownProperties{"MIG-0": properties}) },
+		AwaitProperties: func(context.Context, *health.Snapshot) { g.properties.Store(&health.KnownProperties{"MIG-0": properties}) },
 	})
 	planned, err := planner.Slices(t.Context())
 	if got := deviceNames(planned); err != nil || !slices.Equal(got, []string{"gpu-0", "gpu-1", "gpu-2", "gpu-3", mig0}) {
@@ -1200,7 +1200,7 @@ func TestDriverSharesMemory(t *testing.T) {
 	}
 	planner := New(Options{
 		Config: g.config, Snapshots: g.snapshots, Node: testNode, PluginReleased: g.plugin, Holders: g.holders,
-		Properties: g.properties, AwaitProperties: func(context.Context) {}, Log: zap.NewNop(),
+		Properties: g.properties, AwaitProperties: func(context.Context, *health.Snapshot) {}, Log: zap.NewNop(),
 	})
 	planner.SetMemoryCapabilities(limits)
 	if s, err := planner.Slices(t.Context()); err != nil || !slices.ContainsFunc(s.Warnings,

@@ -71,7 +71,7 @@ func (d *Driver) plannedInput(ctx context.Context, cfg *plugin.Config, snap *hea
 	own.Enabled, own.API = true, plugin.APIDRA
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // a driver that hangs must not block the command
 	defer cancel()
-	d.AwaitProperties(ctx)
+	d.AwaitProperties(ctx, snap)
 	in := PoolInput{
 		Config: &own, Snapshot: snap, Properties: *d.Properties.Load(), Names: d.namesOf(cfg), PCIeRoots: PCIeRoots(snap.Devices),
 		Examined: d.capabilities != nil,

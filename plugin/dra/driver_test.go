@@ -942,7 +942,9 @@ func TestSlicesKeepNames(t *testing.T) {
 	planner := New(Options{
 		Config: g.config, Snapshots: g.snapshots, Node: testNode, PluginReleased: &health.Latest[plugin.Handover]{}, Holders: g.holders,
 		Properties: g.properties, Log: zap.NewNop(),
-		AwaitProperties: func(context.Context, *health.Snapshot) { g.properties.Store(&health.KnownProperties{"MIG-0": properties}) },
+		AwaitProperties: func(context.Context, *health.Snapshot) {
+			g.properties.Store(&health.KnownProperties{"MIG-0": properties})
+		},
 	})
 	planned, err := planner.Slices(t.Context())
 	if got := deviceNames(planned); err != nil || !slices.Equal(got, []string{"gpu-0", "gpu-1", "gpu-2", "gpu-3", mig0}) {

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -59,29 +60,56 @@ var wordPattern = regexp.MustCompile(`[A-Za-z][\w.-]*`)
 // durationPattern matches what time.ParseDuration accepts.
 const durationPattern = `[-+]?(0|([0-9]*\.?[0-9]*(ns|us|µs|μs|ms|s|m|h))+)`
 
+// texts tries texts as the values of keys with strings or lists of strings.
+type texts struct {
+	t        *testing.T
+	defaults map[string]any
+	tried    map[string]map[string]string // by text: the agent's errors by key if every key has it
+}
+
+// faults returns the agent's errors by key.
+func (c *texts) faults(text func(key string) string) map[string]string {
+	c.t.Helper()
+	return faults(c.t, asYAML(c.t, changed(c.defaults, "", func(key string, value any) any {
+		switch value.(type) {
+		case string:
+			return text(key)
+		case []any:
+			return []any{text(key)}
+		}
+		return value
+	})))
+}
+
+// everywhere returns the agent's errors by key if every key has the text.
+func (c *texts) everywhere(text string) map[string]string {
+	c.t.Helper()
+	if c.tried[text] == nil {
+		c.tried[text] = c.faults(func(string) string { return text })
+	}
+	return c.tried[text]
+}
+
+// accepts reports whether the agent accepts a text as the value of a key.
+func (c *texts) accepts(key, text string) bool {
+	c.t.Helper()
+	fault := c.everywhere(text)[key]
+	if fault == "" || strings.ReplaceAll(fault, strconv.Quote(text), `"?"`) == c.everywhere("?")[key] {
+		return fault == ""
+	}
+	// The error may be that another key has the same text.
+	return c.faults(func(other string) string { return map[string]string{key: text}[other] })[key] == ""
+}
+
 // addStringSchemas adds the schemas of keys with strings or lists of strings, as far as a schema can express them: an enum, a
 // duration, an absolute path, a size, a domain, the name of a resource, a taint. It tries values on the agent.
 func addStringSchemas(t *testing.T, defaults map[string]any, constraints map[string]map[string]any) {
 	t.Helper()
-	faultsWith := func(text func(key string) string) map[string]string {
-		return faults(t, asYAML(t, changed(defaults, "", func(key string, value any) any {
-			switch value.(type) {
-			case string:
-				return text(key)
-			case []any:
-				return []any{text(key)}
-			}
-			return value
-		})))
-	}
-	found := faultsWith(func(string) string { return "?" })
-	empty := faultsWith(func(string) string { return "" })
-	for key, text := range found {
-		accepts := func(text string) bool {
-			return faultsWith(func(other string) string { return map[string]string{key: text}[other] })[key] == ""
-		}
+	tries := &texts{t, defaults, make(map[string]map[string]string)}
+	for key, text := range tries.everywhere("?") {
+		accepts := func(text string) bool { return tries.accepts(key, text) }
 		orEmpty := ""
-		if empty[key] == "" {
+		if accepts("") {
 			orEmpty = "|^$"
 		}
 		_, list := at(defaults, strings.Split(key, ".")).([]any)

@@ -118,10 +118,10 @@ func (f *Follower) update(ctx context.Context, snap *health.Snapshot, last *host
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
+	f.host.Store(next) // before known: Labels awaits that
 	if useNVML {
 		f.known.Store(&next.known)
 	}
-	f.host.Store(next)
 	return complete, nil
 }
 

@@ -119,9 +119,11 @@ func isShare(h podresources.Holder) bool {
 // replicaOf returns the number of the replica or MPS share in a device ID of the kubelet, "" for a whole device, for a unit of memory
 // and for a claim.
 func replicaOf(h podresources.Holder) string {
-	switch id := deviceid.Parse(h.DeviceID); id.Form().Kind {
+	id := deviceid.Parse(h.DeviceID)
+	switch form := id.Form(); form.Kind {
 	case deviceid.Replica, deviceid.MPSShare, deviceid.MPSMemory:
-		return strconv.Itoa(id.Number())
+		n, _ := form.Number(id)
+		return strconv.Itoa(n)
 	case deviceid.Whole:
 		_, share, _ := strings.Cut(h.DeviceID, gkeShareSeparator)
 		return share

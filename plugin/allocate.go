@@ -129,42 +129,42 @@ func (a allocation) allocate(ctx context.Context, r Resource, req *pluginapi.All
 
 // grant is a device of a container.
 type grant struct {
-	Device     // with the first of the requested IDs
-	units  int // requested IDs
+	*Device
+	id        string // the first that is requested
+	requested []bool // by unit
+	count     int    // of them
 }
 
 // grants returns the devices behind the IDs, each once and in the order of the request, or a refusal. An ID is unknown or a
 // duplicate at the latest when there are more IDs than the resource has, so the cost is bounded whatever a client sends.
 func (a allocation) grants(r Resource, ids []string) ([]grant, error) {
 	var grants []grant
-	requested := make(map[int]bool, min(len(ids), len(r.Devices)))
-	granted := make(map[health.DeviceID]int) // its position in grants
+	granted := make(map[*Device]int) // its position in grants
 	for _, id := range ids {
 		refuse := func(reason string, code codes.Code, format string, args ...any) ([]grant, error) {
 			return nil, &refusal{reason, abbreviated(id), code, r.Name + ": " + fmt.Sprintf(format, args...)}
 		}
-		i := r.index(id)
-		if i < 0 {
-			return refuse(reasonUnknownDevice, codes.NotFound, "unknown device %q; this node has %s", abbreviated(id), abbreviatedIDs(r.Devices))
+		u, ok := r.unit(id)
+		if !ok {
+			return refuse(reasonUnknownDevice, codes.NotFound, "unknown device %q; this node has %s", abbreviated(id), r.abbreviatedIDs())
 		}
-		switch d := r.Devices[i]; {
-		case requested[i]:
+		n, exists := granted[u.Device]
+		switch {
+		case exists && grants[n].requested[u.number]:
 			return refuse(reasonOther, codes.InvalidArgument, "device %s is requested twice for one container; request each device once", id)
-		case !d.may.give.Allows(offer.Give):
-			reason, text := refused(d.may.give)
-			return refuse(reason, codes.FailedPrecondition, text, id, d.may.give.Reason())
-		case d.share != nil && d.share.single && len(ids) > 1:
-			return refuse(reasonTooManyReplicas, codes.InvalidArgument, "device %s is shared, and %s", id, d.share.singleReason(len(ids)))
+		case !u.give.Allows(offer.Give):
+			reason, text := refused(u.give)
+			return refuse(reason, codes.FailedPrecondition, text, id, u.give.Reason())
+		case u.share != nil && u.share.single && len(ids) > 1:
+			return refuse(reasonTooManyReplicas, codes.InvalidArgument, "device %s is shared, and %s", id, u.share.singleReason(len(ids)))
 		}
-		requested[i] = true
-		uuid := r.Devices[i].State.Device.ID
-		n, exists := granted[uuid]
 		if !exists {
 			n = len(grants)
-			granted[uuid] = n
-			grants = append(grants, grant{Device: r.Devices[i]})
+			granted[u.Device] = n
+			grants = append(grants, grant{Device: u.Device, id: id, requested: make([]bool, u.units())})
 		}
-		grants[n].units++
+		grants[n].requested[u.number] = true
+		grants[n].count++
 	}
 	if len(grants) > 1 && slices.ContainsFunc(grants, func(g grant) bool { return g.alone() }) {
 		return nil, severalDevices(r, grants, len(ids))
@@ -199,7 +199,7 @@ func (a allocation) respond(ctx context.Context, r Resource, grants []grant) (*p
 	c := a.cfg
 	ids, cdiNames := make([]string, len(grants)), make([]string, len(grants))
 	for i, g := range grants {
-		ids[i] = c.runtimeID(g.Device)
+		ids[i] = c.runtimeID(&g.State.Device)
 		cdiNames[i] = c.CDI.QualifiedName(ids[i])
 	}
 	resp := &pluginapi.ContainerAllocateResponse{}
@@ -251,15 +251,15 @@ func (a allocation) nodes(ctx context.Context, r Resource, grants []grant) (node
 	case !c.UsesCDI() || !c.CDI.Generate:
 		return nil, nil
 	}
-	for _, d := range grants {
+	for _, g := range grants {
 		if err := ctx.Err(); err != nil {
 			return nil, status.FromContextError(err).Err()
 		}
-		deviceNodes, err := a.host.DeviceNodes(&d.State.Device)
+		deviceNodes, err := a.host.DeviceNodes(&g.State.Device)
 		if err != nil {
 			return nil, &refusal{
-				reasonNoDeviceNode, d.ID, codes.FailedPrecondition,
-				fmt.Sprintf("%s: device %s has no device node: %v", r.Name, d.ID, err),
+				reasonNoDeviceNode, g.id, codes.FailedPrecondition,
+				fmt.Sprintf("%s: device %s has no device node: %v", r.Name, g.id, err),
 			}
 		}
 		for _, node := range deviceNodes {
@@ -272,24 +272,25 @@ func (a allocation) nodes(ctx context.Context, r Resource, grants []grant) (node
 }
 
 // runtimeID returns the name of a device for the container runtime and in the CDI spec.
-func (c *Config) runtimeID(d Device) string {
-	device := &d.State.Device
+func (c *Config) runtimeID(d *health.Device) string {
 	switch {
 	case c.DeviceID != DeviceIDIndex:
-		return string(device.ID)
-	case device.Kind == health.KindMIG:
-		return strconv.Itoa(device.Index) + ":" + strconv.Itoa(device.MIGIndex)
+		return string(d.ID)
+	case d.Kind == health.KindMIG:
+		return strconv.Itoa(d.Index) + ":" + strconv.Itoa(d.MIGIndex)
 	}
-	return strconv.Itoa(device.Index)
+	return strconv.Itoa(d.Index)
 }
 
-func abbreviatedIDs(devices []Device) string {
-	if len(devices) == 0 {
+func (r Resource) abbreviatedIDs() string {
+	if len(r.Devices) == 0 {
 		return "none"
 	}
-	ids := make([]string, len(devices))
-	for i, d := range devices {
-		ids[i] = d.ID
+	ids := make([]string, 0, r.units())
+	for _, d := range r.Devices {
+		for _, id := range d.ids() {
+			ids = append(ids, id)
+		}
 	}
 	return grouped.Abbreviate(ids)
 }

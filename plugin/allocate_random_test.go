@@ -238,7 +238,7 @@ func (m *modelNode) admit() {
 	r := s.resource()
 	checkAnswer(m.T, r, m.cfg, ids, resp.ContainerResponses[0])
 	for _, id := range ids {
-		switch d := r.Devices[r.index(id)]; {
+		switch d, _ := r.unit(id); {
 		case d.share == nil:
 			p.memory[d.State.Device.ID] = d.State.Device.Memory - d.State.Device.Reserved
 		case d.share.kind != SharingTimeSlicing:
@@ -277,12 +277,12 @@ func isSubset(of, ids []string) bool {
 // kubelet's list is out of date for an ID that counts.
 func (m *modelNode) fits(r Resource, available, required []string, size int) bool {
 	group := func(id string) (health.DeviceID, bool) {
-		i := r.index(id)
+		u, ok := r.unit(id)
 		switch {
-		case i < 0 || !r.Devices[i].Healthy():
+		case !ok || !u.isHealthy():
 			return "", false
-		case r.Devices[i].alone():
-			return r.Devices[i].State.Device.ID, true
+		case u.alone():
+			return u.State.Device.ID, true
 		}
 		return "others", true
 	}
@@ -409,17 +409,17 @@ func (m *modelNode) checkLargest() {
 		for _, id := range m.available(r.Name) {
 			free[deviceid.Parse(id).Device()]++
 		}
-		for units := range r.byDevice() {
-			d, s := &units[0].State.Device, units[0].share
-			if s == nil {
+		for _, d := range r.Devices {
+			if d.share == nil {
 				continue
 			}
-			want := free[d.ID]
-			if s.single {
+			id := d.State.Device.ID
+			want := free[id]
+			if d.share.single {
 				want = min(want, 1)
 			}
-			if s.largest != want {
-				m.Fatalf("%s of %s: the largest request is %d, want %d", d.ID, r.Name, s.largest, want)
+			if d.largest() != want {
+				m.Fatalf("%s of %s: the largest request is %d, want %d", id, r.Name, d.largest(), want)
 			}
 		}
 	}

@@ -19,7 +19,7 @@ import (
 
 // alone reports whether a container with this device must have no other. One container has one MPS pipe directory, which is of
 // one device. A request for memory means memory of one device: no process could use more of it at once.
-func (d Device) alone() bool {
+func (d *Device) alone() bool {
 	return d.share != nil && (d.share.kind == SharingMPS || d.share.kind == SharingMemory)
 }
 
@@ -46,9 +46,9 @@ func severalDevices(r Resource, grants []grant, requested int) error {
 	}
 	var where []string
 	for i, g := range grants[:min(len(grants), maxNamedDevices)] {
-		part := fmt.Sprintf("%d on %s", g.units, g.place())
+		part := fmt.Sprintf("%d on %s", g.count, g.place())
 		if i == 0 {
-			part = fmt.Sprintf("%d of the %d requested are on %s", g.units, requested, g.place())
+			part = fmt.Sprintf("%d of the %d requested are on %s", g.count, requested, g.place())
 		}
 		where = append(where, part)
 	}
@@ -56,19 +56,19 @@ func severalDevices(r Resource, grants []grant, requested int) error {
 		where = append(where, fmt.Sprintf("the others on %d more", more))
 	}
 	text := fmt.Sprintf("%s: %s and %s are of two devices, and a container gets shares or memory of one only: %s",
-		r.Name, shared.ID, other.ID, strings.Join(where, ", "))
-	return &refusal{reasonSeveralDevices, shared.ID, codes.FailedPrecondition, text + r.largestRequest(requested)}
+		r.Name, shared.id, other.id, strings.Join(where, ", "))
+	return &refusal{reasonSeveralDevices, shared.id, codes.FailedPrecondition, text + r.largestRequest(requested)}
 }
 
 // place names the GPU or MIG device, with its free units if they are known.
-func (g grant) place() string {
-	d := &g.State.Device
-	name := "GPU " + strconv.Itoa(d.Index)
-	if d.Kind == health.KindMIG {
-		name = fmt.Sprintf("MIG device %d:%d", d.Index, d.MIGIndex)
+func (d *Device) place() string {
+	device := &d.State.Device
+	name := "GPU " + strconv.Itoa(device.Index)
+	if device.Kind == health.KindMIG {
+		name = fmt.Sprintf("MIG device %d:%d", device.Index, device.MIGIndex)
 	}
-	if g.share != nil && g.share.free >= 0 {
-		name += fmt.Sprintf(" (%d free)", g.share.free)
+	if free := d.free(); d.share != nil && free >= 0 {
+		name += fmt.Sprintf(" (%d free)", free)
 	}
 	return name
 }
@@ -76,23 +76,22 @@ func (g grant) place() string {
 // largestRequest returns the end of a refusal of so many units: whether a device could serve them, or how many one can at most. It
 // is empty if that is unknown.
 func (r Resource) largestRequest(requested int) string {
-	var best Device
-	for units := range r.byDevice() {
-		d := units[0]
-		if d.share == nil || d.share.largest < 0 || !d.alone() {
+	var best *Device
+	for _, d := range r.Devices {
+		if !d.alone() || d.largest() < 0 {
 			return ""
 		}
-		if best.share == nil || d.share.largest > best.share.largest {
+		if best == nil || d.largest() > best.largest() {
 			best = d
 		}
 	}
 	switch {
-	case best.share == nil:
+	case best == nil:
 		return ""
-	case best.share.largest >= requested:
-		return fmt.Sprintf("; %s can serve %d: a new pod may get them", grant{Device: best}.place(), requested)
+	case best.largest() >= requested:
+		return fmt.Sprintf("; %s can serve %d: a new pod may get them", best.place(), requested)
 	}
-	return fmt.Sprintf("; none has %d free: the largest request that fits is %d", requested, best.share.largest)
+	return fmt.Sprintf("; none has %d free: the largest request that fits is %d", requested, best.largest())
 }
 
 func setEnv(resp *pluginapi.ContainerAllocateResponse, key, value string) {
@@ -126,7 +125,7 @@ func (g grant) addMPS(resp *pluginapi.ContainerAllocateResponse, resource string
 	if s == nil || !s.mps {
 		return
 	}
-	env, mounts := MPSClient(g.State.Device.ID, resource, root, s.threads*g.units, mebibytes(s.pinned, g.units)*mebibyte)
+	env, mounts := MPSClient(g.State.Device.ID, resource, root, s.threads*g.count, mebibytes(s.pinned, g.count)*mebibyte)
 	setEnvs(resp, env)
 	resp.Mounts = append(resp.Mounts, mounts...)
 }
@@ -177,9 +176,9 @@ func (g grant) addMemory(resp *pluginapi.ContainerAllocateResponse, resource str
 	if s == nil || s.kind != SharingMemory {
 		return
 	}
-	setEnvs(resp, MemoryEnv(mebibytes(s.unit, g.units)*mebibyte, g.State.Device.Memory, s.by))
+	setEnvs(resp, MemoryEnv(mebibytes(s.unit, g.count)*mebibyte, g.State.Device.Memory, s.by))
 	if resource == GPUShareResource {
-		units := strconv.Itoa(g.units)
+		units := strconv.Itoa(g.count)
 		maps.Copy(resp.Envs, map[string]string{
 			envGPUShareIndex: strconv.Itoa(g.State.Device.Index), envGPUSharePod: units, envGPUShareContainer: units,
 			envGPUShareDevice: strconv.Itoa(s.units),

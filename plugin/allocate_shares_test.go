@@ -89,8 +89,10 @@ func idsOf(r Resource, ids []string) []string {
 	ids = slices.Clone(ids)
 	for i, id := range ids {
 		device, number, _ := strings.Cut(id, "::")
-		if n, err := strconv.Atoi(number); err == nil && n < r.count(health.DeviceID(device)) {
-			ids[i] = r.Devices[r.first[health.DeviceID(device)]+n].ID
+		if n, err := strconv.Atoi(number); err == nil && r.byID[health.DeviceID(device)] != nil {
+			if d := r.byID[health.DeviceID(device)]; n < d.units() {
+				ids[i] = d.id(n)
+			}
 		}
 	}
 	return ids

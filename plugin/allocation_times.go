@@ -62,7 +62,7 @@ func (a *recentAllocations) add(r Resource, req *pluginapi.AllocateRequest, now 
 	}
 	for _, c := range req.GetContainerRequests() {
 		for _, id := range c.GetDevicesIds() {
-			if r.index(id) >= 0 {
+			if r.has(id) {
 				a.at[podresources.Holder{Resource: r.Name, DeviceID: id}] = now
 			}
 		}

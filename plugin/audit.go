@@ -53,7 +53,7 @@ func (r *registrar) auditDevices() {
 	case answer.At.Sub(a.suspectedAt) < 2*quick:
 		r.pods.QueryWithin(2 * quick)
 	case answer.At.After(a.nextAt):
-		r.registerAfterMismatch(len(want), len(have), len(resource.Devices))
+		r.registerAfterMismatch(len(want), len(have), resource.units())
 	}
 }
 

@@ -144,7 +144,7 @@ func TestPreparedClaimIsWithheld(t *testing.T) {
 		Parts: []offer.Part{{Name: "gpu-0", Device: "GPU-0"}},
 	}}}
 	l := newLayout(layoutInput{cfg: &cfg, snap: snapshot(2), facts: offer.Facts{Claims: claims}})
-	if r := l.resources[0]; r.healthy() != 2 || r.Devices[0].Healthy() {
+	if r := l.resources[0]; r.healthy() != 2 || r.Devices[0].countHealthy() != 0 {
 		t.Errorf("%+v", r.Devices)
 	}
 	if texts := withheldTexts(l.withheld); len(texts) != 1 || !strings.Contains(texts[0], "claim ml/train has gpu-0") {

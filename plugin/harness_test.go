@@ -71,11 +71,25 @@ func sharedBy(n int) func(*Config) {
 
 // all returns the IDs of a resource.
 func all(r Resource) (ids []string) {
-	for _, d := range r.Devices {
-		ids = append(ids, d.ID)
+	for _, u := range unitsOf(r) {
+		ids = append(ids, u.text())
 	}
 	return ids
 }
+
+// unitsOf returns the units of a resource.
+func unitsOf(r Resource) (units []unit) {
+	for _, d := range r.Devices {
+		for n := range d.units() {
+			units = append(units, unit{d, n})
+		}
+	}
+	return units
+}
+
+func (u unit) text() string { return u.id(u.number) }
+
+func (u unit) isHealthy() bool { return u.healthy(u.number) }
 
 // newServerOf returns a server without holders.
 func newServerOf(name string, cfg *Config, snap *health.Snapshot) *server {

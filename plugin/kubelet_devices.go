@@ -1,6 +1,8 @@
 package plugin
 
 import (
+	"slices"
+
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 )
@@ -14,9 +16,7 @@ func (p *Plugin) KubeletDevices() (offered, counted []health.DeviceID, known boo
 	}
 	for _, r := range layout.resources {
 		for _, d := range r.Devices {
-			if d.Healthy() {
-				offered = append(offered, d.State.Device.ID)
-			}
+			offered = append(offered, slices.Repeat([]health.DeviceID{d.State.Device.ID}, d.countHealthy())...)
 		}
 		for _, id := range answer.IDs[r.Name] {
 			counted = append(counted, deviceid.Parse(id).Device())

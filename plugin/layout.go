@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -22,37 +23,96 @@ import (
 // Resource is an extended resource with the devices that the kubelet may allocate under its name.
 type Resource struct {
 	Name    string
-	Devices []Device // by index; the IDs of one device are adjacent and numbered from 0
+	Devices []*Device // by index
 
 	Unschedulable *Unschedulable // nil if the holders are unknown
 
-	first map[health.DeviceID]int // by device: its first entry in Devices
+	byID map[health.DeviceID]*Device
 }
 
-// Device is a device as the kubelet counts it.
+// Device is a device of a resource. The kubelet counts its units: one of a whole device, several of a shared one. A unit has a number from
+// 0 and an ID: see package deviceid.
 type Device struct {
-	ID    string              // the kubelet's: see package deviceid
-	State *health.DeviceState // the device behind it, never nil; immutable, because it is part of a snapshot
+	State *health.DeviceState // never nil; immutable, because it is part of a snapshot
 
-	share *share   // how the device is shared, the same for all its units; nil if it is not
-	may   *answers // the same for all its units
-	held  bool     // a container holds this ID
+	share     *share       // nil if the device is not shared
+	offer     offer.Answer // to new pods
+	give      offer.Answer // to a container that asks now
+	held      map[int]bool // the units that containers hold; nil if the holders are unknown
+	displaced string       // why the device is withheld: a container holds it under an ID outside the layout; empty if none does
 }
 
-// Healthy reports whether the list says that the device is healthy: the kubelet may allocate it, or a container keeps it. Only
+// form returns the form of the units' IDs.
+func (d *Device) form() deviceid.Form {
+	if d.share == nil {
+		return deviceid.Form{}
+	}
+	return d.share.form
+}
+
+// units returns the number of units.
+func (d *Device) units() int {
+	if d.share == nil {
+		return 1
+	}
+	return d.share.units
+}
+
+// id returns the ID of a unit.
+func (d *Device) id(unit int) string { return d.form().ID(d.State.Device.ID, unit).String() }
+
+// ids yields the IDs of the units by number.
+func (d *Device) ids() iter.Seq2[int, string] { return d.form().Units(d.State.Device.ID, d.units()) }
+
+// healthy reports whether the list says that a unit is healthy: the kubelet may allocate it, or a container keeps it. Only
 // health.Unhealthy prevents that. An unknown state does not: a node does not stop because the state of a GPU is unknown.
-func (d Device) Healthy() bool {
-	return d.may.offer.Allows(offer.Offer) || d.held && d.may.offer.Keeps()
+func (d *Device) healthy(unit int) bool {
+	return d.offer.Allows(offer.Offer) || d.held[unit] && d.offer.Keeps()
+}
+
+// countHealthy returns the number of healthy units.
+func (d *Device) countHealthy() int {
+	switch {
+	case d.offer.Allows(offer.Offer):
+		return d.units()
+	case d.offer.Keeps():
+		return len(d.held)
+	}
+	return 0
+}
+
+// free returns how many units no container holds, 0 if one holds the device under an ID outside the layout; -1 if the holders are unknown.
+func (d *Device) free() int {
+	switch {
+	case d.held == nil:
+		return -1
+	case d.displaced != "":
+		return 0
+	}
+	return d.units() - len(d.held)
+}
+
+// largest returns the largest request of a container that a shared device can serve now; -1 if the holders are unknown.
+func (d *Device) largest() int {
+	switch {
+	case d.held == nil:
+		return -1
+	case !d.offer.Allows(offer.Offer):
+		return 0
+	case d.share.single:
+		return min(d.free(), 1)
+	}
+	return d.free()
 }
 
 // usable reports whether the device itself is fit for containers, withheld or not.
-func (d Device) usable() bool {
-	code := d.may.offer.Code()
+func (d *Device) usable() bool {
+	code := d.offer.Code()
 	return code != offer.Unhealthy && code != offer.NotReady
 }
 
 // starting reports whether the device is not usable only because its share is not ready yet.
-func (d Device) starting() bool { return d.may.offer.Code() == offer.NotReady && !d.share.faulty }
+func (d *Device) starting() bool { return d.offer.Code() == offer.NotReady && !d.share.faulty }
 
 // Layout returns the resources of a snapshot, sorted. It returns none if there are no devices to offer or the plugin is
 // disabled.
@@ -141,7 +201,6 @@ func newLayout(in layoutInput) layout {
 	}
 	l.decide(in)
 	if by := in.facts.Holders.By; by != nil { //nolint:forbidigo // only counts
-		l.countFree(by)
 		l.countUnschedulable(by)
 	}
 	return l
@@ -166,18 +225,11 @@ func (l *layout) addResource(devices []candidate) {
 	if slices.ContainsFunc(devices, func(c candidate) bool { return c.share != nil }) && !l.checkListSize(devices) {
 		return
 	}
-	r := Resource{Name: name, first: make(map[health.DeviceID]int, len(devices))}
+	r := Resource{Name: name, Devices: make([]*Device, len(devices)), byID: make(map[health.DeviceID]*Device, len(devices))}
 	for i := range devices {
 		c := &devices[i]
-		r.first[c.device().ID] = len(r.Devices)
-		if c.share == nil {
-			r.Devices = append(r.Devices, Device{ID: string(c.device().ID), State: c.state})
-			continue
-		}
-		r.Devices = slices.Grow(r.Devices, c.share.units)
-		for id := range c.share.form.Units(c.device().ID, c.share.units) {
-			r.Devices = append(r.Devices, Device{ID: id, State: c.state, share: c.share})
-		}
+		r.Devices[i] = &Device{State: c.state, share: c.share}
+		r.byID[c.device().ID] = r.Devices[i]
 	}
 	l.resources = append(l.resources, r)
 }
@@ -228,55 +280,69 @@ func findResource(resources []Resource, name string) Resource {
 	return Resource{Name: name}
 }
 
-// index returns the position of an ID in Devices, -1 if the resource lacks it. Its cost does not depend on the number of
-// units.
-func (r Resource) index(id string) int {
-	unit := deviceid.Parse(id)
-	first, exists := r.first[unit.Device()]
-	if i := first + unit.Number(); exists && i < len(r.Devices) && r.Devices[i].ID == id {
-		return i
-	}
-	return -1
+// unit is a unit of a device.
+type unit struct {
+	*Device
+	number int
 }
 
-// count returns the number of IDs of a device.
-func (r Resource) count(uuid health.DeviceID) (n int) {
-	first, exists := r.first[uuid]
-	for exists && first+n < len(r.Devices) && r.Devices[first+n].State.Device.ID == uuid {
-		n++
+// unit returns the unit with an ID; ok is false if the resource lacks it. Its cost does not depend on the number of units.
+func (r Resource) unit(id string) (u unit, ok bool) {
+	parsed := deviceid.Parse(id)
+	if u.Device = r.byID[parsed.Device()]; u.Device == nil {
+		return u, false
+	}
+	u.number, ok = u.form().Number(parsed)
+	return u, ok && u.number < u.units()
+}
+
+// has reports whether an ID is of a unit of the resource.
+func (r Resource) has(id string) bool {
+	_, ok := r.unit(id)
+	return ok
+}
+
+// units counts the units of all devices.
+func (r Resource) units() (n int) {
+	for _, d := range r.Devices {
+		n += d.units()
 	}
 	return n
 }
 
-// healthy counts the devices that the kubelet may allocate.
+// healthy counts the units that the list says are healthy.
 func (r Resource) healthy() (n int) {
 	for _, d := range r.Devices {
-		if d.Healthy() {
-			n++
-		}
+		n += d.countHealthy()
 	}
 	return n
 }
 
-// healthyIDs returns the IDs that the kubelet may allocate, sorted.
+// healthyIDs returns the IDs of these units, sorted.
 func (r Resource) healthyIDs() []string {
-	ids := make([]string, 0, len(r.Devices))
+	ids := make([]string, 0, r.units())
 	for _, d := range r.Devices {
-		if d.Healthy() {
-			ids = append(ids, d.ID)
+		for n, id := range d.ids() {
+			if d.healthy(n) {
+				ids = append(ids, id)
+			}
 		}
 	}
 	slices.Sort(ids)
 	return ids
 }
 
-// message returns the devices of a ListAndWatch response.
+// message returns the units of a ListAndWatch response.
 func (r Resource) message() []*pluginapi.Device {
-	devices := make([]*pluginapi.Device, len(r.Devices))
-	for i, d := range r.Devices {
-		devices[i] = &pluginapi.Device{ID: d.ID, Health: pluginapi.Healthy, Topology: numaTopology(d.State.Device.NUMA)}
-		if !d.Healthy() {
-			devices[i].Health = pluginapi.Unhealthy
+	devices := make([]*pluginapi.Device, 0, r.units())
+	for _, d := range r.Devices {
+		topology := numaTopology(d.State.Device.NUMA)
+		for n, id := range d.ids() {
+			device := &pluginapi.Device{ID: id, Health: pluginapi.Healthy, Topology: topology}
+			if !d.healthy(n) {
+				device.Health = pluginapi.Unhealthy
+			}
+			devices = append(devices, device)
 		}
 	}
 	return devices

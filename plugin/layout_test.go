@@ -120,7 +120,7 @@ func benchmarkLayout(b *testing.B, cfg Config, snap *health.Snapshot, devices in
 	for b.Loop() {
 		n := 0
 		for _, r := range Layout(cfg, snap) {
-			n += len(r.Devices)
+			n += r.units()
 		}
 		if n != devices {
 			b.Fatal(n)
@@ -154,14 +154,17 @@ func FuzzReplicas(f *testing.F) {
 		snap := snapshot(2)
 		snap.Devices[1].Device.ID = health.DeviceID(uuid)
 		r := findResource(Layout(configured(sharedBy(replicas)), snap), gpu)
-		if len(r.Devices) != 2*replicas {
-			t.Fatalf("%d replicas of two devices, want %d of each", len(r.Devices), replicas)
+		if r.units() != 2*replicas {
+			t.Fatalf("%d replicas of two devices, want %d of each", r.units(), replicas)
 		}
-		for i, d := range r.Devices {
+		for i, u := range unitsOf(r) {
 			device := snap.Devices[i/replicas].Device.ID
-			if want := fmt.Sprintf("%s::%d", device, i%replicas); d.ID != want || d.State.Device.ID != device ||
-				deviceid.Parse(d.ID).Device() != device {
-				t.Errorf("%q of %s resolves to %q, want %q", d.ID, d.State.Device.ID, deviceid.Parse(d.ID).Device(), want)
+			if want := fmt.Sprintf("%s::%d", device, i%replicas); u.text() != want || u.State.Device.ID != device ||
+				deviceid.Parse(u.text()).Device() != device {
+				t.Errorf("%q of %s resolves to %q, want %q", u.text(), u.State.Device.ID, deviceid.Parse(u.text()).Device(), want)
+			}
+			if same, ok := r.unit(u.text()); !ok || same != u {
+				t.Errorf("%q is found as %+v", u.text(), same)
 			}
 		}
 	})

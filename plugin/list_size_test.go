@@ -129,11 +129,11 @@ func TestLayoutRefusesTooLargeList(t *testing.T) {
 				cfg := c.cfg(n)
 				r := findResource(newLayout(layoutInput{cfg: &cfg, snap: unhealthyCopy(c.snap)}).resources, mig1)
 				size := proto.Size(&pluginapi.ListAndWatchResponse{Devices: r.message()})
-				if (len(r.Devices) > 0) != fits || size > maxListBytes {
-					t.Errorf("%d replicas: %d devices with %d bytes", n, len(r.Devices), size)
+				if (r.units() > 0) != fits || size > maxListBytes {
+					t.Errorf("%d replicas: %d devices with %d bytes", n, r.units(), size)
 				}
-				if fits && len(r.Devices) < maxIDs*9/10 && len(c.keys) == len(cfg.Sharing.TimeSlicing.Resources) {
-					t.Errorf("%d replicas have only %d IDs", n, len(r.Devices))
+				if fits && r.units() < maxIDs*9/10 && len(c.keys) == len(cfg.Sharing.TimeSlicing.Resources) {
+					t.Errorf("%d replicas have only %d IDs", n, r.units())
 				}
 			}
 		})

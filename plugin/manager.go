@@ -286,10 +286,10 @@ func (p *Plugin) ensureCDI(now *layout) error {
 	}
 	in := now.cfg.CDIInput(now.snap, p.hostFS)
 	for _, r := range now.resources {
-		for i, d := range r.Devices {
-			if i == 0 || r.Devices[i-1].State != d.State { // replicas are adjacent
-				in.Devices = append(in.Devices, cdi.Device{Name: now.cfg.runtimeID(d), State: d.State, Offered: d.Healthy()})
-			}
+		for _, d := range r.Devices {
+			in.Devices = append(in.Devices, cdi.Device{
+				Name: now.cfg.runtimeID(&d.State.Device), State: d.State, Offered: d.countHealthy() > 0,
+			})
 		}
 	}
 	return p.cdi.Ensure(in)

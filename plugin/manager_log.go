@@ -88,23 +88,36 @@ func (p *Plugin) logHealthChanges(before, after []Resource) {
 	for _, r := range after {
 		old := findResource(before, r.Name)
 		for _, d := range r.Devices {
-			was := old.index(d.ID)
+			was := old.byID[d.State.Device.ID]
+			listed := d.alsoIn(was) // units that the list had before
+			if added := d.units() - listed; added > 0 && !d.usable() && !d.starting() {
+				unhealthy.add(r.Name, &d.State.Device, added, d.offer.Reason())
+			}
 			switch {
-			case d.usable() && was >= 0 && !old.Devices[was].usable():
-				healthy.add(r.Name, &d.State.Device, 1, "")
-			case !d.usable() && (was >= 0 && old.Devices[was].usable() || !d.starting() && (was < 0 || old.Devices[was].starting())):
-				unhealthy.add(r.Name, &d.State.Device, 1, d.may.offer.Reason())
+			case listed == 0:
+			case d.usable() && !was.usable():
+				healthy.add(r.Name, &d.State.Device, listed, "")
+			case !d.usable() && (was.usable() || !d.starting() && was.starting()):
+				unhealthy.add(r.Name, &d.State.Device, listed, d.offer.Reason())
 			}
 		}
 		for _, d := range old.Devices {
-			if r.index(d.ID) < 0 {
-				removed.add(r.Name, &d.State.Device, 1, "")
+			if gone := d.units() - d.alsoIn(r.byID[d.State.Device.ID]); gone > 0 {
+				removed.add(r.Name, &d.State.Device, gone, "")
 			}
 		}
 	}
 	unhealthy.log(p.log.Warn, msgUnhealthy)
 	healthy.log(p.log.Info, msgHealthy)
 	removed.log(p.log.Warn, msgRemoved)
+}
+
+// alsoIn counts the units that another layout has as well; other is the device in it, nil if it lacks the device.
+func (d *Device) alsoIn(other *Device) int {
+	if other == nil || d.form() != other.form() {
+		return 0
+	}
+	return min(d.units(), other.units())
 }
 
 // idsByReason collects the IDs of log lines by the reason of the change, which may be empty.

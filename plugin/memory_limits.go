@@ -30,14 +30,13 @@ func (p *Plugin) MemoryLimitHooks() map[health.DeviceID]bool {
 	}
 	name := cfg.runtimeID
 	if cfg.ServesDRA() { // claims name devices by their UUIDs
-		name = func(d Device) string { return string(d.State.Device.ID) }
+		name = func(d *health.Device) string { return string(d.ID) }
 	}
 	gpus := p.limitHooks.GPUs(cfg.CDI)
 	hooks := make(map[health.DeviceID]bool)
 	for i := range snap.Devices {
-		d := Device{State: &snap.Devices[i]}
-		if id := d.State.Device.ID; slices.Contains(gpus[name(d)], string(id)) {
-			hooks[id] = true
+		if d := &snap.Devices[i].Device; slices.Contains(gpus[name(d)], string(d.ID)) {
+			hooks[d.ID] = true
 		}
 	}
 	return hooks

@@ -52,9 +52,9 @@ func TestMemoryLimitsOfUnits(t *testing.T) {
 			limits := c.MemoryLimits("")
 			configs.Store(&limits)
 			by := map[health.DeviceID][]podresources.Holder{}
-			for _, d := range Layout(c, snap)[0].Devices[:3] {
+			for _, d := range unitsOf(Layout(c, snap)[0])[:3] {
 				device := d.State.Device.ID
-				by[device] = append(by[device], podresources.Holder{Pod: "p", Container: "c", Resource: c.Sharing.Memory.Resource, DeviceID: d.ID})
+				by[device] = append(by[device], podresources.Holder{Pod: "p", Container: "c", Resource: c.Sharing.Memory.Resource, DeviceID: d.text()})
 			}
 			holders.Store(&podresources.Holders{By: by})
 			f := memlimits.New(memlimits.Options{Config: &configs, Snapshots: &snapshots, Holders: &holders, Log: zap.NewNop()})

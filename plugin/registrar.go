@@ -332,7 +332,7 @@ func (r *registrar) followStreams() {
 		r.logged.Clear()
 		r.pods.QueryWithin(r.settle + r.timing.pods.QuickRefresh)
 		r.setError("", false)
-		r.log.Info(msgRegistered, zap.Int("devices", len(r.srv.resource().Devices)))
+		r.log.Info(msgRegistered, zap.Int("devices", r.srv.resource().units()))
 	case r.phase == accepted && !count.openedCurrent:
 		if now.Sub(r.phaseSince) > r.streamTimeout {
 			r.fail(fmt.Sprintf("the kubelet accepted %s but did not open ListAndWatch within %s; registering again", r.srv.name, r.streamTimeout))
@@ -490,7 +490,7 @@ func (r *registrar) setWarning(text string) {
 func (r *registrar) status() ResourceStatus {
 	resource, count := r.srv.resource(), r.srv.streams.counts()
 	s := ResourceStatus{
-		Name: r.srv.name, Streams: count.open, Devices: len(resource.Devices), Healthy: resource.healthy(),
+		Name: r.srv.name, Streams: count.open, Devices: resource.units(), Healthy: resource.healthy(),
 		Unschedulable: resource.Unschedulable,
 	}
 	s.Allocations, s.AllocationErrors = r.srv.counts.read()

@@ -94,8 +94,8 @@ func TestRuntimeIgnoresCDI(t *testing.T) {
 	}
 	l := h.p.layouts.current()
 	for _, d := range l.resources[0].Devices {
-		if d.may.offer.Code() != offer.NoCDI && d.ID != id(0) || d.may.give.Allows(offer.Give) {
-			t.Errorf("%s: offered: %+v", d.ID, d.may)
+		if d.offer.Code() != offer.NoCDI && d.id(0) != id(0) || d.give.Allows(offer.Give) {
+			t.Errorf("%s: offered: %+v, %+v", d.id(0), d.offer, d.give)
 		}
 	}
 	_, err := allocation{cfg: l.cfg}.grants(l.resources[0], []string{id(1)})

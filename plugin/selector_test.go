@@ -270,9 +270,7 @@ func TestSelectorsFollowBindings(t *testing.T) {
 		}
 		var got []string
 		for _, r := range Layout(cfg, snap) {
-			for _, d := range r.Devices {
-				got = append(got, d.ID)
-			}
+			got = append(got, all(r)...)
 		}
 		if slices.Sort(got); !slices.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

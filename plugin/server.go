@@ -152,7 +152,9 @@ func (s *server) GetPreferredAllocation(ctx context.Context,
 func (r Resource) preferDevices() (devices []prefer.Device, bestFit bool) {
 	devices = make([]prefer.Device, len(r.Devices))
 	for i, d := range r.Devices {
-		devices[i] = prefer.Device{ID: d.ID, State: d.State, Withheld: !d.Healthy(), Alone: d.alone()}
+		devices[i] = prefer.Device{
+			State: d.State, Form: d.form(), Units: d.units(), Withheld: d.countHealthy() < d.units(), Alone: d.alone(),
+		}
 		bestFit = bestFit || d.share != nil && d.share.kind == SharingMemory
 	}
 	return devices, bestFit

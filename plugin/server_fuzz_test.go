@@ -156,16 +156,26 @@ func checkRefusal(t *testing.T, req *pluginapi.AllocateRequest, err error) {
 	t.Errorf("%q names no device of %v", err, req)
 }
 
+// unitOf finds the unit with an ID by the IDs of all.
+func unitOf(r Resource, id string) (u unit, ok bool) {
+	units := unitsOf(r)
+	i := slices.IndexFunc(units, func(u unit) bool { return u.text() == id })
+	if i < 0 {
+		return u, false
+	}
+	return units[i], true
+}
+
 // checkAnswer checks that a container gets exactly its devices, and that all of them are in the layout and healthy.
 func checkAnswer(t *testing.T, r Resource, cfg Config, ids []string, a *pluginapi.ContainerAllocateResponse) {
 	t.Helper()
 	var want []string
 	for n, id := range ids {
-		i := slices.IndexFunc(r.Devices, func(d Device) bool { return d.ID == id })
-		if i < 0 || !r.Devices[i].Healthy() || slices.Index(ids, id) < n {
+		u, ok := unitOf(r, id)
+		if !ok || !u.isHealthy() || slices.Index(ids, id) < n {
 			t.Fatalf("%q was allocated", id)
 		}
-		if name := cfg.runtimeID(r.Devices[i]); !slices.Contains(want, name) {
+		if name := cfg.runtimeID(&u.State.Device); !slices.Contains(want, name) {
 			want = append(want, name)
 		}
 	}
@@ -206,10 +216,10 @@ func checkShare(t *testing.T, r Resource, ids []string, a *pluginapi.ContainerAl
 	var shared *Device
 	devices := map[health.DeviceID]bool{}
 	for _, id := range ids {
-		d := r.Devices[slices.IndexFunc(r.Devices, func(d Device) bool { return d.ID == id })]
-		devices[d.State.Device.ID] = true
-		if d.share != nil && d.share.kind != SharingTimeSlicing {
-			shared = &d
+		u, _ := unitOf(r, id)
+		devices[u.State.Device.ID] = true
+		if u.share != nil && u.share.kind != SharingTimeSlicing {
+			shared = u.Device
 		}
 	}
 	if shared != nil && len(devices) != 1 {

@@ -1,6 +1,10 @@
 package plugin
 
-import "github.com/gpu-node-agent/gpu-node-agent/health"
+import (
+	"maps"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health"
+)
 
 // Serving is how the plugin serves the devices of a node, whatever their health is.
 type Serving struct {
@@ -35,21 +39,19 @@ func (p *Plugin) Serving(snap *health.Snapshot) Serving {
 		return s
 	}
 	s.MIGStrategy = cfg.MIGStrategy
-	offered := make(map[health.DeviceID]*share)
+	offered := make(map[health.DeviceID]*Device)
 	l := newLayout(layoutInput{cfg: cfg, snap: snap, before: p.layouts.current().uniform})
 	for _, r := range l.resources {
-		for units := range r.byDevice() {
-			offered[units[0].State.Device.ID] = units[0].share
-		}
+		maps.Copy(offered, r.byID)
 	}
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		var share *share
-		if share, d.Offered = offered[d.State.Device.ID]; share == nil {
+		var device *Device
+		if device, d.Offered = offered[d.State.Device.ID]; !d.Offered || device.share == nil {
 			continue
 		}
-		if d.Sharing, d.Renamed = share.kind, share.renamed; d.Sharing != SharingMemory {
-			d.Replicas = share.units
+		if d.Sharing, d.Renamed = device.share.kind, device.share.renamed; d.Sharing != SharingMemory {
+			d.Replicas = device.share.units
 		}
 	}
 	return s

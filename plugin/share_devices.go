@@ -74,7 +74,7 @@ func (l *layout) shareBy(in layoutInput, c *candidate, names *nameCache, empty *
 			"or disable MIG mode", e.key)
 		return false
 	}
-	s := &share{kind: e.kind, form: e.form(), units: e.replicas, single: e.single, free: -1, largest: -1}
+	s := &share{kind: e.kind, form: e.form(), units: e.replicas, single: e.single}
 	usable := d.Memory - min(d.Reserved, d.Memory)
 	switch e.kind {
 	case SharingMPS:

@@ -3,7 +3,6 @@ package plugin
 import (
 	"cmp"
 	"fmt"
-	"iter"
 	"slices"
 	"strings"
 
@@ -11,7 +10,6 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // Sharing is how a device is shared.
@@ -40,25 +38,22 @@ type share struct {
 
 	enforcement // SharingMemory
 
-	unready   string // why containers cannot use the device although it works: its MPS daemon; empty if they can
-	faulty    bool   // unready is a fault, not a start
-	displaced string // why the device is withheld: a container holds it under an ID outside the layout; empty if none does
-
-	free    int // units that no container holds, 0 if one holds the device under an ID outside the layout; -1 if the holders are unknown
-	largest int // the largest request of a container that the device can serve now; -1 if the holders are unknown
+	unready string // why containers cannot use the device although it works: its MPS daemon; empty if they can
+	faulty  bool   // unready is a fault, not a start
 }
 
-// waiting returns why a resource of such units should not be registered yet; empty if it can be.
-func (s *share) waiting(d *health.Device) (reason string, starting bool) {
+// waiting returns why a resource of such devices should not be registered yet; empty if it can be.
+func (d *Device) waiting() (reason string, starting bool) {
+	s, name := d.share, d.State.Device.Name()
 	switch {
 	case s == nil:
 		return "", false
-	case s.unready != "" && s.displaced != "":
-		return fmt.Sprintf("waiting for %s: %s", d.Name(), s.displaced), true
+	case s.unready != "" && d.displaced != "":
+		return fmt.Sprintf("waiting for %s: %s", name, d.displaced), true
 	case s.unready != "":
-		return fmt.Sprintf("waiting for the MPS daemon of %s: %s", d.Name(), s.unready), !s.faulty
+		return fmt.Sprintf("waiting for the MPS daemon of %s: %s", name, s.unready), !s.faulty
 	case s.blocked != "":
-		return fmt.Sprintf("%s: %s", d.Name(), s.blocked), s.pending
+		return fmt.Sprintf("%s: %s", name, s.blocked), s.pending
 	}
 	return "", false
 }
@@ -82,74 +77,23 @@ type ShareUnits struct {
 // HasUnit reports whether an ID of the kubelet names a unit that is offered.
 func (u ShareUnits) HasUnit(id string) bool {
 	unit := deviceid.Parse(id)
-	return u.Form.Kind != deviceid.Whole && unit.Form() == u.Form && unit.Device() == u.Device && unit.Number() < u.Total
+	n, ok := u.Form.Number(unit)
+	return ok && u.Form.Kind != deviceid.Whole && unit.Device() == u.Device && n < u.Total
 }
 
 // Shares returns the units of each shared device, by resource, then by index. It may be called from any goroutine.
 func (p *Plugin) Shares() (all []ShareUnits) {
 	for _, r := range p.layouts.current().resources {
-		for units := range r.byDevice() {
-			s := units[0].share
-			if s == nil {
-				continue
+		for _, d := range r.Devices {
+			if s := d.share; s != nil {
+				all = append(all, ShareUnits{
+					Resource: r.Name, Device: d.State.Device.ID, Sharing: s.kind, Form: s.form, Unit: s.unit,
+					Total: s.units, Free: d.free(), Largest: d.largest(), Enforcement: s.by, Reason: s.reason,
+				})
 			}
-			all = append(all, ShareUnits{
-				Resource: r.Name, Device: units[0].State.Device.ID, Sharing: s.kind, Form: s.form, Unit: s.unit,
-				Total: s.units, Free: s.free, Largest: s.largest, Enforcement: s.by, Reason: s.reason,
-			})
 		}
 	}
 	return all
-}
-
-// byDevice yields the IDs of each device.
-func (r Resource) byDevice() iter.Seq[[]Device] {
-	return func(yield func([]Device) bool) {
-		for rest := r.Devices; len(rest) > 0; {
-			n := 1
-			if s := rest[0].share; s != nil {
-				n = s.units
-			}
-			if !yield(rest[:n]) {
-				return
-			}
-			rest = rest[n:]
-		}
-	}
-}
-
-// countFree sets the free units of each shared device.
-func (l *layout) countFree(holders map[health.DeviceID][]podresources.Holder) {
-	held := make(map[int]bool)
-	for _, r := range l.resources {
-		for units := range r.byDevice() {
-			if s, id := units[0].share, units[0].State.Device.ID; s != nil {
-				clear(held)
-				for _, h := range holders[id] { // containers of a pod can hold the same ID
-					if i := r.index(h.DeviceID); i >= 0 && h.Resource == r.Name {
-						held[i-r.first[id]] = true
-					}
-				}
-				s.countFree(units, held)
-			}
-		}
-	}
-}
-
-// countFree sets the free units. held are those that containers hold.
-func (s *share) countFree(units []Device, held map[int]bool) {
-	s.free, s.largest = s.units-len(held), 0
-	for i, d := range units {
-		if d.Healthy() && !held[i] {
-			s.largest++
-		}
-	}
-	if s.single {
-		s.largest = min(s.largest, 1)
-	}
-	if s.displaced != "" { // by a container that holds the device under another ID
-		s.free = 0
-	}
 }
 
 // MPS returns what MPS daemons must run; empty until the devices are known.
@@ -175,9 +119,9 @@ func (p *Plugin) storeMPS(now *layout) {
 // daemon when the container has ended: an earlier daemon would keep the container from its GPU, or change its limits.
 func (l *layout) mpsSpecs() (specs []mps.Spec) {
 	for _, r := range l.resources {
-		for units := range r.byDevice() {
-			s, d := units[0].share, &units[0].State.Device
-			if s == nil || !s.mps || s.displaced != "" {
+		for _, device := range r.Devices {
+			s, d := device.share, &device.State.Device
+			if s == nil || !s.mps || device.displaced != "" {
 				continue
 			}
 			spec := mps.Spec{Device: d.ID, Kind: d.Kind, GPU: d.GPU(), Index: d.Index, ThreadPercentage: 100}
@@ -202,8 +146,8 @@ func (l *layout) waiting(running func(resource string) bool) (resources []string
 		}
 		first, n, usable := "", 0, false
 		faulty := false
-		for units := range r.byDevice() {
-			text, soon := units[0].share.waiting(&units[0].State.Device)
+		for _, d := range r.Devices {
+			text, soon := d.waiting()
 			if usable = text == ""; usable {
 				break
 			}

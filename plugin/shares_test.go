@@ -372,7 +372,7 @@ func TestMPSNeedsMemorySize(t *testing.T) {
 	cfg := configured(mpsSharedBy(2))
 	snap := withMPS(snapshot(1), readyDaemon())
 	l := newLayout(layoutInput{cfg: &cfg, snap: snap})
-	if r := l.resources[0]; len(r.Devices) != 2 || r.healthy() != 0 {
+	if r := l.resources[0]; r.units() != 2 || r.healthy() != 0 {
 		t.Errorf("%+v", r)
 	}
 }
@@ -546,15 +546,19 @@ func TestMemoryUnitsFillDevices(t *testing.T) {
 		}
 		for _, state := range snap.Devices {
 			d := &state.Device
-			n := uint64(r.count(d.ID)) //nolint:gosec // not negative
+			var n uint64
+			if device := r.byID[d.ID]; device != nil {
+				n = uint64(device.units()) //nolint:gosec // not negative
+			}
 			used := d.Reserved + reserve<<20 + n*unit<<20
 			if n > 0 && used > d.Memory || used+unit<<20 <= d.Memory {
 				t.Errorf("unit %d MiB, reserve %d MiB, memory %d, reserved %d: %d units", unit, reserve, d.Memory, d.Reserved, n)
 			}
 		}
-		for i, d := range r.Devices {
-			if r.index(d.ID) != i || deviceid.Parse(d.ID).Device() != d.State.Device.ID || len(d.ID) > maxIDLength {
-				t.Errorf("%s: found at %d, want %d", d.ID, r.index(d.ID), i)
+		for _, u := range unitsOf(r) {
+			id := u.text()
+			if found, ok := r.unit(id); !ok || found != u || deviceid.Parse(id).Device() != u.State.Device.ID || len(id) > maxIDLength {
+				t.Errorf("%s: found %+v", id, found)
 			}
 		}
 	}

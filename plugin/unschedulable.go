@@ -76,7 +76,7 @@ func (l *layout) countUnschedulable(holders map[health.DeviceID][]podresources.H
 				continue
 			}
 			seen[id] = true
-			if n := l.resources[i].index(h.DeviceID); n >= 0 && l.resources[i].Devices[n].Healthy() {
+			if u, ok := l.resources[i].unit(h.DeviceID); ok && u.healthy(u.number) {
 				free[i]--
 				continue
 			}

@@ -69,9 +69,6 @@ func withheldTexts(all []withheldDevice) (texts []string) {
 	return texts
 }
 
-// answers are whether a device may be offered and given. All units of a device have the same.
-type answers struct{ offer, give offer.Answer }
-
 // decide decides for each device whether it may be offered to new pods and given to one; see offer.Facts. The kubelet identifies an
 // allocation by resource and ID alone, so after a change of sharing, of resource names or of the MIG strategy it considers the new IDs of
 // a held GPU free.
@@ -87,18 +84,21 @@ type answers struct{ offer, give offer.Answer }
 // holders are unknown, nothing is withheld for them.
 func (l *layout) decide(in layoutInput) {
 	related := offer.RelatedTo(in.snap)
-	isOwn := func(h podresources.Holder) bool { return findResource(l.resources, h.Resource).index(h.DeviceID) >= 0 }
+	isOwn := func(h podresources.Holder) bool { return findResource(l.resources, h.Resource).has(h.DeviceID) }
 	for _, r := range l.resources {
-		for units := range r.byDevice() {
-			d := &units[0].State.Device
+		for _, device := range r.Devices {
+			d := &device.State.Device
 			ask := offer.Request{API: offer.DevicePlugin, Purpose: offer.Offer, Device: d, Related: related[d.ID], Except: isOwn}
-			held, may := decideUnits(units, ask, &in.facts)
-			for _, h := range in.facts.Holders.By[d.ID] { //nolint:forbidigo // the answer says whether they keep it
-				if i := r.index(h.DeviceID); i >= 0 && h.Resource == r.Name {
-					r.Devices[i].held = true
+			held := device.decide(ask, &in.facts)
+			if by := in.facts.Holders.By; by != nil { //nolint:forbidigo // the answer says whether they keep it
+				device.held = make(map[int]bool)
+				for _, h := range by[d.ID] { // containers of a pod can hold the same unit
+					if u, ok := r.unit(h.DeviceID); ok && h.Resource == r.Name {
+						device.held[u.number] = true
+					}
 				}
 			}
-			if w, withheld := withheldUnits(units, held, may.offer); withheld {
+			if w, withheld := device.withheld(held); withheld {
 				w.resource = r.Name
 				l.withheld = append(l.withheld, w)
 			}
@@ -106,10 +106,10 @@ func (l *layout) decide(in layoutInput) {
 	}
 }
 
-// decideUnits sets the answers of all units of a device. held is whether a pod holds the device under an ID outside the layout, also if it
-// is not healthy or not ready.
-func decideUnits(units []Device, ask offer.Request, facts *offer.Facts) (held offer.Answer, may *answers) {
-	state, s := units[0].State, units[0].share
+// decide sets the answers of a device. held is whether a pod holds the device under an ID outside the layout, also if it is not healthy or
+// not ready.
+func (d *Device) decide(ask offer.Request, facts *offer.Facts) (held offer.Answer) {
+	state, s := d.State, d.share
 	held = facts.Decide(&ask)
 	ask.Verdict = &state.Verdict
 	if s != nil {
@@ -121,36 +121,26 @@ func decideUnits(units []Device, ask offer.Request, facts *offer.Facts) (held of
 	if state.MPS != nil && (s == nil || !s.mps) { // only its clients can use the GPU
 		ask.Reserved = cmp.Or(state.MPS.Reason, "its MPS daemon still runs")
 	}
-	may = &answers{offer: facts.Decide(&ask)}
+	d.offer = facts.Decide(&ask)
 	ask.Purpose = offer.Give
-	may.give = facts.Decide(&ask)
-	for i := range units {
-		units[i].may = may
-	}
-	return held, may
+	d.give = facts.Decide(&ask)
+	return held
 }
 
-// withheldUnits describes a device that is withheld, and displaces its share if a pod holds it.
-func withheldUnits(units []Device, held, answer offer.Answer) (w withheldDevice, withheld bool) {
-	w.device = &units[0].State.Device
+// withheld describes a device that is withheld, which is displaced if a pod holds it.
+func (d *Device) withheld(held offer.Answer) (w withheldDevice, withheld bool) {
+	w.device, w.ids = &d.State.Device, d.units()-len(d.held)
 	switch {
 	case held.Code() == offer.Held:
 		h, _ := held.Holder()
 		w.pod, w.reason = Pod{h.Namespace, h.Pod}, held.Reason()
-		if s := units[0].share; s != nil {
-			s.displaced = w.reason
-		}
-	case answer.Code() == offer.NoCDI: // it concerns all devices, so it is in layout.err
+		d.displaced = w.reason
+	case d.offer.Code() == offer.NoCDI: // it concerns all devices, so it is in layout.err
 		return w, false
-	case answer.Code() > offer.Held && !answer.Pending(): // what is pending takes a moment only
-		w.reason = answer.Reason()
+	case d.offer.Code() > offer.Held && !d.offer.Pending(): // what is pending takes a moment only
+		w.reason = d.offer.Reason()
 	default:
 		return w, false
-	}
-	for _, u := range units {
-		if !u.held {
-			w.ids++
-		}
 	}
 	return w, true
 }
@@ -173,8 +163,8 @@ func (p *Plugin) logWithheld(before, after *layout) {
 	}
 	for _, w := range before.withheld {
 		for _, r := range after.resources {
-			if ids := r.count(w.device.ID); ids > 0 && !has(after.withheld, w.device.ID) {
-				offered.add(r.Name, w.device, ids, "")
+			if d := r.byID[w.device.ID]; d != nil && !has(after.withheld, w.device.ID) {
+				offered.add(r.Name, w.device, d.units(), "")
 			}
 		}
 	}

@@ -79,9 +79,9 @@ func TestWithhold(t *testing.T) {
 		l := newLayout(layoutInput{cfg: &cfg, snap: c.snap, facts: factsOf(holdersOf(c.snap, cfg, c.holders...))})
 		var got, listed, devices []string
 		for _, r := range l.resources {
-			for i, d := range r.Devices {
-				if d.withheldFor() != "" {
-					got = append(got, d.ID)
+			for i, u := range unitsOf(r) {
+				if u.withheldFor() != "" {
+					got = append(got, u.text())
 				}
 				if m := r.message()[i]; m.Health != pluginapi.Healthy {
 					listed = append(listed, m.ID)
@@ -269,12 +269,13 @@ func TestReleasedDeviceIsHealthyForItsPodOnly(t *testing.T) {
 	}})
 	r := findResource(l.resources, gpu)
 	for i, healthy := range []bool{false, true} {
-		if got := r.Devices[i].Healthy(); got != healthy {
-			t.Errorf("%s: healthy %v, want %v", r.Devices[i].ID, got, healthy)
+		id := r.Devices[i].id(0)
+		if got := r.Devices[i].healthy(0); got != healthy {
+			t.Errorf("%s: healthy %v, want %v", id, got, healthy)
 		}
-		_, err := allocation{cfg: &cfg}.grants(r, []string{r.Devices[i].ID})
+		_, err := allocation{cfg: &cfg}.grants(r, []string{id})
 		if got := refusalReason(err); got != reasonWithheldDevice {
-			t.Errorf("%s: refused for %q, want %q", r.Devices[i].ID, got, reasonWithheldDevice)
+			t.Errorf("%s: refused for %q, want %q", id, got, reasonWithheldDevice)
 		}
 	}
 }
@@ -292,13 +293,13 @@ func TestWithholdClaimed(t *testing.T) {
 			cfg: &cfg, snap: snap,
 			facts: factsOf(map[health.DeviceID][]podresources.Holder{"GPU-0": {claimed}}),
 		}).resources[0]
-		for _, d := range r.Devices {
-			first := d.State.Device.ID == "GPU-0"
-			if d.Healthy() == first || first && !strings.Contains(d.withheldFor(), "claim c") {
-				t.Errorf("%s: %s healthy %v, %q", name, d.State.Device.ID, d.Healthy(), d.withheldFor())
+		for _, u := range unitsOf(r) {
+			first := u.State.Device.ID == "GPU-0"
+			if u.isHealthy() == first || first && !strings.Contains(u.withheldFor(), "claim c") {
+				t.Errorf("%s: %s healthy %v, %q", name, u.State.Device.ID, u.isHealthy(), u.withheldFor())
 			}
-			if s := d.share; s != nil && (s.largest > 0) == first {
-				t.Errorf("%s: %s serves %d", name, d.State.Device.ID, s.largest)
+			if u.share != nil && (u.largest() > 0) == first {
+				t.Errorf("%s: %s serves %d", name, u.State.Device.ID, u.largest())
 			}
 		}
 		if r.Unschedulable == nil || r.Unschedulable.Devices != 0 {
@@ -312,10 +313,10 @@ func factsOf(by map[health.DeviceID][]podresources.Holder) offer.Facts {
 	return offer.Facts{Holders: podresources.Holders{By: by}}
 }
 
-// withheldFor returns why an ID is not offered although its device works; empty if it is.
-func (d Device) withheldFor() string {
-	if !d.usable() || d.Healthy() {
+// withheldFor returns why a unit is not offered although its device works; empty if it is.
+func (u unit) withheldFor() string {
+	if !u.usable() || u.isHealthy() {
 		return ""
 	}
-	return d.may.offer.Reason()
+	return u.offer.Reason()
 }

@@ -50,7 +50,7 @@ func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 			}
 			for _, r := range plugin.Layout(p, snapshot) {
 				for _, d := range r.Devices {
-					ids = append(ids, d.ID)
+					ids = append(ids, string(d.State.Device.ID))
 				}
 			}
 			return ids

@@ -54,13 +54,6 @@ func (id ID) String() string { return id.text }
 // Device returns the device. It is a UUID; another plugin's may be an index or a name, such as 0:1 or nvidia0/gi1.
 func (id ID) Device() health.DeviceID { return health.DeviceID(id.text[:id.device]) }
 
-// Number returns the number of a unit, from 0. It is 0 if the ID has none.
-func (id ID) Number() int {
-	unit := id.text[id.device:]
-	n, _ := parseNumber(unit[1+strings.LastIndexByte(unit, ':'):])
-	return n
-}
-
 // Form returns the kind and the size of a unit.
 func (id ID) Form() Form {
 	if id.device == len(id.text) {
@@ -113,9 +106,14 @@ func (f Form) ID(device health.DeviceID, number int) ID {
 	return ID{f.prefix(device) + strconv.Itoa(number), len(device)}
 }
 
-// Units yields the IDs of the first n units of a device. They are substrings of one string, which saves thousands of allocations.
-func (f Form) Units(device health.DeviceID, n int) iter.Seq[string] {
-	return func(yield func(string) bool) {
+// Units yields the numbers and the IDs of the first n units of a device; of a Whole one there is one. The IDs are substrings of one string,
+// which saves thousands of allocations.
+func (f Form) Units(device health.DeviceID, n int) iter.Seq2[int, string] {
+	return func(yield func(int, string) bool) {
+		if f.Kind == Whole {
+			yield(0, string(device))
+			return
+		}
 		prefix := f.prefix(device)
 		var b strings.Builder
 		b.Grow(n * (len(prefix) + len(strconv.Itoa(n))))
@@ -124,25 +122,44 @@ func (f Form) Units(device health.DeviceID, n int) iter.Seq[string] {
 			first := b.Len()
 			b.WriteString(prefix)
 			b.Write(strconv.AppendInt(digits[:0], int64(i), 10))
-			if !yield(b.String()[first:]) {
+			if !yield(i, b.String()[first:]) {
 				return
 			}
 		}
 	}
 }
 
+// Number returns the number of a unit, and whether the ID has this form. It does not allocate: a request of the kubelet may have thousands
+// of IDs.
+func (f Form) Number(id ID) (n int, ok bool) {
+	unit := id.text[id.device:]
+	switch f.Kind {
+	case Whole:
+		return 0, unit == ""
+	case Other:
+		return 0, false
+	}
+	end := 1 + strings.LastIndexByte(unit, ':')
+	var infix [40]byte
+	n, ok = parseNumber(unit[end:])
+	return n, ok && unit[:end] == string(f.appendInfix(infix[:0]))
+}
+
 // prefix returns what the IDs of a device's units have in common.
-func (f Form) prefix(device health.DeviceID) string {
-	prefix, size := string(device)+separator, strconv.FormatUint(f.Size, 10)
+func (f Form) prefix(device health.DeviceID) string { return string(f.appendInfix([]byte(device))) }
+
+// appendInfix appends what stands between the device and the number.
+func (f Form) appendInfix(to []byte) []byte {
+	to = append(to, separator...)
 	switch f.Kind {
 	case MPSShare:
-		return prefix + "mps" + size + separator
+		to = append(strconv.AppendUint(append(to, "mps"...), f.Size, 10), separator...)
 	case MPSMemory:
-		return prefix + "mps" + size + "Mi" + separator
+		to = append(strconv.AppendUint(append(to, "mps"...), f.Size, 10), "Mi"+separator...)
 	case Memory:
-		return prefix + size + "Mi" + separator
+		to = append(strconv.AppendUint(to, f.Size, 10), "Mi"+separator...)
 	case MemoryByMPS:
-		return prefix + size + "Mi-mps" + separator
+		to = append(strconv.AppendUint(to, f.Size, 10), "Mi-mps"+separator...)
 	}
-	return prefix
+	return to
 }

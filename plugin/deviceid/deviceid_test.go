@@ -2,7 +2,6 @@ package deviceid_test
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 
@@ -37,26 +36,30 @@ func TestParse(t *testing.T) {
 		"GPU-1::x":          {"GPU-1", deviceid.Other, 0, 0},
 
 		// not as the agent writes them
-		"GPU-1:::3":                  {"GPU-1", deviceid.Other, 0, 3},
-		"GPU-1::03":                  {"GPU-1", deviceid.Other, 0, 3},
+		"GPU-1:::3":                  {"GPU-1", deviceid.Other, 0, 0},
+		"GPU-1::03":                  {"GPU-1", deviceid.Other, 0, 0},
 		"GPU-1::+3":                  {"GPU-1", deviceid.Other, 0, 0},
 		"GPU-1::-3":                  {"GPU-1", deviceid.Other, 0, 0},
 		"GPU-1::1000000000":          {"GPU-1", deviceid.Other, 0, 0},
 		"GPU-1::1024Mi":              {"GPU-1", deviceid.Other, 0, 0},
 		"GPU-1::1024Mi::":            {"GPU-1", deviceid.Other, 0, 0},
-		"GPU-1::1024::3":             {"GPU-1", deviceid.Other, 0, 3},
-		"GPU-1::01024Mi::3":          {"GPU-1", deviceid.Other, 0, 3},
-		"GPU-1::1000000000Mi::3":     {"GPU-1", deviceid.Other, 0, 3},
-		"GPU-1::Mi::3":               {"GPU-1", deviceid.Other, 0, 3},
-		"GPU-1::mps::3":              {"GPU-1", deviceid.Other, 0, 3},
-		"GPU-1::mps1024Mi-mps::3":    {"GPU-1", deviceid.Other, 0, 3},
-		"GPU-1::1024-mps::3":         {"GPU-1", deviceid.Other, 0, 3},
+		"GPU-1::1024::3":             {"GPU-1", deviceid.Other, 0, 0},
+		"GPU-1::01024Mi::3":          {"GPU-1", deviceid.Other, 0, 0},
+		"GPU-1::1000000000Mi::3":     {"GPU-1", deviceid.Other, 0, 0},
+		"GPU-1::Mi::3":               {"GPU-1", deviceid.Other, 0, 0},
+		"GPU-1::mps::3":              {"GPU-1", deviceid.Other, 0, 0},
+		"GPU-1::mps1024Mi-mps::3":    {"GPU-1", deviceid.Other, 0, 0},
+		"GPU-1::1024-mps::3":         {"GPU-1", deviceid.Other, 0, 0},
 		"GPU-1::1024Mi::3::0":        {"GPU-1", deviceid.Other, 0, 0},
 		"GPU-1::mps4::3\n":           {"GPU-1", deviceid.Other, 0, 0},
-		"GPU-1::1024Mi-mps-mps::100": {"GPU-1", deviceid.Other, 0, 100},
+		"GPU-1::1024Mi-mps-mps::100": {"GPU-1", deviceid.Other, 0, 0},
 	} {
 		id := deviceid.Parse(text)
-		got := parts{id.Device(), id.Form().Kind, id.Form().Size, id.Number()}
+		n, ok := id.Form().Number(id)
+		got := parts{id.Device(), id.Form().Kind, id.Form().Size, n}
+		if ok == (want.kind == deviceid.Other) {
+			t.Errorf("%q has a number: %v", text, ok)
+		}
 		if got != want || id.String() != text {
 			t.Errorf("%q: %+v, want %+v", text, got, want)
 		}
@@ -66,14 +69,20 @@ func TestParse(t *testing.T) {
 func TestUnits(t *testing.T) {
 	form := deviceid.Form{Kind: deviceid.Memory, Size: 1024}
 	for _, n := range []int{0, 1, 10, 11, 101, 1001} {
-		ids := slices.Collect(form.Units("GPU-1", n))
-		if len(ids) != n {
-			t.Fatalf("%d units, want %d", len(ids), n)
-		}
-		for i, text := range ids {
-			if want := fmt.Sprint("GPU-1::1024Mi::", i); text != want {
+		next := 0
+		for i, text := range form.Units("GPU-1", n) {
+			if want := fmt.Sprint("GPU-1::1024Mi::", i); text != want || i != next {
 				t.Errorf("%d of %d: %s, want %s", i, n, text, want)
 			}
+			next++
+		}
+		if next != n {
+			t.Fatalf("%d units, want %d", next, n)
+		}
+	}
+	for i, text := range (deviceid.Form{}).Units("GPU-1", 1) {
+		if i != 0 || text != "GPU-1" {
+			t.Errorf("a whole device has the unit %d: %s", i, text)
 		}
 	}
 	for range form.Units("GPU-1", 3) { // may be left
@@ -93,11 +102,13 @@ func FuzzParse(f *testing.F) {
 		id := deviceid.Parse(text)
 		device, _, unit := strings.Cut(text, "::")
 		form := id.Form()
-		if id.String() != text || string(id.Device()) != device || (form.Kind != deviceid.Whole) != unit || id.Number() < 0 {
-			t.Errorf("%q is unit %d of %q in the form %+v", text, id.Number(), id.Device(), form)
+		n, ok := form.Number(id)
+		if id.String() != text || string(id.Device()) != device || (form.Kind != deviceid.Whole) != unit || n < 0 ||
+			ok != (form.Kind != deviceid.Other) {
+			t.Errorf("%q is unit %d of %q in the form %+v", text, n, id.Device(), form)
 		}
-		if form.Kind != deviceid.Other && form.ID(id.Device(), id.Number()) != id {
-			t.Errorf("%q: the agent writes %q", text, form.ID(id.Device(), id.Number()))
+		if ok && form.ID(id.Device(), n) != id {
+			t.Errorf("%q: the agent writes %q", text, form.ID(id.Device(), n))
 		}
 	})
 }
@@ -123,8 +134,9 @@ func FuzzUnit(f *testing.F) {
 		}
 		id := form.ID(health.DeviceID(device), n)
 		got := deviceid.Parse(id.String())
-		if got != id || string(got.Device()) != device || got.Form() != form || form.Kind != deviceid.Whole && got.Number() != n {
-			t.Errorf("unit %d of %q in the form %+v is %q: unit %d of %q in the form %+v", n, device, form, id, got.Number(), got.Device(),
+		gotNumber, ok := form.Number(got)
+		if got != id || string(got.Device()) != device || got.Form() != form || !ok || gotNumber != n {
+			t.Errorf("unit %d of %q in the form %+v is %q: unit %d of %q in the form %+v", n, device, form, id, gotNumber, got.Device(),
 				got.Form())
 		}
 	})

@@ -10,7 +10,7 @@ const others = -1
 
 // group returns the group of a device. All IDs of a container are of one group.
 func (c *choice) group(device int) int {
-	if c.layout[c.ids[device][0]].Alone {
+	if c.layout[device].Alone {
 		return device
 	}
 	return others
@@ -22,16 +22,15 @@ func (c *choice) chooseAlone(bestFit bool) bool {
 	if !slices.ContainsFunc(c.layout, func(d Device) bool { return d.Alone }) {
 		return false
 	}
-	free := make([]int, len(c.ids))         // by device: available IDs
+	free := make([]int, len(c.layout))      // by device: available IDs
 	var othersByRank [rankUnhealthy + 1]int // of others: available IDs
 	requiredGroups := make(map[int]bool)
-	for i, s := range c.status {
-		switch d := c.device[i]; s {
-		case available:
-			if free[d]++; c.group(d) == others {
-				othersByRank[c.rank[d]]++
-			}
-		case required:
+	for d := range c.layout {
+		free[d] = c.count(d, available)
+		if c.group(d) == others {
+			othersByRank[c.rank[d]] += free[d]
+		}
+		if c.count(d, required) > 0 {
 			requiredGroups[c.group(d)] = true
 		}
 	}
@@ -43,7 +42,7 @@ func (c *choice) chooseAlone(bestFit bool) bool {
 		return len(requiredGroups) == 0 || len(requiredGroups) == 1 && requiredGroups[group]
 	}
 	best := others
-	for d := range c.ids {
+	for d := range c.layout {
 		if c.group(d) == d && free[d] >= c.remaining && allowed(d) &&
 			(best == others || cmp.Or(cmp.Compare(c.rank[d], c.rank[best]), cmp.Compare(free[d], free[best])) < 0) {
 			best = d
@@ -56,18 +55,14 @@ func (c *choice) chooseAlone(bestFit bool) bool {
 	}
 	switch {
 	case n >= c.remaining && allowed(others) && (best == others || worst <= c.rank[best]):
-		for i, s := range c.status {
-			if s == available && c.group(c.device[i]) != others {
-				c.status[i] = excluded
-			}
-		}
+		c.excludeAlone()
 		return false
 	case best != others:
 		c.takeFrom(best)
 		return true
 	}
 	// No answer can be allocated. This one is of few devices, so that the text of the refusal is short.
-	most := make([]int, len(c.ids))
+	most := make([]int, len(c.layout))
 	for d := range most {
 		most[d] = d
 	}
@@ -80,11 +75,25 @@ func (c *choice) chooseAlone(bestFit bool) bool {
 	return true
 }
 
+// excludeAlone leaves the available IDs of the others.
+func (c *choice) excludeAlone() {
+	for d := range c.layout {
+		if c.group(d) == others {
+			continue
+		}
+		for i, s := range c.unitsOf(d) {
+			if s == available {
+				c.unitsOf(d)[i] = excluded
+			}
+		}
+	}
+}
+
 // takeFrom chooses available IDs of a device, in their order, until there are none or the set is complete.
 func (c *choice) takeFrom(device int) {
-	for _, i := range c.ids[device] {
-		if c.remaining > 0 && c.status[i] == available {
-			c.choose(i)
+	for n, s := range c.unitsOf(device) {
+		if c.remaining > 0 && s == available {
+			c.choose(c.first[device] + n)
 		}
 	}
 }

@@ -39,7 +39,7 @@ func withUUIDs(devices []Device) []Device {
 		for i := range state.Device.Links {
 			state.Device.Links[i].Peer = uuid(state.Device.Links[i].Peer)
 		}
-		out[n] = Device{ID: string(state.Device.ID), State: &state}
+		out[n] = Device{State: &state, Units: 1}
 	}
 	return out
 }

@@ -2,18 +2,19 @@
 package prefer
 
 import (
-	"slices"
 	"sync"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 )
 
-// Device is one device ID that the kubelet may allocate.
+// Device is a device of which the kubelet may allocate units.
 type Device struct {
-	ID       string
-	State    *health.DeviceState // the device behind the ID; replicas of one device share it and are adjacent
-	Withheld bool                // not offered to new pods
-	Alone    bool                // a container with this ID gets IDs of no other device: MPS or a part of the memory serves it
+	State    *health.DeviceState
+	Form     deviceid.Form // of the units' IDs
+	Units    int           // 1 of a whole device
+	Withheld bool          // not offered to new pods
+	Alone    bool          // a container with a unit gets units of no other device: MPS or a part of the memory serves it
 }
 
 // Request is one container's question.
@@ -71,12 +72,12 @@ func (a *Allocator) Choose(devices []Device, r Request) []string {
 	return c.answer(r.Size)
 }
 
-// choice is the state of one request. It refers to an ID by its index in the layout: there may be thousands of IDs, and
+// choice is the state of one request. It refers to an ID by the number of its unit: there may be thousands of IDs, and
 // each ID of the request is looked up once.
 type choice struct {
 	*topology
 	layout    []Device
-	status    []status // by ID
+	status    []status // by unit
 	rank      []int    // by device
 	required  []string // known and unknown IDs, in the order of the request
 	unknown   []string // available IDs that the layout lacks, without the required ones
@@ -84,7 +85,7 @@ type choice struct {
 	remaining int      // IDs to choose
 }
 
-// status is what a request says about an ID, and then what was decided.
+// status is what a request says about a unit, and then what was decided.
 type status uint8
 
 const (
@@ -96,16 +97,16 @@ const (
 )
 
 func newChoice(t *topology, devices []Device, r Request) *choice {
-	c := &choice{topology: t, layout: devices, status: make([]status, len(devices)), rank: make([]int, len(t.ids))}
-	for d, ids := range t.ids {
-		c.rank[d] = healthRank(devices[ids[0]].State.Verdict.State)
-		if slices.ContainsFunc(ids, func(i int) bool { return devices[i].Withheld }) {
+	c := &choice{topology: t, layout: devices, status: make([]status, t.units), rank: make([]int, len(devices))}
+	for d := range devices {
+		c.rank[d] = healthRank(devices[d].State.Verdict.State)
+		if devices[d].Withheld {
 			c.rank[d] = rankUnhealthy
 		}
 	}
 	unknown := make(map[string]bool)
 	for _, id := range r.Required {
-		i, found := t.index[id]
+		i, found := t.find(id)
 		switch {
 		case found && c.status[i] == unlisted:
 			c.status[i] = required
@@ -117,7 +118,7 @@ func newChoice(t *topology, devices []Device, r Request) *choice {
 		c.required = append(c.required, id)
 	}
 	for _, id := range r.Available {
-		switch i, found := t.index[id]; {
+		switch i, found := t.find(id); {
 		case found && c.status[i] == unlisted:
 			c.status[i] = available
 			c.available++
@@ -130,18 +131,35 @@ func newChoice(t *topology, devices []Device, r Request) *choice {
 	return c
 }
 
-func (c *choice) choose(id int) {
-	c.status[id] = chosen
+func (c *choice) choose(unit int) {
+	c.status[unit] = chosen
 	c.remaining--
+}
+
+// unitsOf returns what was decided about the units of a device.
+func (c *choice) unitsOf(device int) []status {
+	return c.status[c.first[device]:][:c.layout[device].Units]
+}
+
+// count returns how many units of a device have a status.
+func (c *choice) count(device int, s status) (n int) {
+	for _, t := range c.unitsOf(device) {
+		if t == s {
+			n++
+		}
+	}
+	return n
 }
 
 // answer returns the required IDs, then the chosen ones in the layout's order, then unknown ones.
 func (c *choice) answer(size int) []string {
-	size = max(0, min(size, len(c.required)+len(c.layout)+len(c.unknown)))
+	size = max(0, min(size, len(c.required)+c.units+len(c.unknown)))
 	ids := append(make([]string, 0, max(size, len(c.required))), c.required...)
-	for i, s := range c.status {
-		if s == chosen {
-			ids = append(ids, c.layout[i].ID)
+	for d := range c.layout {
+		for n, s := range c.unitsOf(d) {
+			if s == chosen {
+				ids = append(ids, c.layout[d].Form.ID(c.layout[d].State.Device.ID, n).String())
+			}
 		}
 	}
 	ids = append(ids, c.unknown...)
@@ -154,8 +172,7 @@ func (c *choice) chooseGPUs() {
 	var byRank [rankUnhealthy + 1][]int
 	for i, s := range c.status {
 		if s == available {
-			rank := c.rank[c.device[i]]
-			byRank[rank] = append(byRank[rank], i)
+			byRank[c.rank[i]] = append(byRank[c.rank[i]], i)
 		}
 	}
 	worst := 0

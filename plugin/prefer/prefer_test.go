@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 )
 
 func id(i int) string { return fmt.Sprintf("GPU-%d", i) }
@@ -19,9 +20,22 @@ func ids(numbers ...int) (out []string) {
 
 func all(devices []Device) (out []string) {
 	for _, d := range devices {
-		out = append(out, d.ID)
+		for n := range d.Units {
+			out = append(out, d.Form.ID(d.State.Device.ID, n).String())
+		}
 	}
 	return out
+}
+
+// owners returns for each ID the number of its device.
+func owners(devices []Device) map[string]int {
+	of := map[string]int{}
+	for i := range devices {
+		for _, id := range all(devices[i : i+1]) {
+			of[id] = i
+		}
+	}
+	return of
 }
 
 // without returns the IDs that are available while some are in use.
@@ -33,7 +47,7 @@ func without(devices []Device, used ...string) []string {
 func gpus(n int) []Device {
 	devices := make([]Device, n)
 	for i := range devices {
-		devices[i] = Device{ID: id(i), State: &health.DeviceState{
+		devices[i] = Device{Units: 1, State: &health.DeviceState{
 			Device: health.Device{ID: health.DeviceID(id(i)), Index: i}, Verdict: health.Verdict{State: health.Healthy},
 		}}
 	}
@@ -69,12 +83,10 @@ func with(devices []Device, i int, state health.State) []Device {
 	return next
 }
 
-// replicas returns n replicas of each device.
+// replicas returns the devices with n replicas each.
 func replicas(devices []Device, n int) (out []Device) {
 	for _, d := range devices {
-		for i := range n {
-			out = append(out, Device{ID: fmt.Sprintf("%s::%d", d.ID, i), State: d.State})
-		}
+		out = append(out, Device{State: d.State, Form: deviceid.Form{Kind: deviceid.Replica}, Units: n})
 	}
 	return out
 }
@@ -84,7 +96,7 @@ func migs(n int) (devices []Device) {
 	for i := range n {
 		for gi := range 7 {
 			name := fmt.Sprintf("MIG-%d-%d", i, gi)
-			devices = append(devices, Device{ID: name, State: &health.DeviceState{
+			devices = append(devices, Device{Units: 1, State: &health.DeviceState{
 				Device: health.Device{
 					ID: health.DeviceID(name), Parent: health.DeviceID(id(i)), Kind: health.KindMIG, Index: i, GI: gi, NUMA: []int{2 * i / n},
 				},
@@ -230,7 +242,7 @@ func TestChooseShared(t *testing.T) {
 	two, four, mig, both := replicas(hgx(2), 3), replicas(hgx(4), 2), migs(2), replicas(migs(1), 2)
 	degraded, unhealthy := replicas(with(hgx(2), 0, health.Degraded), 2), replicas(with(hgx(2), 0, health.Unhealthy), 2)
 	withheld := replicas(hgx(2), 2)
-	withheld[0].Withheld = true // a pod still holds GPU-0::1
+	withheld[0].Withheld = true
 	const spread, pack = false, true
 	for _, c := range []struct {
 		name      string

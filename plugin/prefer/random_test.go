@@ -2,13 +2,13 @@ package prefer
 
 import (
 	"cmp"
-	"fmt"
 	"math/bits"
 	"math/rand/v2"
 	"slices"
 	"testing"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 )
 
 // unique returns ids without duplicates, each at its first position.
@@ -59,14 +59,11 @@ func checkChoose(t *testing.T, devices []Device, r Request) {
 func checkAlone(t *testing.T, devices []Device, r Request, got []string) {
 	t.Helper()
 	type key struct{ rank, free, first int } // a smaller one is better; of others free and first are -1
-	groupOf, rankOf, first := map[string]int{}, map[string]int{}, map[*health.DeviceState]int{}
-	for i, d := range devices {
-		if _, seen := first[d.State]; !seen {
-			first[d.State] = i
-		}
-		groupOf[d.ID], rankOf[d.ID] = others, healthRank(d.State.Verdict.State)
-		if d.Alone {
-			groupOf[d.ID] = first[d.State]
+	groupOf, rankOf := owners(devices), map[string]int{}
+	for id, d := range groupOf {
+		rankOf[id] = healthRank(devices[d].State.Verdict.State)
+		if !devices[d].Alone {
+			groupOf[id] = others
 		}
 	}
 	required, available := map[int]bool{}, map[int][]int{} // groups, and the ranks of their IDs
@@ -106,7 +103,7 @@ func checkAlone(t *testing.T, devices []Device, r Request, got []string) {
 	}
 	for _, id := range chosen {
 		if best != -2 && groupOf[id] != best {
-			t.Fatalf("%v, want IDs of %s only, for %+v", got, devices[max(0, best)].ID, r)
+			t.Fatalf("%v, want IDs of %s only, for %+v", got, devices[max(0, best)].State.Device.ID, r)
 		}
 	}
 }
@@ -125,8 +122,8 @@ func checkHealthiest(t *testing.T, rankOf map[string]int, chosen string, r Reque
 func checkShared(t *testing.T, devices []Device, r Request, got []string) {
 	t.Helper()
 	state := map[string]*health.DeviceState{} // by ID
-	for _, d := range devices {
-		state[d.ID] = d.State
+	for id, d := range owners(devices) {
+		state[id] = devices[d].State
 	}
 	taken := map[*health.DeviceState]int{}
 	for _, id := range got {
@@ -170,7 +167,7 @@ type candidates struct {
 func (c *candidates) indexes(set uint) (sorted []int) {
 	for i := range c.pool {
 		if set>>i&1 == 1 {
-			sorted = append(sorted, c.top.index[c.pool[i].ID])
+			sorted = append(sorted, c.top.number[c.pool[i].State.Device.ID])
 		}
 	}
 	slices.Sort(sorted)
@@ -220,7 +217,7 @@ func bruteForce(devices, pool []Device, required, size int) []string {
 	}
 	var out []string
 	for _, i := range c.indexes(best) {
-		out = append(out, devices[i].ID)
+		out = append(out, string(devices[i].State.Device.ID))
 	}
 	return out
 }
@@ -246,12 +243,8 @@ func TestChooseEqualsBruteForce(t *testing.T) {
 
 // markAlone marks the devices whose bit is set.
 func markAlone(devices []Device, bits uint32) {
-	device := -1
 	for i := range devices {
-		if i == 0 || devices[i].State != devices[i-1].State {
-			device++
-		}
-		devices[i].Alone = bits>>(device%32)&1 == 1
+		devices[i].Alone = bits>>(i%32)&1 == 1
 	}
 }
 
@@ -262,10 +255,8 @@ func TestChooseAloneEqualsBruteForce(t *testing.T) {
 		var devices []Device
 		for i, d := range randomGPUs(r, 1+r.IntN(5)) {
 			d.Alone = i%3 != 0 || r.IntN(3) > 0
-			for j := range 1 + r.IntN(8) {
-				d.ID = fmt.Sprintf("%s::%d", d.State.Device.ID, j)
-				devices = append(devices, d)
-			}
+			d.Form, d.Units = deviceid.Form{Kind: deviceid.Replica}, 1+r.IntN(8)
+			devices = append(devices, d)
 		}
 		available := all(devices)
 		r.Shuffle(len(available), func(i, j int) { available[i], available[j] = available[j], available[i] })
@@ -311,10 +302,11 @@ func FuzzChoose(f *testing.F) {
 				markAlone(devices, r.Uint32())
 			}
 		}
+		units := all(devices)
 		idsOf := func(from []byte) (to []string) {
 			for _, b := range from[:min(len(from), 64)] {
-				if n := int(b); n < len(devices) {
-					to = append(to, devices[n].ID)
+				if n := int(b); n < len(units) {
+					to = append(to, units[n])
 				} else {
 					to = append(to, id(n%32))
 				}

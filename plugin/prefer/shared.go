@@ -25,7 +25,7 @@ func (c *choice) chooseShared(packed bool) {
 type usage struct {
 	*choice
 	open  []int   // devices that may have a free ID
-	next  []int   // by device: IDs already examined
+	next  []int   // by device: units already examined
 	free  []int   // by device: available IDs
 	taken []int   // by device: IDs required or chosen in this request
 	used  []int   // by device: taken, and those in use before
@@ -34,37 +34,34 @@ type usage struct {
 }
 
 func newUsage(c *choice) *usage {
-	n := len(c.ids)
+	n := len(c.layout)
 	u := &usage{
 		choice: c, next: make([]int, n), free: make([]int, n), taken: make([]int, n), used: make([]int, n),
 		onGPU: make([]int, c.gpus), near: make([]int32, c.gpus),
 	}
-	for i, s := range c.status {
-		switch d := c.device[i]; s {
-		case available:
-			u.free[d]++
-		case required:
-			u.add(d)
-		case excluded:
-		default: // an ID that the kubelet does not offer is in use
-			u.used[d]++
-			u.onGPU[c.gpu[i]]++
+	for d := range c.layout {
+		for _, s := range c.unitsOf(d) {
+			switch s {
+			case available:
+				u.free[d]++
+			case required:
+				u.add(d)
+			case excluded:
+			default: // an ID that the kubelet does not offer is in use
+				u.used[d]++
+				u.onGPU[c.gpu[d]]++
+			}
 		}
-	}
-	for d, free := range u.free {
-		if free > 0 {
+		if u.free[d] > 0 {
 			u.open = append(u.open, d)
 		}
 	}
 	return u
 }
 
-// gpuOf returns the GPU of a device.
-func (u *usage) gpuOf(device int) int { return u.gpu[u.ids[device][0]] }
-
 // add counts an ID of the device as taken.
 func (u *usage) add(device int) {
-	gpu := u.gpuOf(device)
+	gpu := u.gpu[device]
 	if u.taken[device] == 0 && u.score != nil {
 		for g, score := range u.score[gpu] {
 			u.near[g] += score
@@ -78,10 +75,10 @@ func (u *usage) add(device int) {
 // take chooses the first available ID of a device.
 func (u *usage) take(device int) {
 	for {
-		i := u.ids[device][u.next[device]]
+		unit := u.first[device] + u.next[device]
 		u.next[device]++
-		if u.status[i] == available {
-			u.choose(i)
+		if u.status[unit] == available {
+			u.choose(unit)
 			u.free[device]--
 			u.add(device)
 			return
@@ -119,7 +116,7 @@ func (u *usage) takeBest(round []int, packed bool) {
 	compare := func(a, b int) int { return u.compare(a, b, packed) }
 	queues := make([][]int, len(u.onGPU)) // by GPU
 	for _, d := range round {
-		queues[u.gpuOf(d)] = append(queues[u.gpuOf(d)], d)
+		queues[u.gpu[d]] = append(queues[u.gpu[d]], d)
 	}
 	queues = slices.DeleteFunc(queues, func(q []int) bool { return len(q) == 0 })
 	for _, q := range queues {
@@ -144,7 +141,7 @@ func (u *usage) compare(a, b int, packed bool) int {
 	if c := cmp.Compare(u.rank[a], u.rank[b]); c != 0 {
 		return c
 	}
-	x, y := u.gpuOf(a), u.gpuOf(b)
+	x, y := u.gpu[a], u.gpu[b]
 	use := cmp.Compare(u.onGPU[x], u.onGPU[y])
 	if use == 0 {
 		use = cmp.Compare(u.used[a], u.used[b])

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/deviceid"
 )
 
 // The scores. Those of a pair of GPUs add up: one NVLink outweighs every PCIe path, and one step of the path outweighs a
@@ -33,16 +34,17 @@ func healthRank(s health.State) int {
 	}
 }
 
-// topology maps the IDs of a layout to devices and GPUs, and scores the connections of the GPUs. It is immutable.
+// topology numbers the devices, units and GPUs of a layout, and scores the connections of the GPUs. A whole GPU has the same number as a
+// device and as a unit, if there are no others. It is immutable.
 type topology struct {
-	layout []Device       // that it describes
-	index  map[string]int // of an ID in the layout
-	device []int          // by ID
-	gpu    []int          // by ID: the GPU, or the parent of the MIG device
-	ids    [][]int        // by device, ascending
-	gpus   int            // their number
-	score  [][]int32      // by GPU and GPU, symmetric; nil if there are more than maxScored
-	shared bool           // has replicas or MIG devices
+	layout []Device // that it describes
+	number map[health.DeviceID]int
+	first  []int     // by device: the number of its first unit
+	units  int       // of all devices
+	gpu    []int     // by device: the GPU, or the parent of the MIG device
+	gpus   int       // their number
+	score  [][]int32 // by GPU and GPU, symmetric; nil if there are more than maxScored
+	shared bool      // has units of shared devices, or MIG devices
 }
 
 // maxScored limits the score matrix, which grows with the square of the GPUs. The largest machines have 16; with more
@@ -51,38 +53,38 @@ const maxScored = 128
 
 func newTopology(devices []Device) *topology {
 	n := len(devices)
-	t := &topology{layout: devices, index: make(map[string]int, n), device: make([]int, n), gpu: make([]int, n)}
-	deviceNumbers, gpuNumbers := make(map[health.DeviceID]int), make(map[health.DeviceID]int)
-	var first []*health.Device // by GPU
-	for i, d := range devices {
-		dev := &d.State.Device
-		t.index[d.ID] = i
-		t.device[i] = numberOf(deviceNumbers, dev.ID)
-		if t.device[i] == len(t.ids) {
-			t.ids = append(t.ids, nil)
+	t := &topology{layout: devices, number: make(map[health.DeviceID]int, n), first: make([]int, n), gpu: make([]int, n)}
+	gpuNumbers := make(map[health.DeviceID]int)
+	var gpus []*health.Device // one device of each
+	for i := range devices {
+		d := &devices[i].State.Device
+		t.number[d.ID], t.first[i] = i, t.units
+		t.units += devices[i].Units
+		number, exists := gpuNumbers[d.GPU()]
+		if !exists {
+			number = len(gpus)
+			gpuNumbers[d.GPU()] = number
+			gpus = append(gpus, d)
 		}
-		t.ids[t.device[i]] = append(t.ids[t.device[i]], i)
-		t.gpu[i] = numberOf(gpuNumbers, dev.GPU())
-		if t.gpu[i] == len(first) {
-			first = append(first, dev)
-		}
-		t.shared = t.shared || dev.Kind == health.KindMIG || d.ID != string(dev.ID)
+		t.gpu[i] = number
+		t.shared = t.shared || d.Kind == health.KindMIG || devices[i].Form.Kind != deviceid.Whole
 	}
-	t.gpus = len(first)
+	t.gpus = len(gpus)
 	if t.gpus <= maxScored {
-		t.score = scores(first, gpuNumbers)
+		t.score = scores(gpus, gpuNumbers)
 	}
 	return t
 }
 
-// numberOf returns the number of an ID, and gives a new ID the next one.
-func numberOf(numbers map[health.DeviceID]int, id health.DeviceID) int {
-	n, exists := numbers[id]
+// find returns the number of the unit with an ID, and whether the layout has it.
+func (t *topology) find(id string) (unit int, found bool) {
+	parsed := deviceid.Parse(id)
+	device, exists := t.number[parsed.Device()]
 	if !exists {
-		n = len(numbers)
-		numbers[id] = n
+		return 0, false
 	}
-	return n
+	n, ok := t.layout[device].Form.Number(parsed)
+	return t.first[device] + n, ok && n < t.layout[device].Units
 }
 
 // scores returns the score of each pair of GPUs. An absent link scores 0. If the two sides of a link disagree, or only
@@ -122,22 +124,15 @@ func sameNUMA(a, b []int) bool {
 	return slices.ContainsFunc(a, func(n int) bool { return n >= 0 && slices.Contains(b, n) })
 }
 
-// matches reports whether the topology describes these devices: equal IDs in equal order with equal connections. Their
+// matches reports whether the topology describes these devices: equal units in equal order with equal connections. Their
 // health may differ.
 func (t *topology) matches(devices []Device) bool {
-	var equal struct{ old, now *health.DeviceState } // the last pair compared; replicas of one device are adjacent
 	return slices.EqualFunc(t.layout, devices, func(old, now Device) bool {
-		if old.ID != now.ID {
+		if old.Form != now.Form || old.Units != now.Units {
 			return false
-		}
-		if old.State == now.State || old.State == equal.old && now.State == equal.now {
-			return true
 		}
 		x, y := &old.State.Device, &now.State.Device
-		if x.ID != y.ID || x.Parent != y.Parent || x.Kind != y.Kind || !slices.Equal(x.NUMA, y.NUMA) || !slices.Equal(x.Links, y.Links) {
-			return false
-		}
-		equal.old, equal.now = old.State, now.State
-		return true
+		return x == y ||
+			x.ID == y.ID && x.Parent == y.Parent && x.Kind == y.Kind && slices.Equal(x.NUMA, y.NUMA) && slices.Equal(x.Links, y.Links)
 	})
 }

@@ -62,3 +62,17 @@ func TestLedgerIsAValue(t *testing.T) {
 func at(seconds int) time.Time {
 	return time.Date(2026, time.January, 2, 3, 4, 5, 0, time.UTC).Add(time.Duration(seconds) * time.Second)
 }
+
+// The source's value of field 230 counts, but for one that it has lost, or that is of a device before this one.
+func TestLedgerLastXID(t *testing.T) {
+	rows := []LedgerRow{{XIDRow: XIDRow{Code: 31, At: 5}}, {XIDRow: XIDRow{Code: 48, At: 9}, Predecessor: true}}
+	own := append(rows[:2:2], LedgerRow{XIDRow: XIDRow{Code: 63, At: 12}})
+	for _, c := range []struct {
+		rows        []LedgerRow
+		value, want float64
+	}{{nil, 0, 0}, {nil, 13, 13}, {rows, 48, 31}, {rows, 0, 31}, {rows[1:], 48, 0}, {own, 13, 13}, {own, 0, 63}} {
+		if got := (&Ledger{Rows: c.rows}).LastXID(c.value); got != c.want {
+			t.Errorf("%+v with %v: %v, want %v", c.rows, c.value, got, c.want)
+		}
+	}
+}

@@ -193,6 +193,25 @@ func TestIncidentEffect(t *testing.T) {
 	}
 }
 
+// Of the incidents without a device, those that the configuration names count.
+func TestIncidentsOfEveryGPU(t *testing.T) {
+	all := []health.Incident{{Code: 1}, {Code: 2}, {Code: 3}}
+	got := IncidentConfig{Warn: []string{"2"}}.OfEveryGPU(all)
+	if len(got) != 1 || got[0].Code != 2 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func TestEffectState(t *testing.T) {
+	for effect, want := range map[Effect]health.State{
+		EffectIgnore: health.Healthy, EffectWarn: health.Degraded, EffectUnhealthy: health.Unhealthy,
+	} {
+		if got := effect.State(); got != want {
+			t.Errorf("%v: %v, want %v", effect, got, want)
+		}
+	}
+}
+
 func TestIncidentConfigValidate(t *testing.T) {
 	for _, c := range []struct {
 		config IncidentConfig

@@ -124,6 +124,9 @@ func TestXIDConfigValidate(t *testing.T) {
 			t.Errorf("%+v: errors for %q, want %q: %v", c.config, got, c.want, c.config.Validate())
 		}
 	}
+	if err := (XIDConfig{Preset: "aws", Warn: []int{109}, Ignore: []int{109}}).Validate(); !strings.Contains(err.Error(), "XID 109") {
+		t.Errorf("%v does not name the XID of two lists", err)
+	}
 }
 
 // Only invalid items, and lists that another setting overrides, give notes.

@@ -199,6 +199,25 @@ func TestOutageFilterOnlyGPU(t *testing.T) {
 		if (warning != "") != delayed || (v.State == health.Healthy) != delayed {
 			t.Errorf("%v: %v, warning %q", p, v.Causes(), warning)
 		}
+		want := "1 GPUs as unreachable"
+		if p == health.Missing {
+			want = "lists no GPU"
+		}
+		if delayed && !strings.Contains(warning, want) {
+			t.Errorf("%v: warning %q, want %q", p, warning, want)
+		}
+	}
+}
+
+// A GPU whose presence was unknown, without an outage, is lost at once.
+func TestOutageFilterAfterUnknownPresence(t *testing.T) {
+	before := judge(nil, 0, nil, gpu0, gpu1)
+	before[1].Sample = blank(health.PresenceUnknown)
+	var filter OutageFilter
+	r, now := reading(1, samples{"GPU-1": blank(health.Lost)}, gpu0, gpu1)
+	after, warning := filterReading(&filter, DefaultConfig(), before, r, now)
+	if v := after[1].Verdict; v.State != health.Unhealthy || warning != "" {
+		t.Errorf("%v: %v, warning %q", v.State, v.Causes(), warning)
 	}
 }
 

@@ -297,6 +297,19 @@ func TestRestoredResetCountsOnce(t *testing.T) {
 	}
 }
 
+// A reset request that no XID explains ends with an event that reports no action.
+func TestUnexplainedResetEndsWithEvent(t *testing.T) {
+	r, now := reading(0, samples{gpu0.ID: present(value(health.FieldRecoveryAction, 1))}, gpu0)
+	devices := judgeReading(DefaultConfig(), nil, r, ReadingContext{FirstReading: true}, now)
+	for _, action := range []health.RecoveryAction{health.RecoveryReset, health.RecoveryNone} {
+		event := health.Sample{Device: gpu0.ID, At: at(1), Values: map[health.Field]float64{health.FieldRecoveryAction: float64(action)}}
+		devices = observe(DefaultConfig(), devices, &health.Reading{Samples: []health.Sample{event}}, ReadingContext{}, at(1))
+		if got := devices[0].Memory.UnexplainedReset; got != (action == health.RecoveryReset) {
+			t.Errorf("after the action %v: %t", action, got)
+		}
+	}
+}
+
 // The GPU whose reset request no XID explains does not count as working after the restart either.
 func TestRestoredUnexplainedReset(t *testing.T) {
 	r, now := reading(0, samples{gpu0.ID: present(value(health.FieldRecoveryAction, 1))}, gpu0)

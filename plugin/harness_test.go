@@ -87,6 +87,9 @@ func unitsOf(r Resource) (units []unit) {
 	return units
 }
 
+// id returns the ID of a unit.
+func (d *Device) id(unit int) string { return d.form().ID(d.State.Device.ID, unit).String() }
+
 func (u unit) text() string { return u.id(u.number) }
 
 func (u unit) isHealthy() bool { return u.healthy(u.number) }

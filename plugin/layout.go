@@ -58,9 +58,6 @@ func (d *Device) units() int {
 	return d.share.units
 }
 
-// id returns the ID of a unit.
-func (d *Device) id(unit int) string { return d.form().ID(d.State.Device.ID, unit).String() }
-
 // ids yields the IDs of the units by number.
 func (d *Device) ids() iter.Seq2[int, string] { return d.form().Units(d.State.Device.ID, d.units()) }
 

@@ -287,9 +287,7 @@ func (p *Plugin) ensureCDI(now *layout) error {
 	in := now.cfg.CDIInput(now.snap, p.hostFS)
 	for _, r := range now.resources {
 		for _, d := range r.Devices {
-			in.Devices = append(in.Devices, cdi.Device{
-				Name: now.cfg.runtimeID(&d.State.Device), State: d.State, Offered: d.countHealthy() > 0,
-			})
+			in.Devices = append(in.Devices, cdi.Device{Name: now.cfg.runtimeID(&d.State.Device), State: d.State, Offered: d.healthy(0)})
 		}
 	}
 	return p.cdi.Ensure(in)

@@ -46,8 +46,8 @@ func (p *Plugin) Serving(snap *health.Snapshot) Serving {
 	}
 	for i := range s.Devices {
 		d := &s.Devices[i]
-		var device *Device
-		if device, d.Offered = offered[d.State.Device.ID]; !d.Offered || device.share == nil {
+		device := offered[d.State.Device.ID]
+		if d.Offered = device != nil; device == nil || device.share == nil {
 			continue
 		}
 		if d.Sharing, d.Renamed = device.share.kind, device.share.renamed; d.Sharing != SharingMemory {

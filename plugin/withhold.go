@@ -106,11 +106,13 @@ func (l *layout) decide(in layoutInput) {
 	}
 }
 
-// decide sets the answers of a device. held is whether a pod holds the device under an ID outside the layout, also if it is not healthy or
-// not ready.
+// decide sets the answers of a device, and why it is displaced. held is whether a pod holds the device under an ID outside the layout, also
+// if it is not healthy or not ready.
 func (d *Device) decide(ask offer.Request, facts *offer.Facts) (held offer.Answer) {
 	state, s := d.State, d.share
-	held = facts.Decide(&ask)
+	if held = facts.Decide(&ask); held.Code() == offer.Held {
+		d.displaced = held.Reason()
+	}
 	ask.Verdict = &state.Verdict
 	if s != nil {
 		ask.NotReady, ask.Blocked, ask.Pending = s.unready, s.blocked, s.pending
@@ -127,14 +129,13 @@ func (d *Device) decide(ask offer.Request, facts *offer.Facts) (held offer.Answe
 	return held
 }
 
-// withheld describes a device that is withheld, which is displaced if a pod holds it.
+// withheld describes a device that is withheld; held is what decide returned.
 func (d *Device) withheld(held offer.Answer) (w withheldDevice, withheld bool) {
 	w.device, w.ids = &d.State.Device, d.units()-len(d.held)
 	switch {
 	case held.Code() == offer.Held:
 		h, _ := held.Holder()
-		w.pod, w.reason = Pod{h.Namespace, h.Pod}, held.Reason()
-		d.displaced = w.reason
+		w.pod, w.reason = Pod{h.Namespace, h.Pod}, d.displaced
 	case d.offer.Code() == offer.NoCDI: // it concerns all devices, so it is in layout.err
 		return w, false
 	case d.offer.Code() > offer.Held && !d.offer.Pending(): // what is pending takes a moment only

@@ -134,10 +134,10 @@ func TestUsage(t *testing.T) {
 	u.checkCost()
 }
 
-// configureUsage makes every device idle with 100, and busy with 0. Until minute 5 no job of the seed has all of a GPU.
+// configureUsage makes every device idle with 100, and busy with 0. With this seed no device has a load of 100 % in an agent's first 280 s.
 func (u *usageTest) configureUsage(idleBelow int) {
 	u.T.Helper()
-	u.Configure(fmt.Sprintf(`source: {interval: 1s, sim: {profile: h100-8, seed: 3, scenario: [{at: 0s, gpu: 7, mig: balanced}]}}
+	u.Configure(fmt.Sprintf(`source: {interval: 1s, sim: {profile: h100-8, seed: 501, scenario: [{at: 0s, gpu: 7, mig: balanced}]}}
 health: {recoverAfter: 1s, flap: {trips: 0}}
 metrics: {fields: [default, profiling], idleBelow: %d}
 plugin:

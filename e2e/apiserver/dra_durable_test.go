@@ -12,6 +12,7 @@ import (
 // After each exchange of the checkpoint, which has the names of devices, and of the state file, the directory is synced before the spare
 // file is written again: until then a crash of the node could make that the file.
 func TestDRASyncsDirectories(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("strace"); err != nil {
 		t.Fatal("strace is missing; e2e/apiserver/need.sh installs it")
 	}

@@ -91,6 +91,7 @@ func (n machine) awaitDevices(count int, want map[string][]string) map[string]re
 
 // The API server accepts the devices of each profile, and the taints of one GPU with all its parts.
 func TestDRAPublishesProfiles(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		profile, plugin  string
 		devices, tainted int // all, and after the failure of GPU 0
@@ -131,6 +132,7 @@ func TestDRAPublishesProfiles(t *testing.T) {
 
 // Taints appear and go with the findings. A restart keeps their times.
 func TestDRATaints(t *testing.T) {
+	t.Parallel()
 	n := newDRANode(t, "dra-taints", "h100-8", "")
 	n.StartAgent()
 	n.awaitDevices(8, nil)

@@ -3,6 +3,7 @@
 package apiserver
 
 import (
+	"flag"
 	"os"
 	"testing"
 
@@ -22,7 +23,11 @@ const (
 // theCluster is shared by all tests, because it takes seconds to start.
 var theCluster *cluster
 
+// Tests that need the API server for themselves run first, the others in parallel, because they mostly wait.
 func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "4"); err != nil { // the default; go test -parallel overrides it
+		panic(err)
+	}
 	switch os.Getenv(process.RoleEnv) {
 	case etcdRole:
 		etcdmain.Main(os.Args)

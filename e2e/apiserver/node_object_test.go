@@ -135,6 +135,7 @@ func (n machine) nodeRequests() (all, writes int) {
 
 // TestNodeLabels applies labels to a node that others have labelled, and removes them.
 func TestNodeLabels(t *testing.T) {
+	t.Parallel()
 	n := nodeMachine(t, "labels-of-node", nodeRights())
 	n.patch("kubectl-label", `{"metadata": {"labels": {"team": "a", "nvidia.com/gpu.product": "theirs", "nvidia.com/gpu.count": "8"}}}`)
 	n.configureNode(`{labels: {output: api}}`)
@@ -180,6 +181,7 @@ func TestNodeLabels(t *testing.T) {
 
 // TestNodeLabelsOnNewNode creates the node again, and restarts the agent.
 func TestNodeLabelsOnNewNode(t *testing.T) {
+	t.Parallel()
 	n := nodeMachine(t, "labels-again", nodeRights())
 	n.configureNode(`{labels: {output: api}}`)
 	n.start(8)
@@ -222,6 +224,7 @@ const newNodeTaints = `{"spec": {"taints": [{"key": "gpu-node-agent/not-ready", 
 
 // TestNodeTaints keeps the taints of the agent beside the taints of others.
 func TestNodeTaints(t *testing.T) {
+	t.Parallel()
 	const (
 		theirs, startup = "dedicated=ml:NoSchedule", "gpu-node-agent/not-ready:NoSchedule"
 		anyBad, allBad  = "gpu-node-agent/unhealthy=yes:NoSchedule", "gpu-node-agent/unusable:NoExecute"
@@ -270,6 +273,7 @@ func TestNodeTaints(t *testing.T) {
 
 // TestNodeWithoutRights checks that the agent names the rights that it lacks, and works without them.
 func TestNodeWithoutRights(t *testing.T) {
+	t.Parallel()
 	n := nodeMachine(t, "labels-forbidden")
 	n.configureNode(`{labels: {output: api}, taints: [{when: anyUnhealthy, key: a/b, effect: NoSchedule}]}`)
 	n.start(8)
@@ -308,6 +312,7 @@ func nodeFeatureCRD() *unstructured.Unstructured {
 
 // TestNodeFeature writes the NodeFeature once its API is there.
 func TestNodeFeature(t *testing.T) {
+	t.Parallel()
 	client, err := dynamic.NewForConfig(adminConfig(t))
 	if err != nil {
 		t.Fatal(err)

@@ -67,6 +67,7 @@ func TestPodLabels(t *testing.T) {
 
 // The series of a pod's GPU have the pod's UID and only the labels that match an expression of metrics.podLabels.
 func TestPodUID(t *testing.T) {
+	t.Parallel()
 	const user, namespace = "uids", "uids"
 	if err := theCluster.pki.User(user, user); err != nil {
 		t.Fatal(err)

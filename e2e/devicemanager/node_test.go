@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -29,16 +28,11 @@ func TestMain(m *testing.M) {
 // machine is a node with the helpers of this package.
 type machine struct{ *node.Node }
 
-// machines counts the nodes of this process, each of which needs an address.
-var machines atomic.Int32
-
 // newMachine returns a node for a test that runs in parallel with others.
 func newMachine(t *testing.T) machine {
 	t.Helper()
 	t.Parallel()
-	n := machine{node.New(t)}
-	n.Address = fmt.Sprintf("%s:%d", node.Host(), 19400+machines.Add(1))
-	return n
+	return machine{node.New(t)}
 }
 
 // leaveDeadSocket leaves kubelet.sock without a listener, as a killed kubelet does.

@@ -26,7 +26,7 @@ func newFleet(t *testing.T) fleet {
 	prometheus := tool(t, "prometheus")
 	var f fleet
 	var targets strings.Builder
-	for i, n := range []struct {
+	for _, n := range []struct {
 		at                         **node.Node
 		name, profile, dcgm, names string
 	}{
@@ -35,7 +35,6 @@ func newFleet(t *testing.T) fleet {
 		{&f.old, "old", "v100-16", "4.6", "dcgm-exporter-4.9, dcgm-exporter-4.8"},
 	} {
 		*n.at = node.New(t)
-		(*n.at).Address = fmt.Sprintf("%s:%d", node.Host(), 19401+i)
 		(*n.at).Configure(fmt.Sprintf(`source: {interval: 1s, sim: {profile: %s, dcgm: %q}}
 plugin: {enabled: false}
 metrics: {fields: [default, profiling, optional], names: [%s]}

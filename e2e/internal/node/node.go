@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,6 +44,9 @@ type Node struct {
 	pods []*v1.Pod
 }
 
+// nodes counts the nodes of this process, each of which has an address.
+var nodes atomic.Int32
+
 // New returns a node without processes. Its configuration simulates eight GPUs.
 func New(t *testing.T) *Node {
 	t.Helper()
@@ -51,7 +55,7 @@ func New(t *testing.T) *Node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	n := &Node{T: t, Dir: dir, Address: Host() + ":19400", Journal: newJournal(t)}
+	n := &Node{T: t, Dir: dir, Address: fmt.Sprintf("%s:%d", Host(), 19400+nodes.Add(1)), Journal: newJournal(t)}
 	n.Configure("source: {sim: {profile: h100-8}}\n")
 	return n
 }

@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 )
 
@@ -28,7 +29,7 @@ type Authority struct {
 	hosts  []string // subject alternative names of every certificate
 	ca     *x509.Certificate
 	key    crypto.Signer
-	serial int64
+	serial atomic.Int64
 }
 
 // New creates an authority in a directory, with the API server's certificate.
@@ -82,9 +83,8 @@ func (a *Authority) issue(file string, name pkix.Name) error {
 	if err != nil {
 		return err
 	}
-	a.serial++
 	c := &x509.Certificate{
-		SerialNumber: big.NewInt(a.serial), Subject: name,
+		SerialNumber: big.NewInt(a.serial.Add(1)), Subject: name,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},

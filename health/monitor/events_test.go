@@ -629,6 +629,21 @@ func TestEventOfUnknownGPU(t *testing.T) {
 	})
 }
 
+// The names of unknown GPUs are logged once, and a source of events that invents names fills neither the log nor the memory.
+func TestEventsOfManyUnknownGPUs(t *testing.T) {
+	runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
+		for range 2 {
+			for i := range 2 * maxUnknownGPUs {
+				f.receive(xidEvent(fmt.Sprintf("GPU-unknown-%d", i), 79))
+			}
+			advance(5 * time.Second)
+		}
+		if n := h.logs.FilterMessageSnippet("of a GPU that the source does not list").Len(); n != maxUnknownGPUs {
+			t.Errorf("%d warnings, want %d", n, maxUnknownGPUs)
+		}
+	})
+}
+
 func TestEventSourceStates(t *testing.T) {
 	runTestWithEvents(t, func(t *testing.T, h *harness, f *fakeEvents) {
 		const kernelLog = "kernel-log off: not configured"

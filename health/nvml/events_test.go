@@ -381,6 +381,17 @@ func TestEventsSpoiledSet(t *testing.T) {
 	f.waitEvents("1 xid 31")
 }
 
+// TestEventsSpoilingGPUIsTriedAgain checks that a GPU that made a set unusable is left out until the next retry only.
+func TestEventsSpoilingGPUIsTriedAgain(t *testing.T) {
+	f := startEvents(t, testTiming, "fail nvmlDeviceRegisterEvents 2 0 1", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d 1", nvml.ERROR_UNKNOWN))
+	f.wait("state without GPU 2", func() bool {
+		return slices.ContainsFunc(f.states, func(s string) bool { return strings.HasPrefix(s, "1 of 8 GPUs report no events: GPU-00000002") })
+	})
+	f.waitState("")
+	f.lib.Do("event 2 %d 45 -1 -1", bitXID)
+	f.waitEvents("2 xid 45")
+}
+
 // TestEventsHangingRegistrationOutlivesSet checks that a GPU whose registration hung reports events although its set was replaced
 // meanwhile.
 func TestEventsHangingRegistrationOutlivesSet(t *testing.T) {
@@ -609,6 +620,28 @@ func TestEventsWaitHangs(t *testing.T) {
 	f.lib.Do("release")
 	f.waitState("")
 	f.waitEvents("1 xid 31")
+}
+
+// TestEventsWaitFails checks that the state shows why the waiting call fails, and that the driver is initialized again.
+func TestEventsWaitFails(t *testing.T) {
+	f := startEvents(t, testTiming)
+	f.waitState("")
+	inits := f.lib.Number("calls nvmlInit_v2")
+	f.lib.Do("fail nvmlEventSetWait_v2 -1 %d -1", nvml.ERROR_NO_PERMISSION)
+	f.waitState("nvmlEventSetWait_v2: ")
+	f.lib.Do("await calls nvmlInit_v2 %d", inits+1)
+	f.lib.Do("release")
+	f.waitState("")
+	f.lib.Do("event 1 %d 31 -1 -1", bitXID)
+	f.waitEvents("1 xid 31")
+}
+
+// A call that waits as it should does not count as hanging, and no loop is without a pause.
+func TestDefaultTiming(t *testing.T) {
+	d := defaultTiming
+	if d.wait <= 0 || d.callLimit <= d.wait || d.retry <= d.wait || d.minPause <= 0 || d.maxPause <= d.minPause {
+		t.Errorf("%+v", d)
+	}
 }
 
 // TestEventsEnd checks that Run returns only when no call is left, so that the driver's files are closed.

@@ -96,9 +96,12 @@ func TestUseShares(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, second, err := Use()
+	again, second, err := Use()
 	if err != nil {
 		t.Fatal(err)
+	}
+	if again != library {
+		t.Error("the library is loaded twice")
 	}
 	first()
 	first()

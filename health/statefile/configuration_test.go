@@ -4,8 +4,10 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // keep makes a harness save a configuration.
@@ -98,6 +100,28 @@ func TestConfigurationOfTwoAgents(t *testing.T) {
 		advance(retryLockAfter)
 		wantContent(t, saved, "second\n")
 		second.stop()
+	})
+}
+
+// A disk that hangs while the configuration is saved is a failure of the directory.
+func TestConfigurationHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		h := loadAndStart(t, dir)
+		synctest.Wait()
+		answer := h.hang()
+		h.keep("one")
+		advance(time.Minute)
+		if s := h.Status(); !strings.Contains(s.Err, "has not responded for 1m0s") {
+			t.Errorf("status %+v", s)
+		}
+		answer()
+		advance(checkInterval)
+		if s := h.Status(); s.Err != "" {
+			t.Errorf("status %+v", s)
+		}
+		wantContent(t, ConfigurationPath(dir), "one\n")
+		h.stop()
 	})
 }
 

@@ -501,7 +501,7 @@ func (d *Dir) wait(ctx context.Context, written func(*result) bool) error {
 }
 
 // writeStates writes a snapshot into the file of its kind of source if that lacks something. It writes each file again that differs from
-// what was written.
+// what was written, within checkInterval.
 func (d *Dir) writeStates(s *health.Snapshot, last bool) error {
 	if s != nil && d.kind != s.Source.Kind {
 		if before := d.states[d.kind]; before != nil { // another kind of source replaces it
@@ -536,7 +536,7 @@ func (d *Dir) writeState(st *state, saved Saved, due bool) error {
 	}
 	same := st.findings != nil && bytes.Equal(findings, st.findings)
 	if same && !due && time.Since(st.writtenAt) < checkInterval {
-		return d.write(&st.document, st.text)
+		return nil
 	}
 	ledgers, err := json.Marshal(saved.ledgers())
 	if err != nil {

@@ -511,6 +511,25 @@ func TestRunKeepsOtherSources(t *testing.T) {
 	})
 }
 
+// The state that a source had when another replaced it is saved, also if no snapshot was stored after it.
+func TestRunSavesExchangedState(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		h := newHarness(dir)
+		c, err := h.Load()
+		must(t, err)
+		h.start(t)
+		h.store(snapshotOf(t, "dcgm"))
+		last := snapshotOf(t, "dcgm")
+		last.Devices = last.Devices[:2]
+		sim := health.SourceID{Kind: "sim", Inventory: "sim x", Simulated: true}
+		c.Restore("boot", sim, healthtest.Epoch).Exchange(last, true, sim, healthtest.Epoch)
+		h.store(snapshotOf(t, "sim"))
+		wantDevices(t, dir, map[string]int{"dcgm": 2, "sim": 3})
+		h.stop()
+	})
+}
+
 // A detach continues with the source that replaces another, so the state of the replaced source has none. A source that no process has used
 // since keeps its detach.
 func TestDetachmentMovesToNewSource(t *testing.T) {

@@ -73,12 +73,12 @@ func (d *document) adopt(read readFunc, c content) (replaced, err error) {
 	return replaced, nil
 }
 
-// replace writes a text if the file lacks it; without a text, whatever is there stays. difference is how the file differed from what this
-// process read or wrote, "" if it did not. Written is zero if nothing was written.
+// replace writes a text if the file lacks it; without a text, whatever is there stays. Written is zero if nothing was written. Otherwise
+// difference is how the file differed from what this process read or wrote, "" if it did not.
 func (d *document) replace(text []byte) (w durable.Written, difference string, err error) {
 	difference = d.difference()
 	if text == nil || difference == "" && bytes.Equal(text, d.text) {
-		return w, difference, nil
+		return w, "", nil
 	}
 	if w, err = d.options.Replace(d.path, text); err == nil {
 		d.text, d.info, d.written, d.unreserved = text, w.Info, true, w.Unreserved

@@ -170,11 +170,6 @@ func (a *Agent) warnings() (all []string) {
 	if d.WaitsForPods {
 		all = append(all, "dra: "+d.Err)
 	}
-	for _, r := range p.Resources {
-		if r.Warning != "" {
-			all = append(all, "plugin: "+r.Warning)
-		}
-	}
 	for _, text := range append(plugin.OtherPluginTexts(p.OtherPlugins), p.Warnings...) {
 		all = append(all, "plugin: "+text)
 	}

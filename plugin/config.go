@@ -3,7 +3,6 @@ package plugin
 import (
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io/fs"
 	"path/filepath"
 	"slices"
@@ -158,10 +157,7 @@ func (c Config) validateKubeletDir() error {
 		return fmt.Errorf("kubeletDir: %q is not an absolute path; use the kubelet's --root-dir, such as /var/lib/kubelet", c.KubeletDir)
 	}
 	for _, name := range c.resourceNames() {
-		path := c.socketPath(name)
-		if alternate := c.alternateSocketPath(name, 0); len(alternate) > len(path) {
-			path = alternate
-		}
+		path := c.socketPath(name, 0)
 		if unixsock.PathLen(path) > unixsock.MaxPath {
 			return fmt.Errorf("kubeletDir: the path of the socket %s is %d bytes too long for a unix socket; use a shorter directory",
 				path, unixsock.PathLen(path)-unixsock.MaxPath)
@@ -218,41 +214,21 @@ func (c Config) socketDir() string { return filepath.Join(c.KubeletDir, "device-
 
 // maxSocketStem limits the part of a socket's file name that comes from the resource, so that a long resource does not
 // require a shorter kubeletDir.
-const maxSocketStem = 40
+const maxSocketStem = 20
 
 // SocketPattern matches the file names of the plugin's sockets.
 const SocketPattern = socketPrefix + "*" + socketSuffix
 
 const socketPrefix, socketSuffix = "gpu-node-agent-", ".sock"
 
-// socketPath returns the fixed path of a resource's socket. It is unique: a domain has no underscore, so the first
-// underscore is always the slash, and a hash replaces what is cut off.
-func (c Config) socketPath(resource string) string {
-	return filepath.Join(c.socketDir(), socketPrefix+socketStem(resource)+socketSuffix)
-}
-
-// alternateSocketPath returns another path for a resource's socket, for a random id. It is no longer than the fixed path,
-// unless the resource has less than 8 characters.
-func (c Config) alternateSocketPath(resource string, id uint32) string {
-	suffix := fmt.Sprintf("%08x", id)
-	if stem := socketStem(resource); len(stem) > len(suffix) {
-		suffix = stem[:len(stem)-len(suffix)-1] + "-" + suffix
-	}
-	return filepath.Join(c.socketDir(), socketPrefix+suffix+socketSuffix)
-}
-
-func socketStem(resource string) string {
-	safe := strings.Map(func(r rune) rune {
+// socketPath returns a path for a socket of a resource. A random id makes it unique.
+func (c Config) socketPath(resource string, id uint32) string {
+	stem := strings.Map(func(r rune) rune {
 		switch {
 		case r == '-', r == '.', r >= '0' && r <= '9', r >= 'A' && r <= 'Z', r >= 'a' && r <= 'z':
 			return r
 		}
 		return '_'
 	}, resource)
-	if len(safe) > maxSocketStem {
-		hash := fnv.New32a()
-		_, _ = hash.Write([]byte(resource)) // cannot fail
-		safe = fmt.Sprintf("%s-%08x", safe[:maxSocketStem-9], hash.Sum32())
-	}
-	return safe
+	return filepath.Join(c.socketDir(), fmt.Sprintf("%s%s-%08x%s", socketPrefix, stem[:min(len(stem), maxSocketStem)], id, socketSuffix))
 }

@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -45,8 +46,8 @@ func TestConfigValidateNames(t *testing.T) {
 		{strings.Repeat("a.", 122) + "b/c", "/k", resource},
 		{"nvidia.com/gpu", "k", []string{"kubeletDir"}},
 		{"nvidia.com/gpu", "", []string{"kubeletDir"}},
-		{"nvidia.com/gpu", "/" + strings.Repeat("d", 56), nil},
-		{"nvidia.com/gpu", "/" + strings.Repeat("d", 57), []string{"kubeletDir"}},
+		{"nvidia.com/gpu", "/" + strings.Repeat("d", 47), nil},
+		{"nvidia.com/gpu", "/" + strings.Repeat("d", 48), []string{"kubeletDir"}},
 		{"gpu", "k", []string{"resource", "kubeletDir"}},
 	} {
 		err := configured(func(cfg *Config) { cfg.Resource, cfg.KubeletDir = c.resource, c.dir }).Validate()
@@ -192,13 +193,18 @@ func TestSharedTwice(t *testing.T) {
 }
 
 func TestSocketPath(t *testing.T) {
-	c := DefaultConfig()
-	long := "nvidia.com/" + strings.Repeat("x", 62)
-	if got := c.socketPath(c.Resource); got != "/var/lib/kubelet/device-plugins/gpu-node-agent-nvidia.com_gpu.sock" {
-		t.Error(got)
+	c := Config{KubeletDir: "/var/lib/kubelet"}
+	if got := c.socketPath(gpu, 0x1f); got != "/var/lib/kubelet/device-plugins/gpu-node-agent-nvidia.com_gpu-0000001f.sock" {
+		t.Errorf("got %s", got)
 	}
-	if a, b := c.socketPath(long+"a"), c.socketPath(long+"b"); a == b || len(a) > 100 {
-		t.Errorf("%s and %s", a, b)
+	for _, resource := range []string{gpu, "a.b/c", "nvidia.com/mig-1g.10gb.shared", "example.com/" + strings.Repeat("x", 63)} {
+		one, other := c.socketPath(resource, 1), c.socketPath(resource, 2)
+		if one == other || len(one) > 92 {
+			t.Errorf("%s: %s, %s", resource, one, other)
+		}
+		if ours, err := filepath.Match(SocketPattern, filepath.Base(one)); !ours || err != nil {
+			t.Errorf("%s does not match %s", one, SocketPattern)
+		}
 	}
 }
 
@@ -216,10 +222,10 @@ func TestConfigValidateDRA(t *testing.T) {
 		"slash":         {func(c *Config) { c.DRA.DriverName = "../x" }, []string{"dra.driverName"}},
 		"underscore":    {func(c *Config) { c.DRA.DriverName = "gpu_x" }, []string{"dra.driverName"}},
 		"longest paths": {func(c *Config) {
-			c.KubeletDir, c.DRA.DriverName = "/"+strings.Repeat("k", 55), strings.Repeat("d", 24)
+			c.KubeletDir, c.DRA.DriverName = "/"+strings.Repeat("k", 46), strings.Repeat("d", 33)
 		}, nil},
 		"path too long": {func(c *Config) {
-			c.KubeletDir, c.DRA.DriverName = "/"+strings.Repeat("k", 55), strings.Repeat("d", 25)
+			c.KubeletDir, c.DRA.DriverName = "/"+strings.Repeat("k", 46), strings.Repeat("d", 34)
 		}, []string{"dra.driverName"}},
 		"relative directory": {func(c *Config) { c.KubeletDir = "k" }, []string{"kubeletDir"}},
 		"causes":             {func(c *Config) { c.DRA.EvictOn = []string{"xid=79", "lost", "dcgm-nvlink-down"} }, nil},

@@ -5,15 +5,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc/status"
-
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 )
 
@@ -35,34 +31,18 @@ func (s *site) successor() *harness {
 	return next
 }
 
-// sockets returns the names of the plugin's sockets.
-func (s *site) sockets() (names []string) {
-	s.Helper()
-	paths, err := filepath.Glob(filepath.Join(s.pluginDir(), SocketPattern))
-	if err != nil {
-		s.Fatal(err)
-	}
-	for _, p := range paths {
-		names = append(names, filepath.Base(p))
-	}
-	return names
-}
-
 // kill ends the agent as SIGKILL does: its sockets stay.
 func (s *site) kill() {
 	s.Helper()
 	saved := shortDir(s.T)
-	names := s.sockets()
-	for _, n := range names {
-		if err := os.Link(filepath.Join(s.pluginDir(), n), filepath.Join(saved, n)); err != nil {
-			s.Fatal(err)
-		}
+	socket := s.socket()
+	left := filepath.Join(saved, "left.sock")
+	if err := os.Link(socket, left); err != nil {
+		s.Fatal(err)
 	}
 	s.stop()
-	for _, n := range names {
-		if err := os.Link(filepath.Join(saved, n), filepath.Join(s.pluginDir(), n)); err != nil {
-			s.Fatal(err)
-		}
+	if err := os.Link(left, socket); err != nil {
+		s.Fatal(err)
 	}
 }
 
@@ -78,10 +58,10 @@ func (s *site) check(after string) {
 	before := s.waitStatus(isRegistered)
 	s.allocate(s.kubelet, id(0))
 	s.kubelet.Free(gpu, id(0))
-	if now := s.waitStatus(isRegistered); now.Allocations != before.Allocations+1 || now.Warning != "" {
+	if now := s.waitStatus(isRegistered); now.Allocations != before.Allocations+1 {
 		s.Errorf("after %s: %+v", after, now)
 	}
-	if names := s.sockets(); len(names) > 2 || !slices.Contains(names, filepath.Base(s.socket())) {
+	if names := s.sockets(); len(names) != 1 {
 		s.Errorf("after %s: sockets %v", after, names)
 	}
 }
@@ -90,9 +70,7 @@ func (s *site) check(after string) {
 var disturbances = map[string]func(s *site){
 	"socket removed": func(s *site) {
 		registrations := s.waitStatus(isRegistered).Registrations
-		for _, n := range s.sockets() {
-			s.remove(filepath.Join(s.pluginDir(), n))
-		}
+		s.remove(s.socket())
 		s.waitStatus(func(r ResourceStatus) bool { return r.Registered && r.Registrations > registrations })
 	},
 	"directory wiped": func(s *site) {
@@ -110,14 +88,6 @@ var disturbances = map[string]func(s *site){
 		s.stop()
 		s.harness = s.successor()
 		s.run()
-	},
-	"second agent": func(s *site) {
-		next := s.successor()
-		next.run()
-		next.waitStatus(unregisteredFor(unixsock.ErrInUse.Error()))
-		s.check("the start of a second agent")
-		s.stop()
-		s.harness = next
 	},
 }
 
@@ -207,54 +177,10 @@ func TestRegistrarLeavesUnansweredPath(t *testing.T) {
 	}
 }
 
-// poison makes the kubelet keep a dead endpoint, as an earlier agent does that registers a connected path.
-func (s *site) poison() {
-	s.Helper()
-	err := register(s.ctx, filepath.Join(s.pluginDir(), "kubelet.sock"), gpu, filepath.Base(s.socket()))
-	if !isConnected(status.Convert(err)) {
-		s.Fatalf("a registration of a connected path: %v", err)
-	}
-}
-
-func TestRegistrarReportsDeadEndpoint(t *testing.T) {
-	t.Parallel()
-	s := startSite(t, kubelettest.V137)
-	fixed := filepath.Base(s.socket())
-	s.poison()
-	s.stop()
-	s.harness = s.successor()
-	s.p.timing.endTimeout = shortTimeout
-	s.p.timing.settle = shortTimeout // an end of a stream that takes longer would contradict the kubelet's restart
-	s.run()
-	first := s.waitStatus(isRegistered)
-	if !strings.Contains(first.Warning, s.socket()) || first.Err != "" {
-		t.Errorf("%+v", first)
-	}
-	r := s.waitResource(s.kubelet, gpu, listed(4, 4))
-	if r.Endpoint == fixed || !slices.Equal(r.Endpoints, []string{fixed, r.Endpoint}) {
-		t.Errorf("the kubelet has %+v", r)
-	}
-	s.waitLog(msgDeadEndpoint, s.socket(), 1)
-	s.waitLog(msgUnregistered, "", 0) // another path is tried at once
-	// It is the kubelet's: other disturbances change nothing.
-	disturbances["socket removed"](s)
-	if again := s.waitStatus(isRegistered); again.Warning != first.Warning {
-		t.Errorf("%+v", again)
-	}
-	s.waitLog(msgDeadEndpoint, "", 1)
-
-	s.restart(s.kubelet)
-	s.check("the kubelet's restart")
-	if r := s.waitResource(s.kubelet, gpu, listed(4, 4)); !slices.Equal(r.Endpoints, []string{fixed}) {
-		t.Errorf("the kubelet has %+v", r)
-	}
-}
-
-// A kubelet that processes the end of an earlier agent late is not poisoned: the next agent waits for it.
+// The next agent waits for a kubelet that processes the end of an earlier one late.
 func TestRegistrarWaitsForEndOfEarlierAgent(t *testing.T) {
 	onEachKubelet(t, func(t *testing.T, v kubelettest.Version) {
 		s := startSite(t, v)
-		fixed := filepath.Base(s.socket())
 		s.kubelet.SetFault(kubelettest.Fault{HoldEnds: true})
 		s.stop()
 		s.harness = s.successor()
@@ -263,7 +189,7 @@ func TestRegistrarWaitsForEndOfEarlierAgent(t *testing.T) {
 		s.waitStatus(unregisteredFor("earlier plugin"))
 		s.kubelet.SetFault(kubelettest.Fault{})
 		s.check("a late end")
-		if r := s.waitResource(s.kubelet, gpu, listed(4, 4)); r.Registrations != 2 || r.Endpoint != fixed || len(r.Endpoints) != 1 {
+		if r := s.waitResource(s.kubelet, gpu, listed(4, 4)); r.Registrations != 2 || len(r.Endpoints) != 1 {
 			t.Errorf("the kubelet has %+v", r)
 		}
 	})
@@ -299,9 +225,7 @@ func TestRegistrarReturnsBeforeEndOfEarlierStream(t *testing.T) {
 		s.waitResource(s.kubelet, "example.com/gpu", listed(4, 4))
 		s.setConfig(func(c *Config) { c.Resource = gpu })
 		s.waitResource(s.kubelet, gpu, listed(4, 4))
-		if r := s.waitStatus(isRegistered); r.Warning != "" {
-			t.Errorf("%+v", r)
-		}
+		s.waitStatus(isRegistered)
 		s.kubelet.SetFault(kubelettest.Fault{})
 		s.check("a late end")
 		s.stop()
@@ -309,28 +233,7 @@ func TestRegistrarReturnsBeforeEndOfEarlierStream(t *testing.T) {
 	})
 }
 
-// A registrar can end after it has found a new kubelet and before it registers.
-func TestRegistrarForgetsEarlierKubelet(t *testing.T) {
-	dir := shortDir(t)
-	if err := os.Mkdir(filepath.Join(dir, "device-plugins"), 0o750); err != nil {
-		t.Fatal(err)
-	}
-	r := newTestRegistrar(t, dir)
-	r.fixedHeld = true
-	r.setWarning("restart the kubelet")
-	if err := os.WriteFile(r.kubeletPath, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	r.checkKubelet()
-	next := newTestRegistrar(t, dir)
-	next.resume(r.view())
-	next.checkKubelet()
-	if next.fixedHeld || next.status().Warning != "" || !next.kubeletNew {
-		t.Errorf("beside the new kubelet: %+v", next.status())
-	}
-}
-
-// After endTimeout the refusal itself makes the kubelet keep the endpoint.
+// After endTimeout the next agent registers beside the earlier one, whose end does not concern it: the paths differ.
 func TestRegistrarWaitsLimitedForEndOfEarlierAgent(t *testing.T) {
 	t.Parallel()
 	s := startSite(t, kubelettest.V137)
@@ -339,24 +242,13 @@ func TestRegistrarWaitsLimitedForEndOfEarlierAgent(t *testing.T) {
 	s.harness = s.successor()
 	s.p.timing.endTimeout = shortTimeout
 	s.run()
-	s.waitStatus(func(r ResourceStatus) bool { return r.Registered && r.Warning != "" })
+	s.waitStatus(isRegistered)
 	s.kubelet.SetFault(kubelettest.Fault{})
+	s.check("a late end")
 	s.stop()
-	if r := s.waitResource(s.kubelet, gpu, func(r kubelettest.Resource) bool { return len(r.Endpoints) == 1 }); r.Allocatable() != 4 {
-		t.Errorf("the kubelet has %+v", r)
+	if r := s.waitResource(s.kubelet, gpu, disconnected); r.Allocatable() != 0 || len(r.Endpoints) != 0 {
+		t.Errorf("after the end: %+v", r)
 	}
-}
-
-// A later kubelet may refuse a connected path with another text: the next attempt has another name, without the warning.
-func TestRegistrarAvoidsPathRefusedForAnyReason(t *testing.T) {
-	t.Parallel()
-	s := startSite(t, kubelettest.V137)
-	s.kubelet.SetFault(kubelettest.Fault{HoldEnds: true, ConnectedError: "endpoint exists"})
-	s.stop()
-	s.harness = s.successor()
-	s.p.timing.endTimeout = shortTimeout
-	s.run()
-	s.waitStatus(func(r ResourceStatus) bool { return r.Registered && r.Warning == "" })
 }
 
 // The same kubelet.sock does not mean a new kubelet, nor does a new time of change while the stream is open.
@@ -390,48 +282,6 @@ func TestRegistrarDetectsSameKubelet(t *testing.T) {
 			s.stop()
 			s.waitResource(s.kubelet, gpu, disconnected)
 		})
-	}
-}
-
-// The probes must not claim a registration at a socket that is lost.
-func TestStatusShowsLostSocketAtOnce(t *testing.T) {
-	dir := shortDir(t)
-	if err := os.Mkdir(filepath.Join(dir, "device-plugins"), 0o750); err != nil {
-		t.Fatal(err)
-	}
-	r := newTestRegistrar(t, dir)
-	defer r.stop(false)
-	for _, lose := range []func() string{
-		func() string { return r.socketPath },
-		func() string {
-			path := r.cfg.alternateSocketPath(gpu, 7)
-			alternate, err := openSocket(t.Context(), path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			r.alternate = alternate
-			return path
-		},
-	} {
-		if err := r.listen(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		leave, _ := r.srv.streams.enter()
-		r.phase, r.accepted = registered, true
-		if !r.status().Registered {
-			t.Fatalf("%+v", r.status())
-		}
-		path := lose()
-		if err := os.Remove(path); err != nil {
-			t.Fatal(err)
-		}
-		if err := r.listen(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		if s := r.status(); s.Registered || s.Err == "" {
-			t.Errorf("%s lost: %+v", path, s)
-		}
-		leave()
 	}
 }
 
@@ -476,8 +326,7 @@ func TestPluginRemovesStaleSockets(t *testing.T) {
 		return l
 	}
 	stale := []string{
-		"gpu-node-agent-example.com_gpu.sock", filepath.Base(h.cfg.Load().alternateSocketPath(gpu, 1)),
-		filepath.Base(h.socket()),
+		"gpu-node-agent-example.com_gpu.sock", filepath.Base(h.cfg.Load().socketPath(gpu, 1)),
 	}
 	for _, name := range append(slices.Clone(stale), "nvidia-gpu.sock") {
 		if err := listen(name).Close(); err != nil {
@@ -490,10 +339,7 @@ func TestPluginRemovesStaleSockets(t *testing.T) {
 	}
 	listen("kubelet.sock")
 	h.run()
-	want := []string{
-		"gpu-node-agent-example.com_served.sock", "gpu-node-agent-file.sock", filepath.Base(h.socket()), "kubelet.sock",
-		"nvidia-gpu.sock",
-	}
+	want := []string{"gpu-node-agent-example.com_served.sock", "gpu-node-agent-file.sock", "kubelet.sock", "nvidia-gpu.sock"}
 	poll(h, "files", func() (names []string) {
 		entries, err := os.ReadDir(h.pluginDir())
 		if err != nil {
@@ -504,8 +350,8 @@ func TestPluginRemovesStaleSockets(t *testing.T) {
 		}
 		return names
 	}, func(names []string) bool {
-		return slices.Equal(names, want) && unixsock.RemoveStale(h.ctx, h.socket()) != nil
-	}) // served
+		return slices.Equal(names, want)
+	})
 }
 
 // An agent that ends before it serves removes the sockets that a killed one has left: after an uninstall nothing else would.
@@ -519,7 +365,8 @@ func TestPluginStopRemovesStaleSockets(t *testing.T) {
 			t.Parallel()
 			h := newHarness(t, nil)
 			h.setConfig(change)
-			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: h.socket(), Net: "unix"})
+			socket := h.cfg.Load().socketPath(gpu, 1)
+			l, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket, Net: "unix"})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -529,28 +376,9 @@ func TestPluginStopRemovesStaleSockets(t *testing.T) {
 			}
 			h.run()
 			h.stop()
-			if _, err := os.Lstat(h.socket()); !os.IsNotExist(err) {
+			if _, err := os.Lstat(socket); !os.IsNotExist(err) {
 				t.Errorf("the socket is left: %v", err)
 			}
 		})
-	}
-}
-
-func TestAlternateSocketPath(t *testing.T) {
-	c := Config{KubeletDir: "/var/lib/kubelet"}
-	for _, resource := range []string{gpu, "a.b/cdef", "nvidia.com/mig-1g.10gb.shared", "example.com/" + strings.Repeat("x", 63)} {
-		fixed, one, other := c.socketPath(resource), c.alternateSocketPath(resource, 1), c.alternateSocketPath(resource, 2)
-		if len(one) > len(fixed) || one == other || one == fixed {
-			t.Errorf("%s: %s, %s, %s", resource, fixed, one, other)
-		}
-		if ours, err := filepath.Match(SocketPattern, filepath.Base(one)); !ours || err != nil {
-			t.Errorf("%s does not match %s", one, SocketPattern)
-		}
-	}
-	// The path of a short resource's other sockets may be longer than its fixed path.
-	c.KubeletDir = "/" + strings.Repeat("d", unixsock.MaxPath-len("//device-plugins/gpu-node-agent-a.b_c.sock"))
-	c.Resource = "a.b/c"
-	if err := c.validateKubeletDir(); err == nil {
-		t.Errorf("accepted, with a path of %d bytes", len(c.alternateSocketPath(c.Resource, 1)))
 	}
 }

@@ -274,7 +274,21 @@ func (h *harness) setHealth(i int, state health.State) { h.snaps.Store(with(h.sn
 
 func (h *harness) pluginDir() string { return filepath.Join(h.root, "device-plugins") }
 
-func (h *harness) socket() string { return h.cfg.Load().socketPath(h.cfg.Load().Resource) }
+// sockets returns the paths of the plugin's sockets.
+func (h *harness) sockets() []string {
+	h.Helper()
+	paths, err := filepath.Glob(filepath.Join(h.pluginDir(), SocketPattern))
+	if err != nil {
+		h.Fatal(err)
+	}
+	return paths
+}
+
+// socket waits for the plugin's only socket, and returns its path.
+func (h *harness) socket() string {
+	h.Helper()
+	return poll(h, "sockets", h.sockets, func(paths []string) bool { return len(paths) == 1 })[0]
+}
 
 // remove removes a file or a directory. It renames it first: the plugin may create a socket while a directory is removed.
 func (h *harness) remove(path string) {

@@ -1,7 +1,7 @@
 // Package plugin is a device plugin: it offers the devices of a snapshot to the kubelet and answers the kubelet's calls.
 //
 //	Snapshot, Config and Holders ─► layout ─► one server per resource ─► ListAndWatch, Allocate, GetPreferredAllocation
-//	                                          one registrar per server ─► listen, settle, register, audit; again after a loss
+//	                                          one registrar per server ─► settle, listen, register, audit; again after a loss
 //	podresources ─► Holders: the containers that hold each device
 //
 // Decisions are pure: layout.go, mig_strategy.go, withhold.go, allocate.go and package prefer. Failures of the kubelet are handled
@@ -54,8 +54,7 @@ type Plugin struct {
 
 	// These belong to Run.
 	cdi             *cdi.Writer
-	hostFS          fs.FS                  // from the root on
-	kubeletViews    map[string]kubeletView // of ended registrars, by resource name
+	hostFS          fs.FS // from the root on
 	loggedWarnings  []string
 	loggedUnmatched []health.UnmatchedRefs
 	exclusive       bool      // dynamic resource allocation had released the devices, and may not serve until the plugin has
@@ -91,7 +90,6 @@ type ResourceStatus struct {
 	Registered bool   // the kubelet has accepted the registration and has a ListAndWatch stream open
 	Audited    bool   // it is registered, and the kubelet counts the devices that were sent last
 	Err        string // why it is not registered; empty if it is
-	Warning    string // why the kubelet needs a restart although it is registered; empty if it needs none
 
 	Registrations    uint64            // accepted by the kubelet since the resource is served
 	AuditMismatches  uint64            // audits that found another list in the kubelet and registered again
@@ -124,7 +122,6 @@ func newPlugin(cfg *health.Latest[Config], snapshots *health.Latest[health.Snaps
 	p := &Plugin{
 		cfg: cfg, snapshots: snapshots, log: log, timing: t, err: "starting",
 		cdi: cdi.NewWriter(log), limitHooks: cdi.NewLimitHooks(log), hostFS: os.DirFS("/"),
-		kubeletViews: make(map[string]kubeletView),
 	}
 	p.pods = p.newPodResources()
 	p.pods.KubeletLost = p.kubeletLost
@@ -325,9 +322,6 @@ func (p *Plugin) reconcile(ctx context.Context, desired []string, cfg Config, wi
 		return true
 	})
 	stopping.Wait()
-	for _, r := range stopped {
-		p.kubeletViews[r.resource] = r.registrar.view()
-	}
 	if missing := slices.DeleteFunc(slices.Clone(desired), func(name string) bool { return contains(running, name) }); len(missing) > 0 {
 		p.noteServing(ctx)
 		p.removeStaleSockets(ctx, cfg)
@@ -370,8 +364,7 @@ func (p *Plugin) noteServing(ctx context.Context) {
 	}
 }
 
-// removeStaleSockets removes the sockets that an earlier agent left behind. It runs before the registrars, which each
-// replace a socket at their own path, and at the end.
+// removeStaleSockets removes the sockets that an earlier agent left behind, before the registrars start and at the end.
 func (p *Plugin) removeStaleSockets(ctx context.Context, cfg Config) {
 	files, err := os.ReadDir(cfg.socketDir())
 	if err != nil {
@@ -400,7 +393,6 @@ func (p *Plugin) start(ctx context.Context, resource string, cfg Config) *runnin
 		p.pods.FollowAllocation()
 	}
 	r := newRegistrar(srv, cfg, p.timing, p.pods, p.log)
-	r.resume(p.kubeletViews[resource])
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

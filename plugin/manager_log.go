@@ -26,7 +26,6 @@ const (
 	msgOffered      = "device offered to new pods again"
 	msgRegistered   = "registered with the kubelet"
 	msgUnregistered = "not registered with the kubelet"
-	msgDeadEndpoint = "the kubelet keeps a dead endpoint at the plugin's socket; registering another path"
 	msgMismatch     = "audit mismatch: the kubelet has another list although its stream is open; registering again"
 )
 

@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -34,39 +33,30 @@ const (
 	registered
 )
 
-// registrar keeps the socket of one resource served and registered with the kubelet. It detects every disturbance, from
-// a kubelet restart to a wiped directory, by polling, and treats all alike: wait for the settle time without another
-// disturbance, then register. The gRPC server and its streams live as long as the registrar; a lost socket is only
-// replaced by a new listener.
+// registrar keeps one resource registered with the kubelet. It detects every disturbance, from a kubelet restart to a wiped
+// directory, by polling, and treats all alike: wait for the settle time without another disturbance, then register. The gRPC
+// server and its streams live as long as the registrar.
 //
-// A kubelet since 1.37 refuses a registration at a path that it still has connected, and then never notices that the
-// path's stream ends. So the registrar registers its fixed path only while the kubelet cannot hold it, and otherwise
-// another path, at which it listens as well, and which it never uses twice. It always listens at the fixed path, by which
-// another agent detects it.
+// Each registration has a socket of its own, at a path that is never used twice: a kubelet since 1.37 refuses a path that it still has
+// connected, and then never notices that the path's stream ends.
 type registrar struct {
 	timing
 	srv         *server
 	pods        *podresources.Client
 	cfg         Config
-	socketPath  string // the fixed path
 	kubeletPath string // of kubelet.sock
 	log         *zap.Logger
 	grpc        *grpc.Server
 	serving     sync.WaitGroup // the grpc.Serve of each listener
 
 	// The fields up to mu belong to the goroutine of run.
-	socket        *unixsock.Socket
-	alternate     *unixsock.Socket // at another path if that was registered, otherwise nil
+	socket        *unixsock.Socket // of the newest registration; nil before the first
 	served        chan struct{}    // closed when grpc.Serve of socket has returned
-	listenErr     error
-	nextListen    time.Time   // earliest next attempt after listenErr
-	kubeletSocket fs.FileInfo // the last one that existed, nil if none did
-	kubeletLost   bool        // kubelet.sock does not exist
-	kubeletNew    bool        // nothing was registered with it since kubeletSocket changed
+	kubeletSocket fs.FileInfo      // the last one that existed, nil if none did
+	kubeletErr    error            // why kubelet.sock cannot be found; nil if it exists
+	kubeletNew    bool             // nothing was registered with it since kubeletSocket changed
 	kubeletNewAt  time.Time
-	fixedSent     bool // the newest registration is at the fixed path, and may have reached the kubelet
-	fixedHeld     bool // the kubelet may hold the fixed path until it restarts
-	followable    int  // registrations with which the kubelet may have a stream, since none was open
+	followable    int // registrations with which the kubelet may have a stream, since none was open
 	phase         phase
 	phaseSince    time.Time
 	settledAt     time.Time // earliest next registration, as is nextAttempt
@@ -78,9 +68,7 @@ type registrar struct {
 
 	mu            sync.Mutex // guards the fields below
 	accepted      bool       // the kubelet accepted the newest registration, and nothing disturbed it since
-	socketLost    bool       // the socket cannot be served at its path
 	err           string     // why the resource is not registered
-	warning       string     // ResourceStatus.Warning
 	registrations uint64
 	mismatches    uint64
 	auditedAt     time.Time // of the answer in which the kubelet last had the list of the newest registration; zero if there is none
@@ -89,32 +77,12 @@ type registrar struct {
 func newRegistrar(srv *server, cfg Config, t timing, pods *podresources.Client, log *zap.Logger) *registrar {
 	return &registrar{
 		timing: t, srv: srv, pods: pods, log: log.With(zap.String("resource", srv.name)),
-		cfg: cfg, socketPath: cfg.socketPath(srv.name),
+		cfg:         cfg,
 		kubeletPath: filepath.Join(cfg.socketDir(), "kubelet.sock"),
 		grpc:        grpc.NewServer(serverOptions(t.handshake)...),
 		retry:       backoff.Backoff{Min: t.retryMin, Max: t.retryMax},
 		audit:       audit{retry: backoff.Backoff{Min: t.auditRetryMin, Max: t.auditRetryMax}},
 	}
-}
-
-// kubeletView is what a registrar has found about a kubelet. The next registrar of the resource, after a change of the
-// configuration, must not register a path whose end the kubelet processes late.
-type kubeletView struct {
-	socket    fs.FileInfo
-	fixedHeld bool
-	warning   string
-}
-
-func (r *registrar) view() kubeletView {
-	if r.kubeletNew { // the rest is about the kubelet before
-		return kubeletView{}
-	}
-	return kubeletView{r.kubeletSocket, r.fixedHeld || r.fixedSent, r.warning}
-}
-
-// resume continues with the view of an ended registrar. It applies as long as the kubelet is the same.
-func (r *registrar) resume(v kubeletView) {
-	r.kubeletSocket, r.fixedHeld, r.warning = v.socket, v.fixedHeld, v.warning
 }
 
 // run serves until ctx ends. Call stop afterwards.
@@ -142,11 +110,8 @@ func (r *registrar) stop(withdraw bool) {
 		// stream after that would make them healthy again.
 		<-time.After(time.Until(count.lastSent.Add(r.settle)))
 	}
-	for _, s := range []*unixsock.Socket{r.socket, r.alternate} {
-		if s == nil {
-			continue
-		}
-		if err := s.Remove(); err != nil {
+	if r.socket != nil {
+		if err := r.socket.Remove(); err != nil {
 			r.log.Warn("cannot remove the plugin's socket", zap.Error(err))
 		}
 	}
@@ -164,18 +129,15 @@ func (r *registrar) stop(withdraw bool) {
 
 // step checks everything once and does what is due.
 func (r *registrar) step(ctx context.Context) {
-	if err := r.listen(ctx); err != nil {
-		r.reportError(err.Error(), true)
-		return
-	}
+	r.checkSocket()
 	r.checkKubelet()
 	r.followStreams()
 	r.auditDevices()
 	if r.phase != unregistered {
 		return
 	}
-	if r.kubeletLost {
-		r.reportError(r.kubeletPath+" does not exist; waiting for the kubelet", false)
+	if r.kubeletErr != nil {
+		r.reportError(r.kubeletErr.Error())
 		return
 	}
 	// The end of a stream, for whatever reason, is a disturbance as well.
@@ -195,16 +157,15 @@ func (r *registrar) step(ctx context.Context) {
 // each loss of the socket, and after each lost answer of the kubelet.
 const maxStreamsKept = 8
 
-// endStreams ends all streams. The next registration has another path, because the kubelet may process the ends late.
+// endStreams ends all streams.
 func (r *registrar) endStreams() {
 	r.srv.streams.drop()
-	r.followable, r.fixedHeld = 0, r.fixedHeld || r.fixedSent
+	r.followable = 0
 }
 
 // earlierPluginCounted reports whether the kubelet still counts devices of the resource before the first registration, or
-// has not answered yet: it has not processed the end of the earlier agent, and must not get another registration of the
-// same path. A kubelet for which that takes longer than endTimeout keeps a dead endpoint, or another plugin serves the
-// resource.
+// has not answered yet: it has not processed the end of the earlier agent. If that takes longer than endTimeout, another
+// plugin serves the resource.
 func (r *registrar) earlierPluginCounted(now time.Time) bool {
 	if !r.kubeletNew || now.After(r.kubeletNewAt.Add(r.settle+r.endTimeout)) {
 		return false
@@ -216,90 +177,60 @@ func (r *registrar) earlierPluginCounted(now time.Time) bool {
 	if answer.Err != "" || len(answer.IDs[r.srv.name]) == 0 {
 		return false
 	}
-	r.setError("the kubelet still counts the devices of an earlier plugin; about to register", false)
+	r.setError("the kubelet still counts the devices of an earlier plugin; about to register")
 	r.pods.QueryWithin(r.poll)
 	return true
 }
 
-// listen ensures that the socket exists at its path and is served.
-func (r *registrar) listen(ctx context.Context) error {
-	if r.socket != nil && r.socket.InPlace() {
-		select {
-		case <-r.served: // the listener failed
-		default:
-			if r.alternate != nil && !r.alternate.InPlace() {
-				r.closeAlternate()
-				r.log.Warn("socket lost, registering another path", zap.String("socket", r.socketPath))
-				r.scheduleRegistration(socketLostReason)
-			}
-			return nil
+// checkSocket detects that the socket of the newest registration is lost. The kubelet's stream stays open.
+func (r *registrar) checkSocket() {
+	if r.phase == unregistered {
+		return // the next registration has another socket
+	}
+	select {
+	case <-r.served: // the listener failed
+	default:
+		if r.socket.InPlace() {
+			return
 		}
 	}
-	if time.Now().Before(r.nextListen) {
-		return r.listenErr
-	}
-	socket, err := openSocket(ctx, r.socketPath)
-	if err != nil {
-		r.listenErr, r.nextListen = err, time.Now().Add(r.retryMin)
-		return err
-	}
-	reason := "the plugin's socket is new"
-	if r.socket != nil {
-		reason = socketLostReason
-		// The connections that it accepted, and with them the kubelet's stream, stay open.
-		r.closeAlternate()
-		if err := r.socket.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
-			r.log.Debug("closing the lost socket", zap.Error(err))
-		}
-		r.log.Warn("socket lost, listening again", zap.String("socket", r.socketPath))
-	} else {
-		r.log.Info("listening", zap.String("socket", r.socketPath))
-	}
-	r.socket, r.served = socket, r.serve(socket)
-	r.scheduleRegistration(reason)
-	return nil
+	r.log.Warn("socket lost, registering another one", zap.String("socket", r.socket.Path()))
+	r.scheduleRegistration("the plugin's socket was lost")
 }
 
-const socketLostReason = "the plugin's socket was lost"
-
-// serve serves a socket until it is closed or fails. The result is closed then.
-func (r *registrar) serve(socket *unixsock.Socket) (served chan struct{}) {
-	served = make(chan struct{})
+// listen replaces the socket by one at a new path. The connections that the one before accepted, and with them the kubelet's stream, stay
+// open.
+func (r *registrar) listen(ctx context.Context) error {
+	if r.socket != nil {
+		if err := r.socket.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
+			r.log.Debug("closing a socket", zap.Error(err))
+		}
+	}
+	socket, err := unixsock.Listen(ctx, r.cfg.socketPath(r.srv.name, rand.Uint32()))
+	if err != nil {
+		return fmt.Errorf("plugin.kubeletDir: no socket for the plugin: %w", err)
+	}
+	served := make(chan struct{})
+	r.socket, r.served = socket, served
 	r.serving.Go(func() {
 		defer close(served)
-		_ = r.grpc.Serve(socket) // after an error the next step listens again
+		_ = r.grpc.Serve(socket) // checkSocket notices its end
 	})
-	return served
-}
-
-// closeAlternate closes the socket at another path. The connections that it accepted stay open.
-func (r *registrar) closeAlternate() {
-	if r.alternate == nil {
-		return
-	}
-	if err := r.alternate.Close(); err != nil {
-		r.log.Debug("closing the socket at another path", zap.Error(err))
-	}
-	r.alternate = nil
-}
-
-// openSocket listens at path, below plugin.kubeletDir.
-func openSocket(ctx context.Context, path string) (*unixsock.Socket, error) {
-	if n := unixsock.PathLen(path); n > unixsock.MaxPath {
-		return nil, fmt.Errorf("plugin.kubeletDir: the path %s is %d bytes too long for a unix socket; use a shorter directory",
-			path, n-unixsock.MaxPath)
-	}
-	if _, err := os.Stat(filepath.Dir(path)); err != nil {
-		return nil, fmt.Errorf("plugin.kubeletDir: %w; set it to the kubelet's directory and mount that", err)
-	}
-	return unixsock.Listen(ctx, path)
+	return nil
 }
 
 // checkKubelet detects a new kubelet by its new socket.
 func (r *registrar) checkKubelet() {
 	info, err := os.Lstat(r.kubeletPath)
-	r.kubeletLost = err != nil // absent or inaccessible
-	if r.kubeletLost || unixsock.SameSocket(r.kubeletSocket, info) {
+	if err != nil { // absent or inaccessible
+		r.kubeletErr = fmt.Errorf("%s does not exist; waiting for the kubelet", r.kubeletPath)
+		if _, err := os.Stat(filepath.Dir(r.kubeletPath)); err != nil {
+			r.kubeletErr = fmt.Errorf("plugin.kubeletDir: %w; set it to the kubelet's directory and mount that", err)
+		}
+		return
+	}
+	r.kubeletErr = nil
+	if unixsock.SameSocket(r.kubeletSocket, info) {
 		return
 	}
 	r.kubeletSocket, r.kubeletNew, r.kubeletNewAt = info, true, time.Now()
@@ -320,7 +251,7 @@ func (r *registrar) unregister(reason string) {
 	r.phase = unregistered
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.accepted, r.err, r.socketLost, r.auditedAt = false, reason, false, time.Time{}
+	r.accepted, r.err, r.auditedAt = false, reason, time.Time{}
 }
 
 // followStreams updates the phase after the kubelet opened or closed streams.
@@ -331,7 +262,7 @@ func (r *registrar) followStreams() {
 		r.phase, r.phaseSince = registered, now
 		r.logged.Clear()
 		r.pods.QueryWithin(r.settle + r.timing.pods.QuickRefresh)
-		r.setError("", false)
+		r.setError("")
 		r.log.Info(msgRegistered, zap.Int("devices", r.srv.resource().units()))
 	case r.phase == accepted && !count.openedCurrent:
 		if now.Sub(r.phaseSince) > r.streamTimeout {
@@ -353,7 +284,7 @@ func (r *registrar) followStreams() {
 // fail reports an error and schedules another attempt.
 func (r *registrar) fail(reason string) {
 	r.retryLater(reason)
-	r.reportError(reason, false)
+	r.reportError(reason)
 }
 
 // retryLater schedules another attempt after a pause.
@@ -364,13 +295,15 @@ func (r *registrar) retryLater(reason string) {
 	r.nextAttempt = now.Add(r.retry.Next())
 }
 
-// register registers once. It blocks until the kubelet answers, for at most registerTimeout.
+// register registers once, with a new socket. It blocks until the kubelet answers, for at most registerTimeout.
 func (r *registrar) register(ctx context.Context) {
-	r.checkHeld()
-	connected, err := r.registerNextPath(ctx)
-	if connected && !r.fixedHeld {
-		r.reportDeadEndpoint()
-		_, err = r.registerNextPath(ctx)
+	r.kubeletNew = false
+	if r.srv.streams.counts().open == 0 {
+		r.followable = 0
+	}
+	err := r.listen(ctx)
+	if err == nil {
+		err = r.call(ctx)
 	}
 	if ctx.Err() != nil {
 		return
@@ -390,66 +323,20 @@ func (r *registrar) register(ctx context.Context) {
 	r.registrations++
 }
 
-// checkHeld updates whether the kubelet may hold the fixed path, before a registration. The kubelet holds it from the Register
-// call, whatever its answer, until it closes the stream of that registration or restarts. An open stream contradicts a restart:
-// then something only touched kubelet.sock.
-func (r *registrar) checkHeld() {
-	count := r.srv.streams.counts()
-	if count.open == 0 {
-		r.followable = 0
-		if r.kubeletNew {
-			r.fixedSent, r.fixedHeld = false, false
-			r.setWarning("")
-		}
-	}
-	r.kubeletNew = false
-	if r.fixedSent && (!count.openedCurrent || count.openCurrent > 0) {
-		r.fixedHeld = true
-	}
-}
-
-// registerNextPath registers the fixed path, or another one if the kubelet may hold the fixed path. It reports whether the
-// kubelet refused the path because it has it connected already.
-func (r *registrar) registerNextPath(ctx context.Context) (connected bool, err error) {
-	r.closeAlternate()
-	path := r.socketPath
-	if r.fixedHeld {
-		path = r.cfg.alternateSocketPath(r.srv.name, rand.Uint32())
-		if r.alternate, err = openSocket(ctx, path); err != nil {
-			return false, fmt.Errorf("no other socket for the plugin: %w", err)
-		}
-		r.serve(r.alternate)
-	}
+// call makes the Register call for the newest socket.
+func (r *registrar) call(ctx context.Context) error {
 	r.srv.streams.beginRegistration()
-	call, cancel := context.WithTimeout(ctx, r.registerTimeout)
+	ctx, cancel := context.WithTimeout(ctx, r.registerTimeout)
 	defer cancel()
-	err = register(call, r.kubeletPath, r.srv.name, filepath.Base(path))
+	err := register(ctx, r.kubeletPath, r.srv.name, filepath.Base(r.socket.Path()))
 	answer := status.Convert(err)
-	refused := err != nil && answer.Code() != codes.DeadlineExceeded && answer.Code() != codes.Canceled
-	// A kubelet's own refusal, whatever its text, may mean that it holds the path.
-	r.fixedSent = !r.fixedHeld && (!refused || answer.Code() == codes.Unknown)
-	if !refused {
+	if c := answer.Code(); c == codes.OK || c == codes.DeadlineExceeded || c == codes.Canceled { // else it was refused
 		r.followable++
 	}
-	if err == nil {
-		return false, nil
+	if err != nil {
+		return fmt.Errorf("the kubelet at %s did not register %s: %s", r.kubeletPath, r.srv.name, answer.Message())
 	}
-	return isConnected(answer), fmt.Errorf("the kubelet at %s did not register %s: %s", r.kubeletPath, r.srv.name, answer.Message())
-}
-
-// isConnected reports whether the kubelet refused a registration because it has the path connected already.
-func isConnected(answer *status.Status) bool {
-	return answer.Code() == codes.Unknown && strings.Contains(answer.Message(), "device plugin already connected")
-}
-
-// reportDeadEndpoint reports that the kubelet keeps an endpoint at the fixed path. Even if the endpoint's stream was about
-// to end, the refusal made the kubelet forget whom to disconnect then.
-func (r *registrar) reportDeadEndpoint() {
-	r.fixedHeld = true
-	r.setWarning(fmt.Sprintf("the kubelet keeps a dead endpoint of %s at %s, so the devices stay allocatable when the agent ends; restart "+
-		"the kubelet",
-		r.srv.name, r.socketPath))
-	r.log.Warn(msgDeadEndpoint, zap.String("socket", r.socketPath))
+	return nil
 }
 
 // register makes one Register call over a connection of its own.
@@ -466,24 +353,18 @@ func register(ctx context.Context, kubelet, resource, endpoint string) (err erro
 }
 
 // reportError stores why the resource is not registered, and logs it when it changes.
-func (r *registrar) reportError(reason string, socketLost bool) {
-	r.setError(reason, socketLost)
+func (r *registrar) reportError(reason string) {
+	r.setError(reason)
 	r.streamEnd = ""
 	if r.logged.Changed(reason) {
 		r.log.Warn(msgUnregistered, zap.String("reason", reason))
 	}
 }
 
-func (r *registrar) setError(reason string, socketLost bool) {
+func (r *registrar) setError(reason string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.err, r.socketLost = reason, socketLost
-}
-
-func (r *registrar) setWarning(text string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.warning = text
+	r.err = reason
 }
 
 // status may be called from any goroutine.
@@ -496,8 +377,8 @@ func (r *registrar) status() ResourceStatus {
 	s.Allocations, s.AllocationErrors = r.srv.counts.read()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s.Registrations, s.AuditMismatches, s.Warning = r.registrations, r.mismatches, r.warning
-	s.Registered = r.accepted && count.openCurrent > 0 && !r.socketLost
+	s.Registrations, s.AuditMismatches = r.registrations, r.mismatches
+	s.Registered = r.accepted && count.openCurrent > 0
 	s.Audited = s.Registered && r.auditedAt.After(count.lastSent)
 	if !s.Registered {
 		s.Err = r.err

@@ -3,7 +3,6 @@ package plugin
 import (
 	"context"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -130,8 +129,8 @@ func TestPluginRegistersAfterConfigurationAndFirstPoll(t *testing.T) {
 	h.waitPlugin(func(s Status) bool { return s.Err == "" && len(s.Resources) == 1 })
 	h.snaps.Store(snapshot(0)) // removed from the inventory
 	h.waitPlugin(empty("no GPUs"))
-	if _, err := os.Lstat(h.socket()); err == nil {
-		t.Error("the socket of a resource without devices still exists")
+	if paths := h.sockets(); len(paths) > 0 {
+		t.Errorf("a resource without devices has sockets: %v", paths)
 	}
 }
 
@@ -206,9 +205,6 @@ func TestRegistrarKeepsStreamInWipedDirectory(t *testing.T) {
 		h.waitLog(msgUnregistered, "kubelet.sock", 1)
 		if s := h.waitStatus(unregisteredFor("kubelet.sock")); s.Registrations != before.Registrations || s.Streams != 1 {
 			t.Errorf("%+v", s)
-		}
-		if _, err := os.Lstat(h.socket()); err != nil {
-			t.Error(err)
 		}
 		h.setHealth(0, health.Unhealthy)
 		h.waitResource(k, gpu, listed(2, 1))
@@ -435,74 +431,13 @@ func TestPluginFollowsConfiguration(t *testing.T) {
 	}
 }
 
-func TestRegistrarKeepsForeignFile(t *testing.T) {
-	h := newHarness(t, snapshot(1))
-	k := h.kubelet()
-	if err := os.WriteFile(h.socket(), []byte("mine"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	h.run()
-	h.waitStatus(unregisteredFor(h.socket()))
-	h.stop()
-	if text, err := os.ReadFile(h.socket()); err != nil || string(text) != "mine" {
-		t.Errorf("the file: %q, %v", text, err)
-	}
-	if len(k.State().Resources) != 0 {
-		t.Errorf("registered: %+v", k.State())
-	}
-}
-
-func TestRegistrarKeepsForeignSocket(t *testing.T) {
-	h := newHarness(t, snapshot(1))
-	k := h.kubelet()
-	listen := func(path string) *net.UnixListener {
-		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		l.SetUnlinkOnClose(false)
-		return l
-	}
-	l := listen(h.socket())
-	h.run()
-	h.waitStatus(unregisteredFor(h.socket()))
-	if err := l.Close(); err != nil { // its process ended: the socket is stale and gets replaced
-		t.Fatal(err)
-	}
-	h.waitResource(k, gpu, listed(1, 1))
-	h.waitStatus(isRegistered)
-
-	// Another agent takes the path while the kubelet's stream stays open. The rename is atomic, so that the registrar
-	// cannot listen in between.
-	l = listen(h.socket() + ".new")
-	if err := os.Rename(h.socket()+".new", h.socket()); err != nil {
-		t.Fatal(err)
-	}
-	if s := h.waitStatus(unregisteredFor(h.socket())); s.Streams != 1 {
-		t.Errorf("%+v", s)
-	}
-	h.stop()
-	if _, err := os.Lstat(h.socket()); err != nil {
-		t.Errorf("the other agent's socket: %v", err)
-	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
-	}
-}
-
-func TestOpenSocketPathTooLong(t *testing.T) {
-	path := filepath.Join("/", strings.Repeat("d", 120), "x.sock")
-	if _, err := openSocket(t.Context(), path); err == nil || !strings.Contains(err.Error(), "plugin.kubeletDir") {
-		t.Errorf("%v", err)
-	}
-}
-
 // newTestRegistrar returns a registrar of one GPU that does not run.
 func newTestRegistrar(t *testing.T, dir string) *registrar {
 	h := newHarness(t, nil)
 	return newRegistrar(newTestServer(snapshot(1)), Config{Enabled: true, Resource: gpu, KubeletDir: dir}, shortTiming(), h.p.pods, h.p.log)
 }
 
+// A listener that fails is a lost socket.
 func TestRegistrarReplacesFailedListener(t *testing.T) {
 	dir := shortDir(t)
 	if err := os.Mkdir(filepath.Join(dir, "device-plugins"), 0o750); err != nil {
@@ -513,13 +448,22 @@ func TestRegistrarReplacesFailedListener(t *testing.T) {
 	if err := r.listen(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	leave, _ := r.srv.streams.enter()
+	defer leave()
+	r.phase, r.accepted = registered, true
+	if r.checkSocket(); !r.status().Registered {
+		t.Fatalf("%+v", r.status())
+	}
 	first := r.socket
-	if err := first.Close(); err != nil {
+	if err := first.Listener.Close(); err != nil {
 		t.Fatal(err)
 	}
 	<-r.served
-	if err := r.listen(t.Context()); err != nil || r.socket == first {
-		t.Errorf("not listening again: %v", err)
+	if r.checkSocket(); r.status().Registered {
+		t.Errorf("%+v", r.status())
+	}
+	if err := r.listen(t.Context()); err != nil || r.socket.Path() == first.Path() {
+		t.Errorf("listening at %s: %v", r.socket.Path(), err)
 	}
 }
 

@@ -218,11 +218,6 @@ func kubeletStatus(lock nodelock.State, p plugin.Status, h podresources.Holders)
 		k.WaitsFor = cmp.Or(lock.Holder, &nodelock.Holder{})
 	}
 	k.Warnings = append(k.Warnings, plugin.OtherPluginTexts(p.OtherPlugins)...)
-	for _, r := range p.Resources { // first, because the page and the table show a limited number
-		if r.Warning != "" {
-			k.Warnings = append(k.Warnings, r.Warning)
-		}
-	}
 	for _, r := range p.Resources {
 		s := Resource{
 			Name: r.Name, Registered: r.Registered, Error: r.Err, Devices: r.Devices, Healthy: r.Healthy,

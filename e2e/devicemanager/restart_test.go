@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/kubelet"
 	"github.com/gpu-node-agent/gpu-node-agent/e2e/internal/node"
 )
 
@@ -125,74 +124,5 @@ func TestKubeletLosesAgent(t *testing.T) {
 			n.Inject(`{"gpu":0,"lost":true}`)
 			n.EndAgent()
 		})
-	}
-}
-
-// A plugin has registered its path again after it had lost its socket. A kubelet since 1.37 refuses that, and
-// keeps the endpoint until the kubelet restarts. The agent registers in spite of it, and names the kubelet until it has
-// restarted.
-func TestDeadEndpoint(t *testing.T) {
-	n := newMachine(t)
-	n.allowFlapping()
-	n.StartKubelet()
-	if err := n.Kubelet.RegisterTwice(t.Context(), node.GPU, n.File("device-plugins/gpu-node-agent-nvidia.com_gpu.sock")); err != nil {
-		t.Fatal(err)
-	}
-	dead := kubelet.Minor >= 37
-	if !dead {
-		n.AwaitWithdrawal()
-	} else if err := n.KubeletHas(node.GPU, 1, 1); err != nil {
-		t.Fatalf("without a plugin: %v", err)
-	}
-
-	n.StartAgent()
-	n.checkServing("beside the dead endpoint", 0)
-	n.checkDeadEndpoint(dead)
-	loseSockets(n, true)
-	n.checkServing("after the agent lost its socket", 1)
-	n.checkDeadEndpoint(dead)
-	if dead { // as docs/operations.md describes it
-		if err := n.Agent.Stop(); err != nil {
-			t.Fatal(err)
-		}
-		if err := n.KubeletHas(node.GPU, 8, 8); err != nil {
-			t.Errorf("without an agent: %v", err)
-		}
-		if env, err := n.Kubelet.Admit(t.Context(), n.bind("alone", 1)); err == nil {
-			t.Errorf("without an agent a pod is admitted with %v", env)
-		}
-		n.UnbindAll()
-		n.StartAgent()
-		n.checkServing("after a restart beside the dead endpoint", 2)
-		n.checkDeadEndpoint(dead)
-	}
-
-	n.StopKubelet()
-	n.StartKubelet()
-	n.checkServing("with a new kubelet", 3)
-	n.checkDeadEndpoint(false)
-	n.EndAgent()
-	n.StartAgent()
-	n.checkServing("after a restart", 4)
-	n.checkDeadEndpoint(false)
-}
-
-// checkDeadEndpoint checks whether the agent asks for a restart of the kubelet.
-func (n machine) checkDeadEndpoint(want bool) {
-	n.T.Helper()
-	const advice = "restart the kubelet"
-	for _, path := range []string{"/readyz", "/api/v1/snapshot"} {
-		text, err := n.Page(path, http.StatusOK)
-		if err != nil {
-			n.T.Error(err)
-		} else if got := strings.Contains(text, advice); got != want {
-			n.T.Errorf("%s asks for a restart of the kubelet: %v, want %v\n%s", path, got, want, text)
-		}
-	}
-	// The exit status depends on other checks.
-	text, _ := n.Command("doctor", "--config", n.File("config.yaml"), "--source.mode=sim", "--state-dir="+n.StateDir(),
-		"--health.socket="+n.File("agent.sock"), "--plugin.kubeletDir="+n.Dir, "--metrics.listen="+n.Address)
-	if got := strings.Contains(text, advice); got != want {
-		n.T.Errorf("doctor asks for a restart of the kubelet: %v, want %v\n%s", got, want, text)
 	}
 }

@@ -130,6 +130,9 @@ func (s *Socket) InPlace() bool {
 	return err == nil && os.SameFile(info, s.file)
 }
 
+// Path returns where the socket was created.
+func (s *Socket) Path() string { return s.path }
+
 // lossInterval is how often awaitLoss looks.
 const lossInterval = time.Second
 

@@ -112,36 +112,3 @@ func TestSIGHUPDuringStartup(t *testing.T) {
 	p.signal(syscall.SIGHUP)
 	p.await("the reload", func() bool { return strings.Contains(p.log(), "SIGHUP") })
 }
-
-// A kubelet that keeps a dead endpoint does not make the agent unready. The probe, the status and doctor name it.
-func TestAgentReportsDeadEndpoint(t *testing.T) {
-	t.Parallel()
-	p, k := startRegistered(t, simConfig)
-	socket := k.State().Resources[resource].Endpoint
-	k.KeepEndpoints(resource)
-	p.stop()
-	if r := k.State().Resources[resource]; r.Allocatable() != 8 {
-		t.Fatalf("the kubelet has no dead endpoint: %+v", r)
-	}
-	p.launch()
-	p.awaitPage("/readyz", http.StatusOK, "ok\n", socket)
-	if s := p.snapshot().Kubelet; len(s.Warnings) != 1 || !strings.Contains(s.Warnings[0], socket) {
-		t.Errorf("warnings %q", s.Warnings)
-	}
-	if out, _ := run(t, "doctor", "--config", p.config()); !strings.Contains(out, socket) {
-		t.Errorf("doctor does not name the socket:\n%s", out)
-	}
-	if r := k.State().Resources[resource]; r.Endpoint == socket || r.Allocatable() != 8 {
-		t.Errorf("%+v", r)
-	}
-	if err := k.Restart(); err != nil {
-		t.Fatal(err)
-	}
-	p.await("the end of the warning", func() bool {
-		code, text := p.get("/readyz")
-		return code == http.StatusOK && text == "ok\n"
-	})
-	if r := k.State().Resources[resource]; r.Endpoint != socket {
-		t.Errorf("%+v", r)
-	}
-}

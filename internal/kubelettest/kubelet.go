@@ -63,7 +63,6 @@ type Fault struct {
 	IgnoreRegistration bool   // Register succeeds without effect
 	LoseAnswer         bool   // Register connects the plugin, but its answer never comes
 	HoldStreams        bool   // ListAndWatch is opened only after the fault
-	ConnectedError     string // the message for a path that is connected already; "" for the message of 1.37
 	HoldEnds           bool   // the end of a stream is processed only after the fault, as if the disk blocked the kubelet
 
 	NoPods           bool   // List returns no pods, as just after the start of a kubelet

@@ -383,7 +383,8 @@ func TestEventsSpoiledSet(t *testing.T) {
 
 // TestEventsSpoilingGPUIsTriedAgain checks that a GPU that made a set unusable is left out until the next retry only.
 func TestEventsSpoilingGPUIsTriedAgain(t *testing.T) {
-	f := startEvents(t, testTiming, "fail nvmlDeviceRegisterEvents 2 0 1", fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d 1", nvml.ERROR_UNKNOWN))
+	unknown := fmt.Sprintf("fail nvmlDeviceRegisterEvents 2 %d 1", nvml.ERROR_UNKNOWN)
+	f := startEvents(t, testTiming, "fail nvmlDeviceRegisterEvents 2 0 1", unknown)
 	f.wait("state without GPU 2", func() bool {
 		return slices.ContainsFunc(f.states, func(s string) bool { return strings.HasPrefix(s, "1 of 8 GPUs report no events: GPU-00000002") })
 	})

@@ -45,7 +45,7 @@ type Node struct {
 }
 
 // nodes counts the nodes of this process, each of which has an address.
-var nodes atomic.Int32
+var nodes atomic.Int32 //nolint:gochecknoglobals // a process has one range of ports
 
 // New returns a node without processes. Its configuration simulates eight GPUs.
 func New(t *testing.T) *Node {

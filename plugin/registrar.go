@@ -54,7 +54,7 @@ type registrar struct {
 	served        chan struct{}    // closed when grpc.Serve of socket has returned
 	kubeletSocket fs.FileInfo      // the last one that existed, nil if none did
 	kubeletErr    error            // why kubelet.sock cannot be found; nil if it exists
-	kubeletNew    bool             // nothing was registered with it since kubeletSocket changed
+	kubeletNew    bool             // no registration was attempted since kubeletSocket changed
 	kubeletNewAt  time.Time
 	followable    int // registrations with which the kubelet may have a stream, since none was open
 	phase         phase
@@ -77,11 +77,10 @@ type registrar struct {
 func newRegistrar(srv *server, cfg Config, t timing, pods *podresources.Client, log *zap.Logger) *registrar {
 	return &registrar{
 		timing: t, srv: srv, pods: pods, log: log.With(zap.String("resource", srv.name)),
-		cfg:         cfg,
-		kubeletPath: filepath.Join(cfg.socketDir(), "kubelet.sock"),
-		grpc:        grpc.NewServer(serverOptions(t.handshake)...),
-		retry:       backoff.Backoff{Min: t.retryMin, Max: t.retryMax},
-		audit:       audit{retry: backoff.Backoff{Min: t.auditRetryMin, Max: t.auditRetryMax}},
+		cfg: cfg, kubeletPath: filepath.Join(cfg.socketDir(), "kubelet.sock"),
+		grpc:  grpc.NewServer(serverOptions(t.handshake)...),
+		retry: backoff.Backoff{Min: t.retryMin, Max: t.retryMax},
+		audit: audit{retry: backoff.Backoff{Min: t.auditRetryMin, Max: t.auditRetryMax}},
 	}
 }
 
@@ -153,8 +152,8 @@ func (r *registrar) step(ctx context.Context) {
 	r.register(ctx)
 }
 
-// maxStreamsKept limits the streams of earlier registrations that stay open beside the newest one. There is one more after
-// each loss of the socket, and after each lost answer of the kubelet.
+// maxStreamsKept limits the streams of earlier registrations that stay open beside the newest one. There may be one more after
+// each loss of the socket, and after each registration of which the kubelet's answer or stream came too late.
 const maxStreamsKept = 8
 
 // endStreams ends all streams.
@@ -164,8 +163,8 @@ func (r *registrar) endStreams() {
 }
 
 // earlierPluginCounted reports whether the kubelet still counts devices of the resource before the first registration, or
-// has not answered yet: it has not processed the end of the earlier agent. If that takes longer than endTimeout, another
-// plugin serves the resource.
+// has not answered yet: it has not processed the end of the earlier agent. The registrar waits for that for endTimeout at most,
+// because it may also be another plugin that serves the resource.
 func (r *registrar) earlierPluginCounted(now time.Time) bool {
 	if !r.kubeletNew || now.After(r.kubeletNewAt.Add(r.settle+r.endTimeout)) {
 		return false
@@ -201,14 +200,14 @@ func (r *registrar) checkSocket() {
 // listen replaces the socket by one at a new path. The connections that the one before accepted, and with them the kubelet's stream, stay
 // open.
 func (r *registrar) listen(ctx context.Context) error {
+	socket, err := unixsock.Listen(ctx, r.cfg.socketPath(r.srv.name, rand.Uint32()))
+	if err != nil {
+		return fmt.Errorf("plugin.kubeletDir: no socket for the plugin: %w", err)
+	}
 	if r.socket != nil {
 		if err := r.socket.Close(); err != nil && !errors.Is(err, net.ErrClosed) {
 			r.log.Debug("closing a socket", zap.Error(err))
 		}
-	}
-	socket, err := unixsock.Listen(ctx, r.cfg.socketPath(r.srv.name, rand.Uint32()))
-	if err != nil {
-		return fmt.Errorf("plugin.kubeletDir: no socket for the plugin: %w", err)
 	}
 	served := make(chan struct{})
 	r.socket, r.served = socket, served
@@ -222,14 +221,14 @@ func (r *registrar) listen(ctx context.Context) error {
 // checkKubelet detects a new kubelet by its new socket.
 func (r *registrar) checkKubelet() {
 	info, err := os.Lstat(r.kubeletPath)
-	if err != nil { // absent or inaccessible
-		r.kubeletErr = fmt.Errorf("%s does not exist; waiting for the kubelet", r.kubeletPath)
+	r.kubeletErr = nil
+	if err != nil {
+		r.kubeletErr = fmt.Errorf("%w; waiting for the kubelet", err)
 		if _, err := os.Stat(filepath.Dir(r.kubeletPath)); err != nil {
 			r.kubeletErr = fmt.Errorf("plugin.kubeletDir: %w; set it to the kubelet's directory and mount that", err)
 		}
 		return
 	}
-	r.kubeletErr = nil
 	if unixsock.SameSocket(r.kubeletSocket, info) {
 		return
 	}

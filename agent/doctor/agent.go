@@ -17,10 +17,20 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 )
 
-// agentSockets returns the plugin sockets at which an agent listens.
+// agentSockets returns the sockets at which an agent listens: of the lock of the node, and of the plugin.
 func agentSockets(ctx context.Context, c plugin.Config) []string {
+	sockets := pluginSockets(ctx, c)
+	if lock := filepath.Join(c.KubeletDir, pluginsDir, nodelock.Socket); dial(ctx, "unix", lock) == nil {
+		sockets = append(sockets, lock)
+	}
+	return sockets
+}
+
+// pluginSockets returns the sockets of registered resources at which an agent listens.
+func pluginSockets(ctx context.Context, c plugin.Config) []string {
 	sockets, err := filepath.Glob(filepath.Join(c.KubeletDir, pluginsDir, plugin.SocketPattern))
 	if err != nil {
 		return nil // the directory's name is an invalid pattern

@@ -130,7 +130,7 @@ func checkOtherPlugins(ctx context.Context, c plugin.Config) []Check {
 	counted := allocatable(ctx, c)
 	var others []string
 	if c.Enabled {
-		agent := len(agentSockets(ctx, c)) > 0
+		agent := len(pluginSockets(ctx, c)) > 0
 		ours := func(resource string) bool { return c.CanServe(resource) && (agent || !c.ServesDRA()) }
 		for resource, n := range c.OtherPlugins(counted, ours, nil) {
 			others = append(others, fmt.Sprintf("%s (%d devices)", resource, n))

@@ -234,8 +234,8 @@ func TestCheckAgentAndPort(t *testing.T) {
 	check("another program", checkAgent, want{CheckInfo, "", ""})
 	check("another program", checkPort, want{CheckFail, c.Metrics.Listen, "dcgm-exporter"})
 
-	listen(t, c.Plugin.KubeletDir+"/device-plugins/gpu-node-agent-nvidia.com_gpu.sock", nil)
-	check("an agent that requires a client certificate", checkAgent, want{CheckInfo, "gpu-node-agent-nvidia.com_gpu.sock", ""})
+	listen(t, c.Plugin.KubeletDir+"/device-plugins/gpu-node-agent.sock", nil)
+	check("an agent that requires a client certificate", checkAgent, want{CheckInfo, "gpu-node-agent.sock", ""})
 	check("an agent that requires a client certificate", checkPort, want{CheckInfo, c.Metrics.Listen, ""})
 }
 

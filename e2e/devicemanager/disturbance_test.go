@@ -259,9 +259,12 @@ func (n machine) awaitRegistered(what string) {
 func (n machine) checkServing(when string, step int) {
 	n.T.Helper()
 	n.awaitRegistered("registered " + when)
-	if sockets := n.pluginSockets(); len(sockets) > 2 { // the fixed one, and another name of it
-		n.T.Errorf("%s: sockets of earlier agents are left: %v", when, sockets)
-	}
+	n.Eventually("one socket "+when, func() error {
+		if sockets := n.pluginSockets(); len(sockets) != 1 {
+			return fmt.Errorf("sockets %v", sockets)
+		}
+		return nil
+	})
 	n.admitEventually(n.bind(fmt.Sprintf("pod-%d", step), 1))
 	n.UnbindAll()
 	gpu := step % 8

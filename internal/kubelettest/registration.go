@@ -92,8 +92,7 @@ func (k *Kubelet) connect(ctx context.Context, run *grpc.Server, req *pluginapi.
 		return 0, status.Error(codes.Unavailable, "the kubelet is stopping")
 	}
 	if err == nil && k.version != V136 && slices.ContainsFunc(k.connected[name], func(c endpoint) bool { return c.identity == e.identity }) {
-		err = status.Errorf(codes.Unknown, "device plugin already connected: %s",
-			filepath.Join(k.dir, req.GetEndpoint()))
+		err = status.Errorf(codes.Unknown, "device plugin already connected: %s", filepath.Join(k.dir, req.GetEndpoint()))
 	}
 	if err != nil {
 		k.clients[name] = without(k.clients[name], e.identity)

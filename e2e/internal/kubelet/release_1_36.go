@@ -12,9 +12,6 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 )
 
-// Minor is the minor version of the kubelet.
-const Minor = 36
-
 func topologyManager(klog.Logger) topologymanager.Store { return topologymanager.NewFakeManager() }
 
 func (m manager) capacity() (capacity, allocatable v1.ResourceList) {

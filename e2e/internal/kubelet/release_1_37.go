@@ -13,9 +13,6 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/lifecycle"
 )
 
-// Minor is the minor version of the kubelet.
-const Minor = 37
-
 func topologyManager(log klog.Logger) topologymanager.Store {
 	return topologymanager.NewFakeManager(log)
 }

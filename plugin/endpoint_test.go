@@ -325,8 +325,8 @@ func TestPluginRemovesStaleSockets(t *testing.T) {
 		t.Cleanup(func() { _ = l.Close() })
 		return l
 	}
-	stale := []string{"gpu-node-agent-example.com_gpu.sock", filepath.Base(h.cfg.Load().socketPath(gpu, 1))}
-	for _, name := range append(slices.Clone(stale), "nvidia-gpu.sock") {
+	stale := filepath.Base(h.cfg.Load().socketPath(gpu, 1))
+	for _, name := range []string{"gpu-node-agent-example.com_gpu.sock", stale, "nvidia-gpu.sock"} {
 		if err := listen(name).Close(); err != nil {
 			t.Fatal(err)
 		}

@@ -437,33 +437,43 @@ func newTestRegistrar(t *testing.T, dir string) *registrar {
 	return newRegistrar(newTestServer(snapshot(1)), Config{Enabled: true, Resource: gpu, KubeletDir: dir}, shortTiming(), h.p.pods, h.p.log)
 }
 
-// A listener that fails is a lost socket.
-func TestRegistrarReplacesFailedListener(t *testing.T) {
-	dir := shortDir(t)
-	if err := os.Mkdir(filepath.Join(dir, "device-plugins"), 0o750); err != nil {
-		t.Fatal(err)
-	}
-	r := newTestRegistrar(t, dir)
-	defer r.stop(false)
-	if err := r.listen(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	leave, _ := r.srv.streams.enter()
-	defer leave()
-	r.phase, r.accepted = registered, true
-	if r.checkSocket(); !r.status().Registered {
-		t.Fatalf("%+v", r.status())
-	}
-	first := r.socket
-	if err := first.Listener.Close(); err != nil {
-		t.Fatal(err)
-	}
-	<-r.served
-	if r.checkSocket(); r.status().Registered {
-		t.Errorf("%+v", r.status())
-	}
-	if err := r.listen(t.Context()); err != nil || r.socket.Path() == first.Path() {
-		t.Errorf("listening at %s: %v", r.socket.Path(), err)
+// The probes must not claim a registration at a socket that is lost. The next registration has another socket.
+func TestStatusShowsLostSocketAtOnce(t *testing.T) {
+	for name, lose := range map[string]func(r *registrar) error{
+		"removed": func(r *registrar) error { return os.Remove(r.socket.Path()) },
+		"listener failed": func(r *registrar) error {
+			err := r.socket.Listener.Close()
+			<-r.served
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := shortDir(t)
+			if err := os.Mkdir(filepath.Join(dir, "device-plugins"), 0o750); err != nil {
+				t.Fatal(err)
+			}
+			r := newTestRegistrar(t, dir)
+			defer r.stop(false)
+			if err := r.listen(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			leave, _ := r.srv.streams.enter()
+			defer leave()
+			r.phase, r.accepted = registered, true
+			if r.checkSocket(); !r.status().Registered {
+				t.Fatalf("%+v", r.status())
+			}
+			first := r.socket
+			if err := lose(r); err != nil {
+				t.Fatal(err)
+			}
+			if r.checkSocket(); r.status().Registered || r.status().Err == "" {
+				t.Errorf("%+v", r.status())
+			}
+			if err := r.listen(t.Context()); err != nil || r.socket.Path() == first.Path() {
+				t.Errorf("listening at %s: %v", r.socket.Path(), err)
+			}
+		})
 	}
 }
 

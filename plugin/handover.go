@@ -55,61 +55,190 @@ type turn struct {
 	releasing  string // why new pods get nothing, while the devices of running pods stay healthy; empty if they do
 }
 
-// release is what the plugin knows while plugin.api is dra, for the decision of what to do next.
-type release struct {
-	facts       offer.Facts
+// handover is how far the plugin has taken or released the devices. Its steps are pure.
+type handover struct {
+	taken bool // dynamic resource allocation had released the devices, and may not serve until the plugin has
+	waits waits
+	since time.Time // since when the plugin waits for that
+}
+
+// waits is which answer of the kubelet a handover waits for.
+type waits uint8
+
+const (
+	forNothing waits = iota
+	forHolders       // to serve: which pods hold devices
+	forPods          // to release: that no pod holds a device, while the resources are registered or about to be
+	forDevices       // to release: that nothing is registered, either
+)
+
+// wait starts to wait, unless the handover waits for that already.
+func (h *handover) wait(w waits, now time.Time) (starts bool) {
+	if h.waits == w {
+		return false
+	}
+	h.waits, h.since = w, now
+	return true
+}
+
+// handoverFacts are what a step of the handover depends on.
+type handoverFacts struct {
+	now         time.Time
+	settle      time.Duration // from an answer of the plugin to the kubelet's record of the allocation
+	enabled     bool          // plugin.enabled
+	toDRA       bool          // plugin.api is dra
+	lock        string        // why the lock of the node is not held; empty if it is
+	polled      bool          // the devices are known
+	serves      bool          // resources are registered or about to be
+	released    bool          // the plugin has released the devices
+	dra         *Handover     // nil: unknown
+	offer       offer.Facts
 	allocatable *podresources.Allocatable // nil before the first answer
 	isDevice    podresources.Resolver
-
-	serves bool      // resources are registered or about to be
-	since  time.Time // since when new pods get nothing, or nothing is served
-	settle time.Duration
 }
 
-// releaseStep is what the plugin does while plugin.api is dra.
-type releaseStep struct {
-	serve  bool   // serve the resources withheld, so that the devices of running pods stay healthy
-	reason string // why the devices are not released; empty if they are
-	pods   bool   // Handover.Pods
+// handoverStep is what the plugin does next.
+type handoverStep struct {
+	serve      bool // the resources of the layout
+	turn       turn
+	keepTurn   bool     // and not turn
+	notOffered Handover // why the devices are not offered to new pods; empty if they are, and if dynamic resource allocation is to serve them
+	released   Handover
+	ask        bool // the kubelet, soon
+	noLock     bool // another agent may serve the node
+	ordersMPS  bool // which daemons run; otherwise dynamic resource allocation orders them
 }
 
-// next decides the next step. An answer of the kubelet counts only if the plugin asked some time after the last possible allocation,
-// because the kubelet records an allocation after the plugin's answer. No timeout replaces an answer.
-func (r *release) next() releaseStep {
-	a := r.allocatable
-	counts := func(at time.Time) bool { return at.After(r.since.Add(r.settle)) }
-	switch unknown := r.facts.Unknown(); {
-	case unknown == "":
-	case r.facts.NobodyHas() && !r.serves:
-		return releaseStep{}
+// next returns the next step and the handover after it.
+func (h handover) next(f *handoverFacts) (handover, handoverStep) {
+	var s handoverStep
+	switch {
+	case !f.enabled:
+		orders := f.dra != nil && f.dra.Released
+		return handover{}, handoverStep{keepTurn: true, released: Handover{Reason: "plugin.enabled is false"}, ordersMPS: orders}
+	case f.lock != "":
+		reason := Handover{Reason: f.lock}
+		return handover{}, handoverStep{turn: turn{notServing: f.lock}, notOffered: reason, released: reason, noLock: true}
+	case !f.toDRA:
+		s = h.claim(f)
+	case f.released:
+		s = handoverStep{keepTurn: true, released: Handover{Released: true}}
+	case !f.polled: // the IDs of other plugins resolve only with the devices
+		h.wait(forNothing, f.now)
+		s = handoverStep{serve: f.serves, keepTurn: true, released: Handover{Reason: "no poll of the GPUs has succeeded yet"}}
 	default:
-		return releaseStep{serve: r.serves, reason: unknown}
+		s = h.release(f)
 	}
-	if pods, served := pluginPods(&r.facts); len(pods) > 0 {
-		return releaseStep{r.serves || served, "waiting for the end of the pods with devices of a device plugin: " + podNames(pods), true}
+	s.ordersMPS = s.serve
+	return h, s
+}
+
+// claim takes the devices once dynamic resource allocation has released them and the kubelet has then said which pods hold them. They stay
+// taken until the plugin releases them.
+func (h *handover) claim(f *handoverFacts) handoverStep {
+	s := handoverStep{serve: f.serves, released: Handover{Reason: "plugin.api is " + APIDevicePlugin}}
+	waits, starts := forNothing, false
+	switch {
+	case h.taken:
+	case !f.polled: // no holder resolves yet
+		h.wait(waits, f.now)
+		s.turn.notServing = holdersUnknown
+		return s
+	case f.dra == nil:
+		s.notOffered.Reason = draUnknown
+	case !f.dra.Released:
+		s.notOffered = *f.dra
+	default:
+		waits = forHolders
+	}
+	if starts = h.wait(waits, f.now); waits == forHolders {
+		s.ask = starts
+		s.notOffered.Reason = h.awaitHolders(f)
+	}
+	switch reason := s.notOffered.Reason; {
+	case reason == "":
+		s.serve = true
+	case f.serves:
+		s.turn.releasing = reason
+	default:
+		s.turn.notServing = reason
+	}
+	return s
+}
+
+// awaitHolders takes the devices if it is known which pods hold them. It returns why they are not offered; empty if they are.
+func (h *handover) awaitHolders(f *handoverFacts) (reason string) {
+	switch holders := &f.offer.Holders; {
+	case !holders.At.Before(h.since.Add(f.settle)) && holders.Unknown(f.now) == "": // it has the last allocations of the agent before
+		h.taken = true
+		h.wait(forNothing, f.now)
+	case holders.Silent: // that must not cost the node its devices; another kubelet is asked again
+	case holders.Err != "" && !holders.Pending:
+		return holdersUnknown + ": " + holders.Err
+	default:
+		return holdersUnknown
+	}
+	return ""
+}
+
+// release withholds the devices, stops serving when no pod has one, and releases them when the kubelet lists none.
+func (h *handover) release(f *handoverFacts) handoverStep {
+	if f.serves {
+		h.wait(forPods, f.now)
+	} else {
+		h.wait(forDevices, f.now)
+	}
+	serve, reason, pods := h.releaseStep(f)
+	s := handoverStep{serve: serve, ask: reason != "", released: Handover{Released: reason == "", Reason: reason, Pods: pods}}
+	if serve {
+		s.turn.releasing = releasingReason // the devices of running pods stay healthy
+	} else {
+		s.turn.notServing = cmp.Or(reason, "plugin.api is "+APIDRA)
+	}
+	if reason == "" {
+		h.taken = false
+	}
+	return s
+}
+
+// releaseStep returns whether the resources are served, why the devices are not released, and whether that is only that pods hold some. An
+// answer of the kubelet counts only if the plugin asked some time after the last possible allocation, because the kubelet records an
+// allocation after the plugin's answer. No timeout replaces an answer.
+func (h *handover) releaseStep(f *handoverFacts) (serve bool, reason string, pods bool) {
+	a := f.allocatable
+	counts := func(at time.Time) bool { return at.After(h.since.Add(f.settle)) }
+	switch unknown := f.offer.Unknown(); {
+	case unknown == "":
+	case f.offer.NobodyHas() && !f.serves:
+		return false, "", false
+	default:
+		return f.serves, unknown, false
+	}
+	if pods, served := pluginPods(&f.offer); len(pods) > 0 {
+		return f.serves || served, "waiting for the end of the pods with devices of a device plugin: " + podNames(pods), true
 	}
 	switch {
-	case !counts(r.facts.Holders.At):
-		return releaseStep{serve: r.serves, reason: "about to ask the kubelet which pods hold devices"}
-	case r.serves:
-		return releaseStep{reason: "about to send the kubelet an empty device list"}
+	case !counts(f.offer.Holders.At):
+		return f.serves, "about to ask the kubelet which pods hold devices", false
+	case f.serves:
+		return false, "about to send the kubelet an empty device list", false
 	case a == nil || !counts(a.At):
-		return releaseStep{reason: "about to ask the kubelet which devices it lists"}
+		return false, "about to ask the kubelet which devices it lists", false
 	case a.Err != "":
-		return releaseStep{reason: "the kubelet does not list its devices: " + a.Err}
+		return false, "the kubelet does not list its devices: " + a.Err, false
 	}
 	for _, name := range slices.Sorted(maps.Keys(a.IDs)) {
 		n := 0
 		for _, id := range a.IDs[name] {
-			if _, ok := r.isDevice(name, id); ok {
+			if _, ok := f.isDevice(name, id); ok {
 				n++
 			}
 		}
 		if n > 0 {
-			return releaseStep{reason: fmt.Sprintf("the kubelet lists %d devices of %s; stop the device plugin that serves them", n, name)}
+			return false, fmt.Sprintf("the kubelet lists %d devices of %s; stop the device plugin that serves them", n, name), false
 		}
 	}
-	return releaseStep{}
+	return false, "", false
 }
 
 // pluginPods returns the pods that hold devices of a device plugin, ours or another. It also reports whether one of them holds an ID in the
@@ -122,72 +251,43 @@ func pluginPods(facts *offer.Facts) (pods []Pod, served bool) {
 	return uniquePods(pods), served
 }
 
-// handOver follows plugin.api. It reports whether the resources of the layout may be served, and why they are not offered to new pods. The
-// reason is empty if they are offered, and if dynamic resource allocation is to serve the devices. It belongs to Run.
-func (p *Plugin) handOver() (serve bool, notOffered Handover) {
-	cfg, snap := p.cfg.Load(), p.snapshots.Load()
-	serves := len(p.registrars()) > 0
-	if cfg == nil || !cfg.Enabled {
-		p.exclusive = false
-		p.setReleased(Handover{Reason: "plugin.enabled is false"})
-		return false, Handover{}
+// handOver does the next step of the handover. A step that stores that the devices are not released is done again: it has read before that
+// whether dynamic resource allocation has released them. It belongs to Run.
+func (p *Plugin) handOver() handoverStep {
+	for {
+		h, s := p.handover.next(p.handoverFacts())
+		if p.setReleased(s.released, h.waits) && !s.released.Released {
+			continue
+		}
+		p.handover = h
+		if !s.keepTurn {
+			p.setTurn(s.turn)
+		}
+		if s.ask {
+			p.pods.QueryWithin(p.timing.settle)
+		}
+		return s
 	}
-	if p.exclusive || cfg.ServesDRA() {
-		p.claimingSince = time.Time{}
+}
+
+func (p *Plugin) handoverFacts() *handoverFacts {
+	cfg, snap, released := cmp.Or(p.cfg.Load(), &Config{}), p.snapshots.Load(), p.released.Load()
+	f := &handoverFacts{
+		settle: p.timing.settle, enabled: cfg.Enabled, toDRA: cfg.ServesDRA(), polled: snap.Polled(), serves: len(p.registrars()) > 0,
+		released: released != nil && released.Released, dra: &Handover{Released: true},
+		offer: p.Facts(p.Holders()), allocatable: p.pods.Allocatable.Load(),
 	}
+	f.now = f.offer.Now
 	if lock := p.lock.In(cfg.KubeletDir); !lock.Held {
-		p.exclusive, p.releasingSince, p.claimingSince = false, time.Time{}, time.Time{}
-		p.setReleased(Handover{Reason: lock.Reason})
-		p.setTurn(turn{notServing: lock.Reason})
-		return false, Handover{Reason: lock.Reason}
+		f.lock = lock.Reason
 	}
-	if !cfg.ServesDRA() {
-		p.releasingSince = time.Time{}
-		p.setReleased(Handover{Reason: "plugin.api is " + APIDevicePlugin})
-		if !snap.Polled() && !p.exclusive { // no holder resolves yet
-			p.claimingSince = time.Time{}
-			p.setTurn(turn{notServing: holdersUnknown})
-			return serves, Handover{}
-		}
-		wait := p.claimDevices()
-		switch {
-		case wait.Reason == "":
-			p.setTurn(turn{})
-			return true, wait
-		case serves:
-			p.setTurn(turn{releasing: wait.Reason})
-		default:
-			p.setTurn(turn{notServing: wait.Reason})
-		}
-		return serves, wait
+	if p.draReleased != nil {
+		f.dra = p.draReleased.Load()
 	}
-	if r := p.released.Load(); r != nil && r.Released {
-		return false, Handover{}
+	if f.toDRA && f.polled && !f.released {
+		f.isDevice = newResolver(*cfg, snap)
 	}
-	if !snap.Polled() {
-		p.releasingSince = time.Time{}
-		p.setReleased(Handover{Reason: "no poll of the GPUs has succeeded yet"}) // the IDs of other plugins resolve only with the devices
-		return serves, Handover{}
-	}
-	if p.releasingSince.IsZero() || serves != p.releasingServes {
-		p.releasingSince, p.releasingServes = time.Now(), serves
-	}
-	step := (&release{
-		facts: p.Facts(p.Holders()), allocatable: p.pods.Allocatable.Load(), isDevice: newResolver(*cfg, snap),
-		serves: serves, since: p.releasingSince, settle: p.timing.settle,
-	}).next()
-	if step.serve {
-		p.setTurn(turn{releasing: releasingReason})
-	} else {
-		p.setTurn(turn{notServing: cmp.Or(step.reason, "plugin.api is "+APIDRA)})
-	}
-	if step.reason == "" {
-		p.exclusive = false
-	} else {
-		p.pods.QueryWithin(p.timing.pods.QuickRefresh)
-	}
-	p.setReleased(Handover{Released: step.reason == "", Reason: step.reason, Pods: step.pods})
-	return step.serve, Handover{}
+	return f
 }
 
 // Why the plugin does not offer devices while it starts.
@@ -201,63 +301,23 @@ func isStarting(reason string) bool {
 	return reason == draUnknown || strings.HasPrefix(reason, holdersUnknown)
 }
 
-// claimDevices returns why the plugin must not offer devices to pods; the reason is empty if it may. It may once dynamic resource
-// allocation has released the devices and the kubelet has then said which pods hold them. It may until it releases them itself.
-func (p *Plugin) claimDevices() Handover {
-	if p.exclusive {
-		return Handover{}
-	}
-	if p.draReleased != nil {
-		switch dra := p.draReleased.Load(); {
-		case dra == nil:
-			return Handover{Reason: draUnknown}
-		case !dra.Released:
-			return *dra
-		}
-	}
-	if p.claimingSince.IsZero() {
-		p.claimingSince = time.Now()
-		p.pods.QueryWithin(p.timing.settle)
-	}
-	h := p.Holders()
-	switch {
-	case !h.At.Before(p.claimingSince.Add(p.timing.settle)) && h.Unknown(time.Now()) == "": // it has the last allocations of the agent before
-		p.exclusive = true
-		return Handover{}
-	case h.Silent:
-		return Handover{} // that must not cost the node its devices; another kubelet is asked again
-	case h.Err != "" && !h.Pending:
-		return Handover{Reason: holdersUnknown + ": " + h.Err}
-	}
-	return Handover{Reason: holdersUnknown}
-}
-
-// hasDRAReleased reports whether dynamic resource allocation has released the devices.
-func (p *Plugin) hasDRAReleased() bool {
-	if p.draReleased == nil {
-		return true
-	}
-	dra := p.draReleased.Load()
-	return dra != nil && dra.Released
-}
-
 func (p *Plugin) setTurn(t turn) {
 	if last := p.turn.Load(); *cmp.Or(last, new(turn)) != t {
 		p.turn.Store(&t)
 	}
 }
 
-// setReleased stores whether the devices are released, and logs changes while they are being released.
-func (p *Plugin) setReleased(h Handover) {
-	last := p.released.Load()
-	if last != nil && *last == h {
-		return
+// setReleased stores whether the devices are released, logs changes while they are being released, and reports whether it has changed.
+func (p *Plugin) setReleased(h Handover, w waits) (changed bool) {
+	if last := p.released.Load(); last != nil && *last == h {
+		return false
 	}
 	p.released.Store(&h)
 	switch {
 	case h.Released:
 		p.log.Info(msgReleased)
-	case !p.releasingSince.IsZero():
+	case w >= forPods:
 		p.log.Info(msgReleasing, zap.String("reason", h.Reason))
 	}
+	return true
 }

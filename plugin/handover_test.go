@@ -61,16 +61,21 @@ func TestRelease(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r := release{
-				facts: offer.Facts{Holders: c.holders}, allocatable: c.allocatable, serves: c.serves, since: since, settle: 2 * time.Second,
+			h := handover{taken: true, waits: map[bool]waits{true: forPods, false: forDevices}[c.serves], since: since}
+			next, got := h.next(&handoverFacts{
+				now: late, settle: 2 * time.Second, enabled: true, toDRA: true, polled: true, serves: c.serves,
+				offer: offer.Facts{Holders: c.holders}, allocatable: c.allocatable,
 				isDevice: func(_, id string) (health.DeviceID, bool) { return health.DeviceID(id), strings.HasPrefix(id, "GPU-") },
-			}
-			got := r.next()
-			if got.serve != c.serve || (got.reason == "") != (c.reason == "") || !strings.Contains(got.reason, c.reason) {
+			})
+			r, released := got.released, c.reason == ""
+			if got.serve != c.serve || r.Released != released || (r.Reason == "") != released || !strings.Contains(r.Reason, c.reason) {
 				t.Errorf("%+v, want serve %v, reason %q", got, c.serve, c.reason)
 			}
-			if forPods := strings.HasPrefix(name, "a pod holds"); got.pods != forPods {
-				t.Errorf("waits only for pods: %v, want %v", got.pods, forPods)
+			if forPods := strings.HasPrefix(name, "a pod holds"); r.Pods != forPods {
+				t.Errorf("waits only for pods: %v, want %v", r.Pods, forPods)
+			}
+			if next.taken == released || next.since != since {
+				t.Errorf("then %+v", next)
 			}
 		})
 	}
@@ -82,10 +87,76 @@ func TestReleaseUnknownHolders(t *testing.T) {
 	for _, c := range []struct{ noPlugin, silent, serves, released bool }{
 		{true, true, false, true}, {false, true, false, false}, {true, false, false, false}, {true, true, true, false},
 	} {
-		r := release{facts: offer.Facts{Holders: podresources.Holders{Err: "denied", Silent: c.silent}, NoPlugin: c.noPlugin}, serves: c.serves}
-		if got := r.next(); (got.reason == "") != c.released || got.serve != c.serves {
+		_, got := handover{}.next(&handoverFacts{
+			enabled: true, toDRA: true, polled: true, serves: c.serves,
+			offer: offer.Facts{Holders: podresources.Holders{Err: "denied", Silent: c.silent}, NoPlugin: c.noPlugin},
+		})
+		if got.released.Released != c.released || got.serve != c.serves {
 			t.Errorf("%+v: %+v", c, got)
 		}
+	}
+}
+
+// The plugin offers the devices when dynamic resource allocation has released them and the kubelet has said since then who holds them.
+func TestClaim(t *testing.T) {
+	t.Parallel()
+	since := time.Unix(1000, 0)
+	known := podresources.Holders{At: since.Add(2 * time.Second), By: map[health.DeviceID][]podresources.Holder{}}
+	waiting := handover{waits: forHolders, since: since}
+	released := &Handover{Released: true}
+	claims := &Handover{Reason: "claim ml/c", Pods: true}
+	for name, c := range map[string]struct {
+		h       handover
+		polled  bool
+		serves  bool
+		dra     *Handover
+		holders podresources.Holders
+
+		taken, serve     bool
+		reason           string // of notOffered
+		absent, withheld string // of turn
+		ask              bool
+	}{
+		"no poll":               {absent: holdersUnknown},
+		"no poll, serves":       {serves: true, serve: true, absent: holdersUnknown},
+		"no poll, taken":        {h: handover{taken: true}, taken: true, serve: true},
+		"DRA unknown":           {polled: true, reason: draUnknown, absent: draUnknown},
+		"DRA has claims":        {polled: true, dra: claims, reason: claims.Reason, absent: claims.Reason},
+		"DRA has claims, taken": {h: handover{taken: true}, polled: true, dra: claims, taken: true, serve: true},
+		"DRA has claims, serves": {
+			polled: true, serves: true, dra: claims, serve: true, reason: claims.Reason, withheld: claims.Reason,
+		},
+		"just released": {polled: true, dra: released, holders: known, reason: holdersUnknown, absent: holdersUnknown, ask: true},
+		"an old answer": {
+			h: handover{waits: forHolders, since: since.Add(3 * time.Second)}, polled: true, dra: released, holders: known,
+			reason: holdersUnknown, absent: holdersUnknown,
+		},
+		"an answer": {h: waiting, polled: true, dra: released, holders: known, taken: true, serve: true},
+		"no kubelet": {
+			h: waiting, polled: true, dra: released, holders: podresources.Holders{Err: "denied"},
+			reason: holdersUnknown + ": denied", absent: holdersUnknown + ": denied",
+		},
+		"silent kubelet": {
+			h: waiting, polled: true, dra: released, holders: podresources.Holders{Err: "denied", Silent: true}, serve: true,
+		},
+		"changed its mind": {
+			h: handover{taken: true, waits: forPods, since: since}, polled: true, serves: true, dra: claims, taken: true, serve: true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			next, s := c.h.next(&handoverFacts{
+				now: since.Add(4 * time.Second), settle: time.Second, enabled: true, polled: c.polled, serves: c.serves, dra: c.dra,
+				offer: offer.Facts{Now: since.Add(4 * time.Second), Holders: c.holders},
+			})
+			if next.taken != c.taken || s.serve != c.serve || s.ordersMPS != c.serve || s.notOffered.Reason != c.reason || s.ask != c.ask ||
+				s.turn != (turn{c.absent, c.withheld}) || s.released.Released || s.notOffered.Pods != (c.reason == claims.Reason) {
+				t.Errorf("%+v, then %+v", s, next)
+			}
+			if next.taken && next.waits != forNothing {
+				t.Errorf("waits for %v", next.waits)
+			}
+		})
 	}
 }
 

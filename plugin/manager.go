@@ -57,10 +57,7 @@ type Plugin struct {
 	hostFS          fs.FS // from the root on
 	loggedWarnings  []string
 	loggedUnmatched []health.UnmatchedRefs
-	exclusive       bool      // dynamic resource allocation had released the devices, and may not serve until the plugin has
-	claimingSince   time.Time // since when the plugin may claim the devices; zero if it has, or may not
-	releasingSince  time.Time // see release.since; zero while plugin.api is not dra
-	releasingServes bool      // release.serves at releasingSince
+	handover        handover
 
 	mu       sync.Mutex          // guards the fields below
 	running  []*runningRegistrar // by resource name
@@ -166,7 +163,7 @@ type runningRegistrar struct {
 
 // Run serves the kubelet until ctx ends, then removes its sockets and returns nil. Run retries after errors and reports
 // them in Status. plugin.onStop decides which devices the kubelet keeps after the end.
-func (p *Plugin) Run(ctx context.Context) error { //nolint:gocognit // redesigned by a pure plan of what is served
+func (p *Plugin) Run(ctx context.Context) error {
 	var pods sync.WaitGroup
 	pods.Go(func() { p.pods.Run(ctx) })
 	defer pods.Wait()
@@ -183,55 +180,67 @@ func (p *Plugin) Run(ctx context.Context) error { //nolint:gocognit // redesigne
 	logged := &layout{}
 	changed := p.layouts.wake(ctx, p.draReleased, p.lock.State(), p.cdi.Toolkit.Parts())
 	for {
-		holds := true
-		if c := p.cfg.Load(); c != nil && c.Enabled {
-			holds = p.lock.In(c.KubeletDir).Held
-		}
-		serve, notOffered := p.handOver()
+		hand := p.handOver()
 		now := p.layouts.current()
-		cfg, snap := now.cfg, now.snap
-		reason := p.missingReason(now)
-		starting := snap == nil || snap.Source.Status == health.SourceStarting
+		missing := p.missingReason(now)
 		p.logHealthChanges(logged.resources, now.resources)
 		p.logWithheld(logged, now)
 		p.publishWarnings(now)
 		logged = now
-		if cfg != nil {
-			desired := namesOf(now.resources)
-			if err := p.ensureCDI(now); err != nil {
-				desired, reason = p.alreadyRunning(desired), err.Error()
-				starting = starting || errors.Is(err, cdi.ErrPending)
-			}
-			running := p.registrars()
-			isRunning := func(name string) bool { return contains(running, name) }
-			if waiting, why, soon := now.waiting(isRunning); len(waiting) > 0 {
-				desired = slices.DeleteFunc(desired, func(name string) bool { return slices.Contains(waiting, name) })
-				starting = starting || soon && reason == ""
-				reason = strings.TrimPrefix(reason+"; "+why, "; ")
-			}
-			if notOffered.Reason != "" {
-				starting = starting || isStarting(notOffered.Reason) || notOffered.Pods
-				notOffered.Pods = notOffered.Pods && (now.absent != "" || reason == "")
-				if now.absent == "" && reason != "" { // what is wrong with the layout that is still served
-					notOffered.Reason += "; " + reason
-				}
-				reason = notOffered.Reason
-			}
-			if !serve {
-				desired = nil
-			}
-			if serve || notOffered.Reason == "" && !cfg.ServesDRA() && p.hasDRAReleased() { // otherwise dynamic resource allocation stores it
-				p.storeMPS(now)
-			}
-			p.reconcile(ctx, desired, *cfg, holds) // an empty list would take the devices from an agent that serves now
+		next := newPlan(now, hand, missing, p.ensureCDI(now), p.registrars())
+		if hand.ordersMPS {
+			p.storeMPS(now)
 		}
-		p.setError(cfg, reason, starting, holds, notOffered.Pods)
+		// Without the lock, an empty list would take the devices from an agent that serves now.
+		p.reconcile(ctx, next.resources, *cmp.Or(now.cfg, &Config{}), !hand.noLock)
+		p.setError(now.cfg, next, hand.noLock)
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
 		}
 	}
+}
+
+// plan is what the plugin serves, and why that is not all.
+type plan struct {
+	resources []string
+	reason    string // why no resource, or not every resource, is served or offered; empty if all are
+	starting  bool   // the reason is no fault: the agent starts
+	forPods   bool   // Status.WaitsForPods
+}
+
+// newPlan returns what to serve of a layout. missing is why the layout lacks resources. A running resource continues
+// while noCDI, or while no device of it can be used: the kubelet retries a container that cannot be created, but a pod whose resource
+// disappears fails.
+func newPlan(now *layout, hand handoverStep, missing string, noCDI error, running []*runningRegistrar) plan {
+	pl := plan{
+		resources: namesOf(now.resources), reason: missing,
+		starting: now.snap == nil || now.snap.Source.Status == health.SourceStarting,
+	}
+	isRunning := func(name string) bool { return contains(running, name) }
+	if noCDI != nil {
+		pl.resources = slices.DeleteFunc(pl.resources, func(name string) bool { return !isRunning(name) })
+		pl.reason = noCDI.Error()
+		pl.starting = pl.starting || errors.Is(noCDI, cdi.ErrPending)
+	}
+	if waiting, why, soon := now.waiting(isRunning); len(waiting) > 0 {
+		pl.resources = slices.DeleteFunc(pl.resources, func(name string) bool { return slices.Contains(waiting, name) })
+		pl.starting = pl.starting || soon && pl.reason == ""
+		pl.reason = strings.TrimPrefix(pl.reason+"; "+why, "; ")
+	}
+	if h := hand.notOffered; h.Reason != "" {
+		pl.starting = pl.starting || isStarting(h.Reason) || h.Pods
+		pl.forPods = h.Pods && (now.absent != "" || pl.reason == "")
+		if now.absent == "" && pl.reason != "" { // what is wrong with the layout that is still served
+			h.Reason += "; " + pl.reason
+		}
+		pl.reason = h.Reason
+	}
+	if !hand.serve {
+		pl.resources = nil
+	}
+	return pl
 }
 
 // SetRuntime sets where the plugin finds the container runtime of the node. It is empty until it was asked for once. Call it before Run.
@@ -277,7 +286,7 @@ func (c *Config) CDIInput(snap *health.Snapshot, root fs.FS) cdi.Input {
 
 // ensureCDI returns why the container runtime cannot resolve the CDI names of the layout.
 func (p *Plugin) ensureCDI(now *layout) error {
-	if !now.cfg.UsesCDI() || len(now.resources) == 0 {
+	if now.cfg == nil || !now.cfg.UsesCDI() || len(now.resources) == 0 {
 		p.cdi.Toolkit.Stop()
 		return nil
 	}
@@ -288,13 +297,6 @@ func (p *Plugin) ensureCDI(now *layout) error {
 		}
 	}
 	return p.cdi.Ensure(in)
-}
-
-// alreadyRunning removes the resources that would have to be started. A running resource continues while a CDI spec is
-// missing: the kubelet retries a container that cannot be created, but a pod whose resource disappears fails.
-func (p *Plugin) alreadyRunning(desired []string) []string {
-	running := p.registrars()
-	return slices.DeleteFunc(desired, func(name string) bool { return !contains(running, name) })
 }
 
 func contains(running []*runningRegistrar, name string) bool {

@@ -58,7 +58,7 @@ func (p *Plugin) logUnmatchedRefs(unmatched []health.UnmatchedRefs) {
 
 // setError stores why nothing is served and logs it when it changes: as information during the start, otherwise as a
 // warning. The lock of the node logs itself why it is not held.
-func (p *Plugin) setError(cfg *Config, reason string, starting, holds, forPods bool) {
+func (p *Plugin) setError(cfg *Config, now plan, noLock bool) {
 	disabled, released := cfg != nil && !cfg.Enabled, p.released.Load()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -66,17 +66,17 @@ func (p *Plugin) setError(cfg *Config, reason string, starting, holds, forPods b
 		p.log.Info(msgDisabled, zap.String("key", "plugin.enabled"))
 	}
 	p.disabled = disabled || released != nil && released.Released
-	p.forPods = forPods
-	if p.err == reason {
+	p.forPods = now.forPods
+	if p.err == now.reason {
 		return
 	}
-	p.err = reason
+	p.err = now.reason
 	switch {
-	case reason == "", !holds:
-	case starting:
-		p.log.Info(msgNothing, zap.String("reason", reason))
+	case now.reason == "", noLock:
+	case now.starting:
+		p.log.Info(msgNothing, zap.String("reason", now.reason))
 	default:
-		p.log.Warn(msgNothing, zap.String("reason", reason))
+		p.log.Warn(msgNothing, zap.String("reason", now.reason))
 	}
 }
 

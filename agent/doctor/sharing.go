@@ -75,9 +75,6 @@ func (d doctor) mpsDaemonProcesses(c config.Config, s mps.Status) (checks []Chec
 		checks = append(checks, warn(fmt.Sprintf("mps-daemon has version %s, this program %s", cmp.Or(s.Version, "unknown"), d.version),
 			"update mps-daemon while no container uses MPS: its end ends all MPS clients")...)
 	}
-	if s.Error != "" {
-		checks = append(checks, fail("mps-daemon does not follow the agent: "+s.Error, log)...)
-	}
 	if s.Shm != "" && c.Source.Resolved() != config.ModeSim {
 		checks = append(checks, fail("MPS clients and daemons share no memory: "+s.Shm,
 			"do that on this node; the chart runs mps-daemon with --mount-shm")...)

@@ -25,7 +25,7 @@ import (
 // Limits of a server. It serves people at a shell, not traffic: further connections wait. The time to answer is not limited.
 const (
 	MaxConnections = 16
-	MaxBody        = 4 << 10          // bytes of a request's body
+	MaxBody        = 4 << 10          // bytes of a request's body, unless a BodyLimit says more
 	maxHeader      = 4 << 10          // bytes of a request's header, to which net/http adds 4 KiB
 	requestTimeout = time.Minute      // for a client to send its request
 	writeTimeout   = 10 * time.Second // for a client to read the response
@@ -41,8 +41,15 @@ var errLost = errors.New("the socket was removed or replaced")
 // Routes answer the requests of a socket, by method and path, such as "POST /clear".
 type Routes map[string]Route
 
-// Route answers a request with a body of at most MaxBody. The response has the result as JSON, or no content if it is nil. An error becomes
-// a text, with the code of WithStatus or else 500. ctx ends when Serve ends: what a client has requested goes on if it disconnects.
+// BodyLimit is the limit of the bodies of a route's requests.
+type BodyLimit struct {
+	Route string
+	Bytes int64
+}
+
+// Route answers a request with a body of at most MaxBody, or of its BodyLimit. The response has the result as JSON, or no content if it is
+// nil. An error becomes a text, with the code of WithStatus or else 500. ctx ends when Serve ends: what a client has requested goes on if
+// it disconnects. Peer tells who has sent it.
 type Route func(ctx context.Context, body []byte) (result any, err error)
 
 // JSON returns a route for requests whose body is a JSON object. No body is an empty object.
@@ -77,11 +84,11 @@ func WithStatus(code int, err error) error { return &StatusError{code, err} }
 // Serve listens on the socket at path and answers requests until ctx ends; then it removes the socket, waits for the answers that it has
 // begun, and returns nil. If it cannot listen, it logs the error once and keeps retrying. It notices the loss of the socket by polling, and
 // listens again; open connections continue.
-func Serve(ctx context.Context, path string, log *zap.Logger, routes Routes) error {
+func Serve(ctx context.Context, path string, log *zap.Logger, routes Routes, limits ...BodyLimit) error {
 	log = log.With(zap.String("socket", path))
 	retry := backoff.Backoff{Min: minBackoff, Max: maxBackoff}
 	var logged logonce.State
-	s := newServer(ctx, log, routes)
+	s := newServer(ctx, log, routes, limits...)
 	defer s.close()
 	for {
 		l, err := Listen(ctx, path)
@@ -107,15 +114,19 @@ func Serve(ctx context.Context, path string, log *zap.Logger, routes Routes) err
 // server answers the requests of all listeners of Serve.
 type server struct {
 	http      http.Server
+	limits    []BodyLimit
 	slots     chan struct{} // of connections
 	answering sync.RWMutex  // is read-locked while a request is answered
 }
 
-func newServer(ctx context.Context, log *zap.Logger, routes Routes) *server {
-	s := &server{slots: make(chan struct{}, MaxConnections)}
+func newServer(ctx context.Context, log *zap.Logger, routes Routes, limits ...BodyLimit) *server {
+	s := &server{slots: make(chan struct{}, MaxConnections), limits: limits}
 	s.http = http.Server{
 		Handler:     http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.handle(ctx, routes, w, r) }),
 		ReadTimeout: requestTimeout, MaxHeaderBytes: maxHeader, DisableGeneralOptionsHandler: true, ErrorLog: zap.NewStdLog(log),
+		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
+			return context.WithValue(ctx, peerKey{}, PeerPID(conn))
+		},
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			if state == http.StateClosed {
 				<-s.slots
@@ -174,7 +185,7 @@ func (l *limitedListener) Accept() (net.Conn, error) {
 }
 
 func (s *server) handle(ctx context.Context, routes Routes, w http.ResponseWriter, r *http.Request) {
-	route, body, err := receive(routes, r)
+	route, body, err := s.receive(routes, r)
 	if err != nil {
 		respond(w, nil, err)
 		return
@@ -187,6 +198,7 @@ func (s *server) handle(ctx context.Context, routes Routes, w http.ResponseWrite
 	var result any
 	// net/http would recover from a panic of this goroutine, and the process go on with what the route left half done.
 	var answer sync.WaitGroup
+	ctx = context.WithValue(ctx, peerKey{}, r.Context().Value(peerKey{}))
 	answer.Go(func() { result, err = route(ctx, body) })
 	answer.Wait()
 	if err != nil && ctx.Err() != nil {
@@ -196,7 +208,7 @@ func (s *server) handle(ctx context.Context, routes Routes, w http.ResponseWrite
 }
 
 // receive returns the route and the body of a request.
-func receive(routes Routes, r *http.Request) (Route, []byte, error) {
+func (s *server) receive(routes Routes, r *http.Request) (Route, []byte, error) {
 	if r.Header["Origin"] != nil {
 		return nil, nil, WithStatus(http.StatusForbidden, errors.New("refusing a web page's request: it has the header Origin"))
 	}
@@ -206,12 +218,18 @@ func receive(routes Routes, r *http.Request) (Route, []byte, error) {
 		return nil, nil, WithStatus(http.StatusNotFound, fmt.Errorf("expected %s, got %q",
 			strings.Join(slices.Sorted(maps.Keys(routes)), ", "), request))
 	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, MaxBody+1))
+	limit := int64(MaxBody)
+	for _, l := range s.limits {
+		if l.Route == request {
+			limit = l.Bytes
+		}
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, limit+1))
 	switch {
 	case err != nil:
 		err = WithStatus(http.StatusBadRequest, fmt.Errorf("request body: %w", err))
-	case len(body) > MaxBody:
-		err = WithStatus(http.StatusRequestEntityTooLarge, fmt.Errorf("request body too long: limit is %d bytes", MaxBody))
+	case int64(len(body)) > limit:
+		err = WithStatus(http.StatusRequestEntityTooLarge, fmt.Errorf("request body too long: limit is %d bytes", limit))
 	}
 	return route, body, err
 }

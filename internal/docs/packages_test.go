@@ -20,7 +20,6 @@ func largePackages() map[string]string {
 		"metrics":    "one table describes the agent's metrics, and what uses a device becomes a package",
 		"plugin":     "the configuration, the layout by device, the kubelet's side and the handover become packages",
 		"plugin/dra": "the pool, its publisher and the claims become packages",
-		"plugin/mps": "the protocol, the daemon and its follower become packages",
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/go-logr/logr/funcr"
@@ -303,20 +302,8 @@ func peer(ctx context.Context, path string) string {
 		return ""
 	}
 	defer func() { _ = conn.Close() }()
-	u, ok := conn.(*net.UnixConn)
-	if !ok {
-		return ""
-	}
-	raw, err := u.SyscallConn()
-	if err != nil {
-		return ""
-	}
-	var pid int32
-	if err := raw.Control(func(fd uintptr) {
-		if cred, err := syscall.GetsockoptUcred(int(fd), syscall.SOL_SOCKET, syscall.SO_PEERCRED); err == nil { //nolint:gosec // a descriptor
-			pid = cred.Pid
-		}
-	}); err != nil || pid == 0 { // 0: in another PID namespace
+	pid := unixsock.PeerPID(conn)
+	if pid == 0 { // in another PID namespace
 		return ""
 	}
 	return fmt.Sprintf(" (PID %d)", pid)

@@ -129,16 +129,16 @@ func checkPercentage(t *testing.T, answer string) {
 	}
 }
 
-func FuzzDesiredFile(f *testing.F) {
+func FuzzFollow(f *testing.F) {
 	f.Add(`{"version":1,"control":"c","stopped":true,"daemons":[{"device":"GPU-a","gpu":"GPU-a","index":0,"mig":false,` +
-		`"threadPercentage":25,"pinnedMemory":1,"leaving":true}]}`)
+		`"threadPercentage":25,"pinnedMemory":1,"other":true}]}`)
 	f.Add(`{"version":1,"daemons":[{"device":"MIG-a","gpu":"GPU-a","index":3,"mig":true,"threadPercentage":25,"pinnedMemory":1}]}`)
 	f.Add(`{"version":2}`)
 	f.Add(`{"version":1,"daemons":[{"device":"../a","gpu":"GPU-a"}]}`)
 	f.Add(`{"version":1,"daemons":[{"device":"..","gpu":"GPU-a"}]}`)
 	f.Add(`{"version":1,"daemons":[{"device":"GPU-a","gpu":".."}]}`)
 	f.Fuzz(func(t *testing.T, text string) {
-		d, err := parseDesired([]byte(text))
+		d, err := parseFollow([]byte(text))
 		if err != nil {
 			return
 		}
@@ -150,7 +150,7 @@ func FuzzDesiredFile(f *testing.F) {
 			if file := root.computeModeFile(daemon.GPU); filepath.Dir(filepath.Dir(file)) != "/run/mps" {
 				t.Errorf("%q: %s", daemon.GPU, file)
 			}
-			if s := newDesiredDaemon(daemon.spec(), daemon.Leaving); s != daemon {
+			if s := newFollowDaemon(daemon.spec()); s != daemon {
 				t.Errorf("%+v, want %+v", s, daemon)
 			}
 		}

@@ -26,24 +26,13 @@ func TestFollowerErr(t *testing.T) {
 		err        string // a part
 		ready      bool   // the daemon meanwhile
 	}{
-		"mps-daemon refuses the file": {
+		"mps-daemon refuses": {
 			func(h *followerTest) { h.change(func() { h.refusal = "version" }) }, func(h *followerTest) { h.change(func() { h.refusal = "" }) },
 			"mps-daemon does not follow the agent: version", true,
 		},
 		"no control program": {
 			func(h *followerTest) { h.change(func() { h.noProgram = true }) }, func(h *followerTest) { h.change(func() { h.noProgram = false }) },
 			errProgram.Error(), true,
-		},
-		"file cannot be written": {
-			func(h *followerTest) {
-				if err := errors.Join(os.Remove(h.root.DesiredFile()), os.MkdirAll(filepath.Join(h.root.DesiredFile(), "x"), 0o700)); err != nil {
-					h.Fatal(err)
-				}
-			}, func(h *followerTest) {
-				if err := os.RemoveAll(h.root.DesiredFile()); err != nil {
-					h.Fatal(err)
-				}
-			}, "cannot tell mps-daemon which MPS daemons to run: ", true,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -61,8 +50,8 @@ func TestFollowerErr(t *testing.T) {
 					t.Errorf("mended: %q", err)
 				}
 				h.wantState("mended", gpuA, true, "")
-				if d, err := readDesired(h.root); err != nil || len(d.Daemons) != 1 {
-					t.Errorf("%+v, %v", d, err)
+				if len(h.told.Daemons) != 1 {
+					t.Errorf("%+v", h.told)
 				}
 			})
 		})
@@ -111,60 +100,49 @@ func TestFollowerLogs(t *testing.T) {
 	})
 }
 
-// mps-daemon reads the file when it has changed, at once, and otherwise at its own interval.
-func TestFollowerRequestsReload(t *testing.T) {
+// mps-daemon is told at once what has changed.
+func TestFollowerTellsAtOnce(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
 		h.ready(gpuA)
-		reloads := func() (n int) { h.change(func() { n, h.reloads = h.reloads, 0 }); return n }
-		reloads()
 		advance(1700 * time.Millisecond)
 		h.want(gpuA, gpuB)
 		advance(100 * time.Millisecond)
-		if n := reloads(); n != 1 || h.daemon(gpuB).pid == 0 {
-			t.Errorf("%d reloads, daemon %d", n, h.daemon(gpuB).pid)
+		if h.daemon(gpuB).pid == 0 {
+			t.Error("the new daemon does not run")
 		}
-		advance(10 * time.Minute)
-		if n := reloads(); n != 0 {
-			t.Errorf("%d reloads of a file that has not changed", n)
-		}
+		h.change(func() { h.refusal, h.follows = "version", 0 })
+		h.want(gpuA)
+		advance(time.Minute)
+		h.change(func() {
+			if h.follows < 55 || h.follows > 65 {
+				t.Errorf("told %d times in a minute in which mps-daemon refused", h.follows)
+			}
+		})
 	})
 }
 
-// A detach ends what runs, whatever the file was.
-func TestFollowerStopsWithoutGoodFile(t *testing.T) {
+// A detach ends what runs, also if mps-daemon refused the agent before. One that still refuses is not waited for.
+func TestFollowerStopsAfterRefusal(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
 		h.ready(gpuA)
 		h.change(func() { h.refusal = "version" })
 		advance(2 * time.Second)
 		h.stop()
-		if err := os.WriteFile(h.root.DesiredFile(), []byte("torn"), 0o600); err != nil {
-			t.Fatal(err)
-		}
 		if h.f.Err() == "" {
 			t.Error("no error before")
 		}
+		start := time.Now()
 		h.f.Stop(h.Context())
-		if h.f.Err() != "" || h.daemon(gpuA).pid != 0 {
-			t.Errorf("%q, daemon %d", h.f.Err(), h.daemon(gpuA).pid)
+		if h.daemon(gpuA).pid == 0 || time.Since(start) > 2*stopUnreachable {
+			t.Errorf("daemon %d, after %v", h.daemon(gpuA).pid, time.Since(start))
 		}
-		if d, err := readDesired(h.root); err != nil || !d.Stopped {
-			t.Errorf("%+v, %v", d, err)
+		h.change(func() { h.refusal = "" })
+		h.f.Stop(h.Context())
+		if h.f.Err() != "" || h.daemon(gpuA).pid != 0 || !h.told.Stopped {
+			t.Errorf("%q, daemon %d, told %+v", h.f.Err(), h.daemon(gpuA).pid, h.told)
 		}
 		if s := h.state(gpuA); s.Ready || !strings.Contains(s.Reason, "while the driver is detached") || s.PID != 0 {
 			t.Errorf("%+v", s)
-		}
-	})
-	// A file that cannot be written stops nothing, and is not waited for.
-	runFollower(t, func(h *followerTest) {
-		h.ready(gpuA)
-		h.stop()
-		if err := errors.Join(os.Remove(h.root.DesiredFile()), os.MkdirAll(filepath.Join(h.root.DesiredFile(), "x"), 0o700)); err != nil {
-			t.Fatal(err)
-		}
-		start := time.Now()
-		h.f.Stop(h.Context())
-		if h.daemon(gpuA).pid == 0 || time.Since(start) > time.Second {
-			t.Errorf("daemon %d, after %v", h.daemon(gpuA).pid, time.Since(start))
 		}
 	})
 	// What is stopped keeps what does not depend on the driver.
@@ -258,7 +236,7 @@ func TestSupervisorRefusesRequests(t *testing.T) {
 		code  int
 		err   string
 	}{
-		"unknown":       {"POST /stop", nil, 404, `expected GET /status, POST /reload, POST /restart, got "POST /stop"`},
+		"unknown":       {"POST /stop", nil, 404, `expected GET /status, POST /follow, POST /restart, got "POST /stop"`},
 		"unknown field": {restartRoute, map[string]any{"gpu": 0}, 400, `unknown field "gpu"`},
 		"no device":     {restartRoute, nil, 404, `device "": mps-daemon runs no daemon for it`},
 		"restart":       {restartRoute, Restart{gpuA}, 404, `device "` + string(gpuA) + `": mps-daemon runs no daemon for it`},
@@ -351,27 +329,6 @@ func TestFollowerCountsFailuresByDaemon(t *testing.T) {
 	}
 }
 
-// A reload waits for a limited time.
-func TestSupervisorReloadIsLimited(t *testing.T) {
-	for name, taken := range map[string]bool{"not read": false, "not answered": true} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				s := &Supervisor{Root: "/run/mps", reloads: make(chan chan error), Log: zap.NewNop()}
-				if taken {
-					go func() { <-s.reloads }()
-				}
-				start := time.Now()
-				if err := s.reload(t.Context()); err == nil || err.Error() != s.Root.DesiredFile()+": the disk does not answer" {
-					t.Error(err)
-				}
-				if took := time.Since(start); took < statusTimeout || took > time.Minute { // longer than the agent waits
-					t.Errorf("after %v", took)
-				}
-			})
-		})
-	}
-}
-
 // Without the mount that was asked for, containers could not use a daemon, so none is started.
 func TestSupervisorWithoutMount(t *testing.T) {
 	t.Parallel()
@@ -428,21 +385,22 @@ func TestSupervisorRestartIsRequestedOnce(t *testing.T) {
 // The status says all that the supervisor does, by device.
 func TestSupervisorStatus(t *testing.T) {
 	s := &Supervisor{
-		Version: "1.2", err: errors.New("torn"), shmErr: errors.New("not mounted"),
+		Version: "1.2", follows: &Follow{Version: 1}, shmErr: errors.New("not mounted"),
 		daemons: map[health.DeviceID]*daemon{
 			gpuB: {status: DaemonStatus{Device: gpuB, PID: 3}},
 			gpuA: {status: DaemonStatus{Device: gpuA, Stopping: true}}, mig: {status: DaemonStatus{Device: mig}},
 		},
 	}
 	status := s.status()
-	if status.Version != "1.2" || status.Error != "torn" || status.Shm != "not mounted" || len(status.Daemons) != 3 {
+	if status.Version != "1.2" || status.Error != "" ||
+		status.Follows.Version != 1 || status.Shm != "not mounted" || len(status.Daemons) != 3 {
 		t.Fatalf("%+v", status)
 	}
 	if d := status.Daemons; d[0].Device != gpuA || !d[0].Stopping || d[1].Device != gpuB || d[1].PID != 3 || d[2].Device != mig {
 		t.Errorf("%+v", d)
 	}
 	s = &Supervisor{}
-	if status := s.status(); fmt.Sprintf("%+v", status) != "{Version: Shm: Error: Daemons:[]}" || status.Daemons == nil {
+	if status := s.status(); fmt.Sprintf("%+v", status) != "{Version: Shm: Error: Follows:<nil> Daemons:[]}" || status.Daemons == nil {
 		t.Errorf("%+v", status)
 	}
 }

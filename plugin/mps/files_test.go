@@ -120,64 +120,6 @@ func prepareRecord(path, text string) error {
 	return os.WriteFile(path, []byte(text), 0o600)
 }
 
-// Files are replaced without remains, including remains of killed writers.
-func TestReplaceFile(t *testing.T) {
-	root := Root(filepath.Join(t.TempDir(), "root"))
-	names := func() (names []string) {
-		entries, err := os.ReadDir(string(root))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, e := range entries {
-			names = append(names, e.Name())
-		}
-		return names
-	}
-	d := desiredFile{
-		Version: desiredVersion,
-		Daemons: []desiredDaemon{newDesiredDaemon(Spec{
-			Device: mig, GPU: gpuA, Kind: health.KindMIG, Index: 3, ThreadPercentage: 25,
-			PinnedMemory: 1 << 30,
-		}, true)},
-	}
-	for range 2 {
-		if err := writeDesired(root, d); err != nil {
-			t.Fatal(err)
-		}
-		found, err := readDesired(root)
-		if err != nil || len(found.Daemons) != 1 || found.Daemons[0] != d.Daemons[0] || found.Daemons[0].spec().Kind != health.KindMIG {
-			t.Errorf("%+v, %v", found, err)
-		}
-		if got := names(); !slices.Equal(got, []string{"daemons.json"}) {
-			t.Errorf("files %q", got)
-		}
-		for _, left := range []string{".gpu-node-agent-1.tmp", ".gpu-node-agent-2.tmp"} {
-			if err := os.WriteFile(filepath.Join(string(root), left), nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	if err := errors.Join(os.Remove(root.DesiredFile()), os.MkdirAll(filepath.Join(root.DesiredFile(), "x"), 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	if err := writeDesired(root, d); err == nil {
-		t.Error("replaced a directory")
-	}
-	if _, err := readDesired(root); err == nil || errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("read a directory: %v", err)
-	}
-	if got := names(); !slices.Equal(got, []string{"daemons.json"}) {
-		t.Errorf("files %q", got)
-	}
-	file := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := writeDesired(Root(file), d); err == nil {
-		t.Error("wrote below a file")
-	}
-}
-
 // What a dead daemon has left goes, but not the lock, and not the directory, which containers have mounted.
 func TestPrepareDirectories(t *testing.T) {
 	root, id := Root(t.TempDir()), gpuA

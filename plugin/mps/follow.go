@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"io/fs"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -24,7 +22,6 @@ const (
 	examineInterval = 5 * time.Second
 	examineRetry    = time.Second     // between the first examinations of a daemon that does not answer
 	quickRetries    = 10              // at examineRetry
-	fileInterval    = 5 * time.Second // between checks that Root.DesiredFile is there
 	holdersSettle   = 5 * time.Second // until the kubelet lists a container whose share was allocated
 	restartAfter    = 30 * time.Second
 	restartInterval = time.Minute
@@ -46,7 +43,7 @@ func (f *Follower) Run(ctx context.Context) {
 			r.setDesired(desired)
 			r.step(ctx)
 		}
-		switch active := len(r.devices) > 0 || r.fileErr != nil; {
+		switch active := r.active(); {
 		case active && tick == nil:
 			tick = time.NewTicker(statusInterval)
 			ticks = tick.C
@@ -62,7 +59,7 @@ func (f *Follower) Run(ctx context.Context) {
 			return
 		case <-changed:
 		case <-ticks:
-			r.requestStatus(ctx)
+			r.due = true
 		case s := <-r.statuses:
 			r.applyStatus(s)
 		case x := <-r.results:
@@ -80,14 +77,12 @@ type run struct {
 	desired *Desired
 	devices map[health.DeviceID]*device // desired ones, and ones that leave
 
-	file    desiredFile // the content of Root.DesiredFile
-	unread  bool        // the file was missing or bad: mps-daemon may run daemons that are not known here
-	fileAt  time.Time   // when it was last written or checked
-	fileErr error       // why it could not be written
-
-	asking     bool // a status was requested
-	reload     bool // mps-daemon has to read the file
-	asked      bool // mps-daemon has responded, or has had the time to
+	asking     bool   // a request to mps-daemon is under way
+	due        bool   // the next is due
+	former     bool   // there were daemons of an earlier agent
+	known      bool   // mps-daemon has said which it runs
+	sent       Follow // the newest
+	asked      bool   // mps-daemon has responded, or has had the time to
 	supervisor error
 	reached    time.Time // when mps-daemon responded last, or when it was to respond first
 	status     Status    // the latest
@@ -106,7 +101,7 @@ type device struct {
 	next     time.Time          // when the next examination is due
 
 	leaving    time.Time // since when the device is no longer shared by MPS; zero if it is
-	released   bool      // leaving, and out of the file: mps-daemon stops the daemon
+	released   bool      // leaving, and nobody uses it: mps-daemon stops the daemon
 	outsiders  bool      // clients were connected while no container held a share
 	stuckSince time.Time // since when only a restart can help; zero if none is needed
 	restarted  time.Time // when a restart was requested
@@ -158,19 +153,18 @@ func (r *run) setDesired(desired *Desired) {
 	}
 }
 
-// begin follows the daemons below a root. Daemons of an earlier process leave, unless they are desired.
+// begin follows the daemons below a root. Those that an earlier process had run leave, unless they are desired: the directories show them
+// until mps-daemon says which they are.
 func (r *run) begin(root Root, now time.Time) {
-	file, err := readDesired(root)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		r.Log.Warn("cannot read which MPS daemons run", zap.Error(err))
+	r.root, r.supervisor, r.reached, r.due = root, errors.New("not asked yet"), now, true
+	for _, id := range root.devices() {
+		r.add(unknownSpec(id), now).leaving, r.former = now, true
 	}
-	r.root, r.file, r.fileAt, r.unread, r.reload = root, file, now, err != nil, true
-	r.asked, r.supervisor, r.reached, r.status = false, errors.New("not asked yet"), now, Status{}
-	for _, old := range file.Daemons {
-		d := r.add(old.spec(), now)
-		d.examiner.pinnedBy = old.PinnedMemory > 0
-		d.leaving, d.released = now, file.Stopped
-	}
+}
+
+// active reports whether there is a daemon, or mps-daemon may run one.
+func (r *run) active() bool {
+	return len(r.devices) > 0 || r.former && !r.known || r.status.Follows != nil && len(r.status.Follows.Daemons) > 0
 }
 
 // add adds a device. If an earlier Run has judged its daemon, the verdict stays until the first examination.
@@ -198,10 +192,7 @@ func (r *run) step(ctx context.Context) {
 		r.release(id, d, &facts)
 		r.restartStuck(ctx, d, &facts)
 	}
-	r.writeFile(now)
-	if r.reload && len(r.devices) > 0 {
-		r.requestStatus(ctx)
-	}
+	r.ask(ctx)
 	for _, d := range r.devices {
 		r.examine(ctx, d)
 	}
@@ -280,7 +271,7 @@ func (r *run) release(id health.DeviceID, d *device, f *offer.Facts) {
 		if d.released = !d.inUse(f); d.released {
 			r.Log.Info("stopping the MPS daemon of a device that is no longer shared: nobody uses it", zap.String("device", string(id)))
 		}
-	case r.supervisor == nil && !r.reload && d.status == nil, r.supervisor != nil && (d.pid == 0 || d.noDaemon > 0):
+	case r.supervisor == nil && r.known && d.status == nil && !r.status.Follows.has(id), r.supervisor != nil && (d.pid == 0 || d.noDaemon > 0):
 		if d.inFlight != nil {
 			d.inFlight()
 		}
@@ -314,70 +305,35 @@ func (r *run) restartStuck(ctx context.Context, d *device, f *offer.Facts) {
 	})
 }
 
-// writeFile writes Root.DesiredFile if its content changes, or if it is no longer what was written. An unread file stays until
-// mps-daemon reports what runs: without it, or with a bad one, mps-daemon ends no daemon.
-func (r *run) writeFile(now time.Time) {
-	file := desiredFile{Version: desiredVersion}
+// follow returns what mps-daemon is to run.
+func (r *run) follow() Follow {
+	f := Follow{Version: followVersion, Daemons: []followDaemon{}}
 	for _, d := range r.devices {
 		if !d.released {
-			file.Daemons = append(file.Daemons, newDesiredDaemon(d.spec, !d.leaving.IsZero()))
+			f.Daemons = append(f.Daemons, newFollowDaemon(d.spec))
 		}
 	}
-	slices.SortFunc(file.Daemons, func(a, b desiredDaemon) int {
+	slices.SortFunc(f.Daemons, func(a, b followDaemon) int {
 		return cmp.Or(cmp.Compare(a.Index, b.Index), cmp.Compare(a.Device, b.Device))
 	})
-	if len(file.Daemons) == 0 && len(r.file.Daemons) == 0 || r.unread {
-		return
-	}
-	same := reflect.DeepEqual(file, r.file)
-	if now.Sub(r.fileAt) >= fileInterval || !same && r.fileErr == nil {
-		r.fileAt = now
-		switch found, err := readDesired(r.root); {
-		case same && err != nil && !errors.Is(err, fs.ErrNotExist):
-			r.unread, r.file = true, desiredFile{}
-			return
-		case err == nil && !found.Stopped && r.addOthers(found, now):
-			r.file = desiredFile{}
-			return // the next step writes
-		default: // another agent's detach stays
-			same = same && err == nil && (found.Stopped || reflect.DeepEqual(found, file))
-		}
-	}
-	if same || r.fileErr != nil && now.Sub(r.fileAt) < statusInterval {
-		return
-	}
-	r.fileAt = now
-	if r.fileErr = writeDesired(r.root, file); r.fileErr == nil {
-		r.file, r.reload = file, true
-	}
+	return f
 }
 
-// addOthers adds devices whose daemons another agent has added to the file, because a roll-out ends that agent late. These devices leave.
-// If the file lacked them, mps-daemon would end their daemons at once.
-func (r *run) addOthers(file desiredFile, now time.Time) (added bool) {
-	for _, other := range file.Daemons {
-		id := other.Device
-		if r.devices[id] == nil && !slices.ContainsFunc(r.file.Daemons, func(d desiredDaemon) bool { return d.Device == id }) {
-			r.add(other.spec(), now).leaving, added = now, true
-		}
-	}
-	return added
-}
-
-// requestStatus asks mps-daemon for its status, after it has read the file again if that changed. Only one request is under way.
-func (r *run) requestStatus(ctx context.Context) {
-	if r.asking || len(r.devices) == 0 {
+// ask tells mps-daemon what to run, if that has changed or is due, and asks for its status. Before, it asks what an earlier agent has it
+// run, because mps-daemon would end those daemons at once. Only one request is under way.
+func (r *run) ask(ctx context.Context) {
+	next := r.follow()
+	if r.asking || !r.active() || !r.due && (!r.known || reflect.DeepEqual(next, r.sent)) {
 		return
 	}
-	root, reload := r.root, r.reload
-	r.asking, r.reload = true, false
+	root, route, body := r.root, statusRoute, any(nil)
+	if r.known {
+		r.sent, route, body = next, followRoute, next
+	}
+	r.asking, r.due = true, false
 	r.workers.Go(func() {
 		var s statusResult
-		if reload {
-			// An error of the file is also in the status.
-			_, _ = r.callWithin(ctx, root, reloadRoute, nil)
-		}
-		s.status, s.err = r.callWithin(ctx, root, statusRoute, nil)
+		s.status, s.err = r.callWithin(ctx, root, route, body)
 		select {
 		case r.statuses <- s:
 		case <-ctx.Done():
@@ -394,25 +350,30 @@ func (r *run) applyStatus(s statusResult) {
 	r.supervisor = s.err
 	if s.err == nil {
 		r.status, r.reached = s.status, now
-		if r.unread {
-			r.addUnknown(now)
-			r.unread = false
+		if !r.known {
+			r.learn(now)
 		}
 	}
 	r.asked = r.asked || s.err == nil || !r.reachable(now)
 }
 
-// addUnknown adds the devices of daemons that mps-daemon still runs for an earlier process, although no file names them. They leave.
-func (r *run) addUnknown(now time.Time) {
-	for _, s := range r.status.Daemons {
-		if r.devices[s.Device] != nil || s.Stopping {
+// learn takes over which daemons mps-daemon runs for an earlier agent. They leave, unless they are desired.
+func (r *run) learn(now time.Time) {
+	r.known, r.due = true, true
+	follows := r.status.Follows
+	if follows == nil { // it has just started
+		return
+	}
+	for id, d := range r.devices {
+		d.released = !d.leaving.IsZero() && !follows.has(id)
+	}
+	for _, old := range follows.Daemons {
+		if d := r.devices[old.Device]; d != nil && d.leaving.IsZero() {
 			continue
 		}
-		spec := Spec{Device: s.Device, GPU: s.Device} // with unknown limits
-		if strings.HasPrefix(string(s.Device), "MIG-") {
-			spec.Kind = health.KindMIG
-		}
-		r.add(spec, now).leaving = now
+		d := r.add(old.spec(), now)
+		d.examiner.pinnedBy = old.PinnedMemory > 0
+		d.leaving, d.released = now, follows.Stopped
 	}
 }
 
@@ -516,8 +477,6 @@ func (r *run) report(now time.Time) {
 	var text string
 	switch {
 	case len(r.devices) == 0:
-	case r.fileErr != nil:
-		text = "cannot tell mps-daemon which MPS daemons to run: " + r.fileErr.Error()
 	case r.asked && !r.reachable(now):
 		text = "mps-daemon cannot be reached: " + r.supervisor.Error()
 	case r.status.Error != "":

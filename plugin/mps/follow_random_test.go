@@ -1,11 +1,8 @@
 package mps
 
 import (
-	"errors"
 	"fmt"
-	"io/fs"
 	"math/rand/v2"
-	"os"
 	"testing"
 	"time"
 
@@ -101,7 +98,7 @@ func (p *randomPlay) changeDaemon(id health.DeviceID) {
 	}
 }
 
-// changeNode has something happen to the agent, the containers, the configuration or the file.
+// changeNode has something happen to the agent, the containers, the configuration or mps-daemon.
 func (p *randomPlay) changeNode(id health.DeviceID) {
 	switch p.IntN(8) {
 	case 0:
@@ -121,12 +118,20 @@ func (p *randomPlay) changeNode(id health.DeviceID) {
 		p.shared[id] = !p.shared[id]
 		p.wantShared(p.shared, p.devices)
 	case 6:
-		if err := os.Remove(p.root.DesiredFile()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			p.Fatal(err)
-		}
+		p.change(p.restartSupervisor)
 	case 7:
 		p.change(func() { p.holdersErr = []string{"", "no kubelet"}[p.IntN(2)] })
 	}
+}
+
+// restartSupervisor ends mps-daemon with all daemons, and starts it again.
+func (p *randomPlay) restartSupervisor() {
+	for id, d := range p.daemons {
+		p.ended[id] = d.pid
+		d.pid = 0
+	}
+	clear(p.daemons)
+	p.told = nil
 }
 
 // note records which daemons run and which devices are used, for check.

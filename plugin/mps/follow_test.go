@@ -2,7 +2,6 @@ package mps
 
 import (
 	"errors"
-	"io/fs"
 	"os"
 	"reflect"
 	"slices"
@@ -433,14 +432,9 @@ func TestFollowerFilesMissing(t *testing.T) {
 		h.hold(gpuA)
 		advance(20 * time.Second)
 		h.wantState("restarted", gpuA, true, "")
-		// The desired file comes back.
-		if err := os.Remove(h.root.DesiredFile()); err != nil {
-			t.Fatal(err)
-		}
+		h.change(func() { clear(h.daemons); h.told = nil })
 		advance(7 * time.Second)
-		if d, err := readDesired(h.root); err != nil || len(d.Daemons) != 1 {
-			t.Errorf("%+v, %v", d, err)
-		}
+		h.wantState("mps-daemon has restarted", gpuA, true, "")
 	})
 }
 
@@ -481,13 +475,13 @@ func TestFollowerLeaving(t *testing.T) {
 		h.change(func() { h.stubborn, h.settling = true, true })
 		h.serve(gpuA, 7, fakeServer{status: serverActive})
 		advance(time.Minute)
-		if d, err := readDesired(h.root); err != nil || len(d.Daemons) != 2 {
-			t.Errorf("released before the kubelet has read its pods: %+v, %v", d, err)
+		if len(h.told.Daemons) != 2 {
+			t.Errorf("released before the kubelet has read its pods: %+v", h.told)
 		}
 		h.change(func() { h.settling = false })
 		advance(time.Minute)
-		if d, err := readDesired(h.root); err != nil || len(d.Daemons) != 1 {
-			t.Errorf("%+v, %v", d, err)
+		if len(h.told.Daemons) != 1 {
+			t.Errorf("%+v", h.told)
 		}
 		if s := h.state(gpuA); !s.Leaving {
 			t.Errorf("being stopped: %+v", s)
@@ -535,79 +529,70 @@ func TestFollowerOneAnswerMissing(t *testing.T) {
 	})
 }
 
-// awaitHeldDaemon returns the process of a device's daemon, 0 if none starts. The daemon must not end, because a container holds a share.
-func (h *followerTest) awaitHeldDaemon(name string, id health.DeviceID) (pid int) {
-	h.Helper()
-	for range 20 {
-		advance(time.Second)
-		if d := h.daemon(id); pid == 0 {
-			pid = d.pid
-		} else if d.pid != pid {
-			h.Fatalf("%s: daemon ended while a container held a share", name)
-		}
+// The daemons of an agent that has ended leave only when nobody uses them, also if mps-daemon does not respond at first, or has forgotten
+// them.
+func TestFollowerTakesOver(t *testing.T) {
+	for name, c := range map[string]struct {
+		begin, later func(h *followerTest)
+		kept         bool // the daemon that nobody wants but a container holds
+	}{
+		"at once":      {func(*followerTest) {}, func(*followerTest) {}, true},
+		"after a hang": {func(h *followerTest) { h.down = true }, func(h *followerTest) { h.down = false }, true},
+		"mps-daemon is new": {
+			func(h *followerTest) { clear(h.daemons); h.told = nil }, func(*followerTest) {}, false,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			runFollower(t, func(h *followerTest) {
+				h.ready(gpuA, gpuB)
+				h.hold(gpuB, string(gpuB)+"::mps4::3")
+				pid := h.daemon(gpuB).pid
+				h.stop()
+				h.want(gpuA)
+				h.change(func() { c.begin(h) })
+				h.newAgent()
+				advance(30 * time.Second)
+				h.change(func() { c.later(h) })
+				advance(30 * time.Second)
+				h.wantState(name, gpuA, true, "")
+				if s := h.state(gpuB); !s.Leaving || s.Cause != "" || c.kept && (s.PID != pid || s.PinnedMemory != 20<<30) {
+					t.Errorf("%+v, daemon %d", s, h.daemon(gpuB).pid)
+				}
+				h.hold(gpuB)
+				advance(30 * time.Second)
+				h.change(func() {
+					if h.daemons[gpuB] != nil || len(h.told.Daemons) != 1 || h.f.State().Load().Daemons[gpuB] != nil {
+						t.Errorf("unused: %+v, told %+v", h.daemons[gpuB], h.told)
+					}
+				})
+			})
+		})
 	}
-	return pid
 }
 
-// Another agent's daemon, which this one did not find at its start, ends only when nobody uses it. The file is this agent's again when the
-// other agent has ended.
-func TestFollowerBesideAnotherAgent(t *testing.T) {
+// A device that left while mps-daemon did not respond is not forgotten: mps-daemon may still run its daemon.
+func TestFollowerTellsLate(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
 		h.ready(gpuA)
-		own, err := readDesired(h.root)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for name, test := range map[string]struct {
-			other func(d *desiredFile)
-			text  string
-			want  func()
-		}{
-			"it adds one": {other: func(d *desiredFile) { d.Daemons = append(d.Daemons, newDesiredDaemon(spec(gpuB), false)) }},
-			"it adds one, as ours": {
-				other: func(d *desiredFile) { d.Daemons = append(d.Daemons, newDesiredDaemon(spec(gpuB), false)) },
-				want:  func() { h.want(gpuA, "GPU-3") },
-			},
-			"it replaces ours": {other: func(d *desiredFile) { d.Daemons = []desiredDaemon{newDesiredDaemon(spec(gpuB), false)} }},
-			"it removes ours":  {other: func(d *desiredFile) { d.Daemons = nil }},
-			"not JSON":         {text: "{"},
-		} {
-			h.hold(gpuB, string(gpuB)+"::mps4::3")
-			d := own
-			d.Daemons = slices.Clone(own.Daemons)
-			if test.other != nil {
-				test.other(&d)
-				err = writeDesired(h.root, d)
-			} else {
-				_, err = desiredOptions().Replace(h.root.DesiredFile(), []byte(test.text))
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if test.want != nil {
-				test.want()
-			}
-			pid := h.awaitHeldDaemon(name, gpuB)
-			if others := slices.ContainsFunc(d.Daemons, func(d desiredDaemon) bool { return d.Device == gpuB }); others != (pid != 0) {
-				t.Errorf("%s: daemon %d", name, pid)
-			}
-			h.hold(gpuB)
-			h.want(gpuA)
-			advance(30 * time.Second)
-			if d, err := readDesired(h.root); err != nil || !reflect.DeepEqual(d, own) || h.f.State().Load().Daemons[gpuB] != nil {
-				t.Errorf("%s: %+v, %v", name, d, err)
-			}
-			h.wantState(name, gpuA, true, "")
-		}
-		own.Stopped = true // another agent detaches
-		own.Daemons = append(own.Daemons, newDesiredDaemon(spec(gpuB), false))
-		if err := writeDesired(h.root, own); err != nil {
-			t.Fatal(err)
-		}
+		h.change(func() { h.down = true; h.daemons[gpuA].missing = true })
+		h.want()
 		advance(time.Minute)
-		if d, err := readDesired(h.root); err != nil || !d.Stopped {
-			t.Errorf("%+v, %v", d, err)
+		if s := h.f.State().Load().Daemons; len(s) != 0 {
+			t.Errorf("left: %+v", s)
 		}
+		h.change(func() { h.down = false })
+		advance(5 * time.Second)
+		if d := h.daemon(gpuA); d.pid != 0 {
+			t.Errorf("daemon %d runs, and no agent follows it", d.pid)
+		}
+		calls := 0
+		h.change(func() { calls = h.follows })
+		advance(time.Hour)
+		h.change(func() {
+			if h.follows != calls {
+				t.Errorf("told %d times after everything has left", h.follows-calls)
+			}
+		})
 	})
 }
 
@@ -630,8 +615,8 @@ func TestFollowerLeavingEnds(t *testing.T) {
 func TestFollowerStops(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
 		h.f.Stop(h.Context()) // nothing was ever desired
-		if _, err := os.Stat(h.root.DesiredFile()); !errors.Is(err, fs.ErrNotExist) {
-			t.Error(err)
+		if h.told != nil {
+			t.Errorf("told %+v", h.told)
 		}
 		h.ready(gpuA, gpuB)
 		h.stop()
@@ -654,8 +639,8 @@ func TestFollowerStops(t *testing.T) {
 		h.change(func() { h.stubborn = true })
 		h.want()
 		advance(time.Minute)
-		if d, err := readDesired(h.root); err != nil || len(d.Daemons) != 0 || h.daemon(gpuA).pid == 0 {
-			t.Fatalf("%+v, %v", d, err)
+		if len(h.told.Daemons) != 0 || h.daemon(gpuA).pid == 0 {
+			t.Fatalf("%+v", h.told)
 		}
 		h.stop()
 		time.AfterFunc(20*time.Second, func() { h.change(func() { h.stubborn = false }) })
@@ -680,8 +665,15 @@ func TestFollowerStops(t *testing.T) {
 		if took := time.Since(start); took > 2*stopUnreachable {
 			t.Errorf("returned after %v", took)
 		}
-		if d, err := readDesired(h.root); err != nil || !d.Stopped || len(d.Daemons) != 2 {
-			t.Errorf("%+v, %v", d, err)
+		if !h.told.Stopped || len(h.told.Daemons) != 2 {
+			t.Errorf("%+v", h.told)
+		}
+
+		// mps-daemon has restarted: it may have compute modes to set back.
+		h.change(func() { h.down, h.stubborn, h.told = false, false, nil })
+		h.f.Stop(h.Context())
+		if !h.told.Stopped || !h.told.has(gpuA) || !h.told.has(gpuB) {
+			t.Errorf("%+v", h.told)
 		}
 	})
 }
@@ -704,15 +696,15 @@ func TestFollowerRunAgain(t *testing.T) {
 	})
 }
 
-// Without MPS nothing is asked or written, and nothing ticks.
+// Without MPS nothing is asked, and nothing ticks.
 func TestFollowerIdle(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
 		h.f.call = nil // would panic
 		advance(time.Hour)
 		h.want()
 		advance(time.Hour)
-		if _, err := os.Stat(h.root.DesiredFile()); !errors.Is(err, fs.ErrNotExist) || h.f.State().Load() != nil {
-			t.Errorf("%v, %+v", err, h.f.State().Load())
+		if h.f.State().Load() != nil {
+			t.Errorf("%+v", h.f.State().Load())
 		}
 	})
 }

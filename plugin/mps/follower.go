@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"slices"
 	"strings"
@@ -184,33 +183,35 @@ func (f *Follower) Stop(ctx context.Context) {
 	f.err = ""
 	f.mu.Unlock()
 	root := f.Root()
-	d, err := readDesired(root)
-	switch {
-	case err == nil && len(d.Daemons) == 0, errors.Is(err, fs.ErrNotExist): // no daemon is desired; the last ones may be ending
-		if status, err := f.callWithin(ctx, root, statusRoute, nil); err != nil || len(status.Daemons) == 0 {
-			return
-		}
-	case err != nil:
-		f.Log.Warn("cannot read which MPS daemons run; stopping all", zap.Error(err))
-		d = desiredFile{}
-	}
-	if err != nil || !d.Stopped {
-		d.Version, d.Stopped = desiredVersion, true
-		if err := writeDesired(root, d); err != nil {
-			f.Log.Error("cannot stop the MPS daemons; they use the driver", zap.Error(err))
-			return
-		}
+	devices := root.devices()
+	if len(devices) == 0 { // no daemon has run since the boot
+		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopLimit)
 	defer cancel()
 	reached := time.Now()
-	if _, err := f.callWithin(ctx, root, reloadRoute, nil); err != nil {
-		f.Log.Warn("mps-daemon did not confirm that it stops the MPS daemons", zap.Error(err))
-	}
+	var stop *Follow // nil until it is known what runs
 	for {
-		status, err := f.callWithin(ctx, root, statusRoute, nil)
+		route, body := statusRoute, any(nil)
+		if stop != nil {
+			route, body = followRoute, *stop
+		}
+		status, err := f.callWithin(ctx, root, route, body)
+		if err == nil && status.Error != "" {
+			err = errors.New(status.Error)
+		}
 		running := slices.DeleteFunc(status.Daemons, func(d DaemonStatus) bool { return d.PID == 0 && !d.Stopping })
 		switch {
+		case err == nil && stop == nil:
+			stop = &Follow{Version: followVersion, Stopped: true, Daemons: []followDaemon{}}
+			if status.Follows != nil {
+				stop.Daemons = status.Follows.Daemons
+			} else { // mps-daemon has just started, and may have compute modes to set back
+				for _, id := range devices {
+					stop.Daemons = append(stop.Daemons, newFollowDaemon(unknownSpec(id)))
+				}
+			}
+			continue
 		case err == nil && len(running) == 0:
 			f.Log.Info("MPS daemons stopped")
 			return

@@ -23,7 +23,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-// fakeNode is a node with an mps-daemon that runs what the desired file has, and daemons that a test controls.
+// fakeNode is a node with an mps-daemon that runs what it is told, and daemons that a test controls.
 type fakeNode struct {
 	root Root
 
@@ -31,12 +31,12 @@ type fakeNode struct {
 	down        bool       // mps-daemon does not respond
 	stubborn    bool       // it does not stop daemons
 	shm         string
-	refusal     string // why mps-daemon does not follow the file
+	refusal     string // why mps-daemon does not do what it is told
 	noProgram   bool   // the control program cannot be run
 	daemons     map[health.DeviceID]*fakeDaemon
 	nextPID     int
-	read        time.Time // when mps-daemon read the file last
-	reloads     int       // requests to read it
+	told        *Follow // the newest; nil: mps-daemon has just started
+	follows     int     // requests to follow
 	holders     map[health.DeviceID][]podresources.Holder
 	holdersErr  string
 	claims      offer.Claims
@@ -122,7 +122,16 @@ func (n *fakeNode) call(ctx context.Context, r Root, route string, body any) (St
 		n.start(id, n.daemons[id])
 		return Status{}, nil
 	}
-	s := Status{Version: "test", Shm: n.shm, Error: n.refusal}
+	if route == followRoute {
+		n.follows++
+		if n.refusal == "" {
+			n.told = new(body.(Follow))
+		}
+	}
+	s := Status{Version: "test", Shm: n.shm, Follows: n.told}
+	if route == followRoute {
+		s.Error = n.refusal
+	}
 	for _, id := range []health.DeviceID{gpuA, gpuB} {
 		if d := n.daemons[id]; d != nil {
 			st := DaemonStatus{Device: id, PID: d.pid, Restarts: d.restarts, Foreign: d.foreign}
@@ -132,28 +141,26 @@ func (n *fakeNode) call(ctx context.Context, r Root, route string, body any) (St
 			s.Daemons = append(s.Daemons, st)
 		}
 	}
-	if route == reloadRoute {
-		n.reloads++
-	}
-	if route == reloadRoute || time.Since(n.read) >= readInterval {
-		n.read = time.Now()
-		n.follow(r)
-	}
+	n.follow(r)
 	n.revive()
 	return s, ctx.Err()
 }
 
-// follow does what the desired file wants.
+// follow does what mps-daemon was told.
 func (n *fakeNode) follow(r Root) {
-	file, err := readDesired(r)
-	if err != nil || n.stubborn {
+	if n.told == nil || n.stubborn {
 		return
 	}
 	wanted := make(map[health.DeviceID]bool)
-	for _, d := range file.Daemons {
-		wanted[d.Device] = !file.Stopped
+	for _, d := range n.told.Daemons {
+		wanted[d.Device] = !n.told.Stopped
 	}
-	maps.DeleteFunc(n.daemons, func(id health.DeviceID, _ *fakeDaemon) bool { return !wanted[id] })
+	maps.DeleteFunc(n.daemons, func(id health.DeviceID, _ *fakeDaemon) bool {
+		if !wanted[id] && !n.told.has(id) {
+			_ = os.RemoveAll(filepath.Dir(r.PipeDir(id)))
+		}
+		return !wanted[id]
+	})
 	for id, w := range wanted {
 		if w && n.daemons[id] == nil {
 			n.daemons[id] = &fakeDaemon{}

@@ -134,7 +134,6 @@ func TestSupervisorReportsForeignDaemon(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.want()
-	n.reload()
 	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
 	stop()
 	if !alive(old) || !alive(client.Server) {

@@ -23,7 +23,7 @@ type evidence struct {
 	wanted time.Time // since when the daemon has to run
 
 	supervisor error         // why mps-daemon does not respond; nil if it does
-	refusal    string        // why mps-daemon does not follow Root.DesiredFile
+	refusal    string        // why mps-daemon does not do what it is told
 	shm        string        // why containers do not share /dev/shm with the daemons; empty if they do
 	status     *DaemonStatus // the latest; nil if mps-daemon does not have the daemon
 	pid        int           // of the daemon; 0 if it does not run

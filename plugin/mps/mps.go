@@ -35,6 +35,15 @@ type Spec struct {
 	PinnedMemory     uint64 // bytes, a multiple of 1 MiB; 0 for no limit
 }
 
+// unknownSpec returns the spec of a device of which only the directory is known.
+func unknownSpec(id health.DeviceID) Spec {
+	s := Spec{Device: id, GPU: id}
+	if strings.HasPrefix(string(id), "MIG-") {
+		s.Kind = health.KindMIG
+	}
+	return s
+}
+
 // Root is the directory that mps-daemon, the agent and, in part, the containers share.
 type Root string
 
@@ -46,9 +55,6 @@ func (r Root) LogDir(id health.DeviceID) string { return filepath.Join(string(r)
 
 // ShmDir returns the directory that is /dev/shm of the daemons and of all clients.
 func (r Root) ShmDir() string { return filepath.Join(string(r), "shm") }
-
-// DesiredFile returns the path of the file in which the Follower leaves Desired.
-func (r Root) DesiredFile() string { return filepath.Join(string(r), "daemons.json") }
 
 // computeModeFile returns the path of the record of what a GPU's compute mode was before MPS.
 func (r Root) computeModeFile(gpu health.DeviceID) string {

@@ -19,8 +19,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-// follow runs a Follower on a node with a stand-in of the control program, until stop is called.
-func (n *node) follow(desired *health.Latest[Desired]) (f *Follower, stop func()) {
+// runFollower runs a Follower on a node with a stand-in of the control program, until stop is called.
+func (n *node) runFollower(desired *health.Latest[Desired]) (f *Follower, stop func()) {
 	n.t.Helper()
 	f = NewFollower(Options{
 		Desired: desired, Root: func() Root { return n.root }, Simulated: func() bool { return true },
@@ -62,6 +62,7 @@ func TestCheckFormer(t *testing.T) {
 	refused := fmt.Sprintf("plugin.sharing.mps.root: expected %s, got %s: the MPS daemon of %s runs there; ", n.root, next, gpuA)
 	var err error
 	eventually(t, "refused", func() bool {
+		_, _ = n.status()
 		err = CheckFormer(next, n.root)
 		return err != nil && strings.HasPrefix(err.Error(), refused)
 	}, func() string { return fmt.Sprint(err) })
@@ -83,7 +84,7 @@ func TestFollowerOnNode(t *testing.T) {
 	n.supervise()
 	var desired health.Latest[Desired]
 	desired.Store(&Desired{Root: n.root, Control: n.program.Path, Daemons: []Spec{spec(gpuA), spec(gpuB)}})
-	f, stop := n.follow(&desired)
+	f, stop := n.runFollower(&desired)
 	pids := make(map[health.DeviceID]int)
 	for _, id := range []health.DeviceID{gpuA, gpuB} {
 		pids[id] = awaitState(t, f, id, "ready", isReady).PID
@@ -109,7 +110,7 @@ func TestFollowerOnNode(t *testing.T) {
 	// A restart of the agent changes nothing.
 	stop()
 	commands := len(n.program.Commands())
-	f, stop = n.follow(&desired)
+	f, stop = n.runFollower(&desired)
 	for id, pid := range pids {
 		if d := awaitState(t, f, id, "ready", isReady); d.PID != pid {
 			t.Errorf("%s: daemon %d, was %d", id, d.PID, pid)
@@ -145,7 +146,7 @@ func TestFollowerOnNode(t *testing.T) {
 	if left := n.program.Processes(); len(left) > 0 {
 		t.Errorf("after the detach: %+v", left)
 	}
-	f, _ = n.follow(&desired)
+	f, _ = n.runFollower(&desired)
 	awaitState(t, f, gpuA, "ready after the detach", isReady)
 	desired.Store(&Desired{Root: n.root, Control: n.program.Path})
 	eventually(t, "left", func() bool { return len(n.program.Processes()) == 0 && len(f.State().Load().Daemons) == 0 },

@@ -1,17 +1,103 @@
 package mps
 
 import (
+	"encoding/json"
+	"fmt"
+	"strings"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// Requests to the Supervisor, over Root.Socket.
+// Requests to the Supervisor, over Root.Socket. None waits for a daemon.
 const (
 	statusRoute  = "GET /status"   // returns a Status
-	reloadRoute  = "POST /reload"  // read Root.DesiredFile now; does not wait for the daemons
-	restartRoute = "POST /restart" // has a Restart; does not wait for the daemon
+	followRoute  = "POST /follow"  // has a Follow, and returns a Status
+	restartRoute = "POST /restart" // has a Restart
 )
+
+// maxFollow limits the bytes of a Follow: 112 devices need about 25 KiB.
+const maxFollow = 64 << 10
+
+// followVersion is the version of Follow. The agent and mps-daemon may be of different releases: a release accepts its version and earlier
+// ones, ignores keys that it lacks, and raises the version only for a change that others would misread.
+const followVersion = 1
+
+// Follow is what the Supervisor runs until the next Follow. It names devices only, no program and no path: who can send it has fewer rights
+// than mps-daemon.
+type Follow struct {
+	Version int            `json:"version"`
+	Stopped bool           `json:"stopped"` // no daemon may run, because an operator detached the driver
+	Daemons []followDaemon `json:"daemons"`
+}
+
+type followDaemon struct {
+	Device           health.DeviceID `json:"device"`
+	GPU              health.DeviceID `json:"gpu"`
+	Index            int             `json:"index"`
+	MIG              bool            `json:"mig"`
+	ThreadPercentage int             `json:"threadPercentage"`
+	PinnedMemory     uint64          `json:"pinnedMemory"`
+}
+
+func (d followDaemon) spec() Spec {
+	s := Spec{Device: d.Device, GPU: d.GPU, Index: d.Index, ThreadPercentage: d.ThreadPercentage, PinnedMemory: d.PinnedMemory}
+	if d.MIG {
+		s.Kind = health.KindMIG
+	}
+	return s
+}
+
+func newFollowDaemon(s Spec) followDaemon {
+	return followDaemon{
+		Device: s.Device, GPU: s.GPU, Index: s.Index, MIG: s.Kind == health.KindMIG,
+		ThreadPercentage: s.ThreadPercentage, PinnedMemory: s.PinnedMemory,
+	}
+}
+
+// has reports whether a daemon is to run for a device. Nothing is followed before the first Follow.
+func (f *Follow) has(id health.DeviceID) bool {
+	if f == nil {
+		return false
+	}
+	for _, d := range f.Daemons {
+		if d.Device == id {
+			return true
+		}
+	}
+	return false
+}
+
+func parseFollow(text []byte) (f Follow, err error) {
+	if err := json.Unmarshal(text, &f); err != nil {
+		return Follow{}, err
+	}
+	if f.Version < 1 || f.Version > followVersion {
+		return Follow{}, fmt.Errorf("version: expected 1 to %d, found %d; run the same release of the agent and of mps-daemon",
+			followVersion, f.Version)
+	}
+	seen := make(map[health.DeviceID]bool, len(f.Daemons))
+	for i, daemon := range f.Daemons {
+		switch id := daemon.Device; {
+		case !isFileName(string(id)):
+			return Follow{}, fmt.Errorf("daemons[%d].device: expected a UUID, found %q", i, id)
+		case !isFileName(string(daemon.GPU)):
+			return Follow{}, fmt.Errorf("daemons[%d].gpu: expected a UUID, found %q", i, daemon.GPU)
+		case seen[id]:
+			return Follow{}, fmt.Errorf("daemons[%d].device: %s is there twice", i, id)
+		default:
+			seen[id] = true
+		}
+	}
+	return f, nil
+}
+
+// isFileName reports whether a device's ID can name its directory below Root.
+func isFileName(id string) bool {
+	return id != "" && id[0] != '.' && len(id) <= 100 && !strings.ContainsFunc(id, func(r rune) bool {
+		return r != '-' && r != '.' && r != '_' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+	})
+}
 
 // Restart kills the daemon of a device, with its servers, and starts it again.
 type Restart struct {
@@ -20,10 +106,11 @@ type Restart struct {
 
 // Status is what the Supervisor does.
 type Status struct {
-	Version string         `json:"version"`         // of the program
-	Shm     string         `json:"shm,omitempty"`   // why Root.ShmDir is not /dev/shm of the daemons; empty if it is
-	Error   string         `json:"error,omitempty"` // why Root.DesiredFile is not followed; empty if it is, or if there is none
-	Daemons []DaemonStatus `json:"daemons"`         // by device; also daemons that do not run yet or are being stopped
+	Version string         `json:"version"`           // of the program
+	Shm     string         `json:"shm,omitempty"`     // why Root.ShmDir is not /dev/shm of the daemons; empty if it is
+	Error   string         `json:"error,omitempty"`   // why the Follow of the request is not followed; empty if it is
+	Follows *Follow        `json:"follows,omitempty"` // nil before the first
+	Daemons []DaemonStatus `json:"daemons"`           // by device; also daemons that do not run yet or are being stopped
 }
 
 // DaemonStatus is the state of the process of a daemon.

@@ -5,12 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"net/http"
 	"os"
+	"reflect"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -23,14 +24,14 @@ import (
 
 // Times of a Supervisor.
 const (
-	readInterval  = 5 * time.Second // between reads of Root.DesiredFile
+	applyInterval = 5 * time.Second // between checks of what runs
 	retryInterval = time.Minute     // between attempts to complete a stop
 	lockInterval  = time.Second     // between attempts to become the only Supervisor
 	stopTimeout   = 25 * time.Second
-	reloadTimeout = 5 * time.Second
 )
 
-// Supervisor runs the control daemons that the Follower wants. It is the parent of all processes that it signals: a daemon of an earlier
+// Supervisor runs the control daemons that the Follower wants. It starts and ends none before the Follower has told what to run. It is the
+// parent of all processes that it signals: a daemon of an earlier
 // Supervisor, which must not survive that, is a foreign one.
 type Supervisor struct {
 	Root         Root
@@ -41,21 +42,20 @@ type Supervisor struct {
 	Log          *zap.Logger
 
 	orphans   orphans
-	reloads   chan chan error
-	changed   chan struct{} // has a token when a daemon was stopped; capacity 1
-	desired   *desiredFile  // nil before the first good file; for follow only, like retriedAt
-	retriedAt time.Time
-	missing   bool // the missing file was logged
+	changed   chan struct{} // has a token when a daemon was stopped, or others are to run; capacity 1
+	retriedAt time.Time     // for follow only
 
 	mu      sync.Mutex // guards what follows
 	daemons map[health.DeviceID]*daemon
-	err     error // why the file is not followed
-	shmErr  error // why Root.ShmDir is not /dev/shm of the daemons
+	follows *Follow     // nil before the first
+	sender  *os.Process // of the newest; nil if it is unknown
+	refused string      // why one was refused last, as logged
+	shmErr  error       // why Root.ShmDir is not /dev/shm of the daemons
 }
 
 // Run runs daemons until ctx ends, then stops them. While another Supervisor runs in Root, Run waits.
 func (s *Supervisor) Run(ctx context.Context) error {
-	s.daemons, s.reloads, s.changed = make(map[health.DeviceID]*daemon), make(chan chan error), make(chan struct{}, 1)
+	s.daemons, s.changed = make(map[health.DeviceID]*daemon), make(chan struct{}, 1)
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("cannot become the parent of what MPS daemons leave: %w", err)
 	}
@@ -70,7 +70,8 @@ func (s *Supervisor) Run(ctx context.Context) error {
 
 	serveCtx, stopServing := context.WithCancel(context.WithoutCancel(ctx))
 	served := make(chan error, 1)
-	go func() { served <- unixsock.Serve(serveCtx, s.Root.Socket(), s.Log, s.routes()) }()
+	limit := unixsock.BodyLimit{Route: followRoute, Bytes: maxFollow}
+	go func() { served <- unixsock.Serve(serveCtx, s.Root.Socket(), s.Log, s.routes(), limit) }()
 	go s.Root.boundLogs(serveCtx, s.Log) // a disk that does not answer stops only this
 	s.follow(ctx)
 	err = s.stopAll()
@@ -106,26 +107,28 @@ func (s *Supervisor) lock(ctx context.Context) (*os.File, error) {
 	}
 }
 
-// follow runs what Root.DesiredFile names until ctx ends.
+// follow runs what it is told until ctx ends.
 func (s *Supervisor) follow(ctx context.Context) {
-	tick := time.NewTicker(readInterval)
+	s.Log.Info("waiting for the agent, which tells what to run")
+	tick := time.NewTicker(applyInterval)
 	defer tick.Stop()
-	var answer chan error // of the request that caused this read
 	for {
 		s.prepareShm()
-		err := s.read()
 		s.apply(ctx)
-		if answer != nil {
-			answer <- err
-			answer = nil
-		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		case <-s.changed:
-		case answer = <-s.reloads:
 		}
+	}
+}
+
+// wake has follow run again soon.
+func (s *Supervisor) wake() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
 	}
 }
 
@@ -157,48 +160,27 @@ func (s *Supervisor) mounted() error {
 	return nil
 }
 
-// read reads Root.DesiredFile. If that fails, the last good content stays in force.
-func (s *Supervisor) read() error {
-	desired, err := readDesired(s.Root)
-	missing := errors.Is(err, fs.ErrNotExist)
-	switch {
-	case err == nil:
-		s.desired = &desired
-	case missing:
-		if err = nil; !s.missing {
-			s.Log.Info("waiting for the agent, which writes what to run", zap.String("file", s.Root.DesiredFile()))
-		}
-	}
-	s.missing = missing
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err != nil && (s.err == nil || s.err.Error() != err.Error()) {
-		s.Log.Error("cannot read what to run; the daemons continue", zap.Error(err))
-	}
-	s.err = err
-	return err
-}
-
 // apply starts the daemons that are desired, and stops the others, without waiting.
 func (s *Supervisor) apply(ctx context.Context) {
-	if s.desired == nil {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	follows := s.follows
+	if follows == nil {
 		return
 	}
 	first := s.retriedAt.IsZero()
 	retry := first || time.Since(s.retriedAt) >= retryInterval
-	desired := make(map[health.DeviceID]desiredDaemon, len(s.desired.Daemons))
-	for _, d := range s.desired.Daemons {
+	desired := make(map[health.DeviceID]followDaemon, len(follows.Daemons))
+	for _, d := range follows.Daemons {
 		desired[d.Device] = d
 	}
 	failures := make(map[health.DeviceID]error)
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	for id, d := range s.daemons {
 		_, wanted := desired[id]
 		select {
 		case <-d.stopped:
 			err := d.unfinished()
-			if err == nil || !s.desired.Stopped && (wanted || retry) {
+			if err == nil || !follows.Stopped && (wanted || retry) {
 				delete(s.daemons, id)
 				failures[id] = err
 			}
@@ -208,22 +190,22 @@ func (s *Supervisor) apply(ctx context.Context) {
 		switch {
 		case !wanted:
 			d.stop(errLeft)
-		case s.desired.Stopped:
+		case follows.Stopped:
 			d.stop(errDetached)
 		}
 	}
-	if first || retry && !s.desired.Stopped { // during a detach the driver is left alone
+	if first || retry && !follows.Stopped { // during a detach the driver is left alone
 		s.retriedAt = time.Now()
 		for _, id := range s.Root.devices() {
 			_, wanted := desired[id]
 			if _, runs := s.daemons[id]; !runs && !wanted {
-				s.start(ctx, desiredDaemon{Device: id}, failures[id]).stop(errLeft)
-			} else if !runs && s.desired.Stopped {
+				s.start(ctx, followDaemon{Device: id}, failures[id]).stop(errLeft)
+			} else if !runs && follows.Stopped {
 				s.start(ctx, desired[id], nil).stop(errDetached)
 			}
 		}
 	}
-	if s.desired.Stopped {
+	if follows.Stopped {
 		return
 	}
 	for id, d := range desired {
@@ -235,7 +217,7 @@ func (s *Supervisor) apply(ctx context.Context) {
 
 // start starts a daemon, which runs until its stop is called. failure is why the previous one could not be stopped; it is not logged
 // again. The caller holds s.mu.
-func (s *Supervisor) start(ctx context.Context, desired desiredDaemon, failure error) *daemon {
+func (s *Supervisor) start(ctx context.Context, desired followDaemon, failure error) *daemon {
 	ctx, stop := context.WithCancelCause(context.WithoutCancel(ctx)) // stopAll stops it
 	d := &daemon{
 		device: desired.Device, mig: desired.MIG, root: s.Root, control: s.Control, modes: s.ComputeModes, orphans: &s.orphans,
@@ -250,10 +232,7 @@ func (s *Supervisor) start(ctx context.Context, desired desiredDaemon, failure e
 	s.daemons[d.device] = d
 	go func() {
 		d.run(ctx)
-		select {
-		case s.changed <- struct{}{}:
-		default:
-		}
+		s.wake()
 	}()
 	return d
 }
@@ -281,37 +260,65 @@ func (s *Supervisor) stopAll() error {
 func (s *Supervisor) routes() unixsock.Routes {
 	return unixsock.Routes{
 		statusRoute:  func(context.Context, []byte) (any, error) { return s.status(), nil },
-		reloadRoute:  func(ctx context.Context, _ []byte) (any, error) { return nil, s.reload(ctx) },
+		followRoute:  func(ctx context.Context, body []byte) (any, error) { return s.accept(unixsock.Peer(ctx), body), nil },
 		restartRoute: unixsock.JSON(func(_ context.Context, r Restart) (any, error) { return nil, s.restart(r.Device) }),
 	}
 }
 
-// reload reads Root.DesiredFile and returns why it is not followed.
-func (s *Supervisor) reload(ctx context.Context) error {
-	late := unixsock.WithStatus(http.StatusGatewayTimeout, fmt.Errorf("%s: the disk does not answer", s.Root.DesiredFile()))
-	ctx, cancel := context.WithTimeoutCause(ctx, reloadTimeout, late)
-	defer cancel()
-	answer := make(chan error, 1)
-	select {
-	case s.reloads <- answer:
-	case <-ctx.Done():
-		return context.Cause(ctx)
+// accept takes over what a process wants to run. If it is refused, nothing changes, and the status says why.
+func (s *Supervisor) accept(pid int, body []byte) Status {
+	err := s.takeOver(pid, body)
+	status := s.status()
+	if err != nil {
+		status.Error = err.Error()
 	}
-	select {
-	case err := <-answer:
-		return err
-	case <-ctx.Done():
-		return context.Cause(ctx)
+	return status
+}
+
+func (s *Supervisor) takeOver(pid int, body []byte) error {
+	next, err := parseFollow(body)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil {
+		err = s.checkSender(pid)
 	}
+	switch {
+	case err != nil:
+		if s.refused != err.Error() {
+			s.refused = err.Error()
+			s.Log.Error("refusing what to run; the daemons continue", zap.Error(err))
+		}
+	case s.follows == nil || !reflect.DeepEqual(*s.follows, next):
+		s.follows = &next
+		s.wake()
+	}
+	return err
+}
+
+// checkSender refuses a second process until the first has ended: one agent of two tells what to run, the one that serves the node. The
+// caller holds s.mu.
+func (s *Supervisor) checkSender(pid int) error {
+	if pid == 0 { // in another PID namespace
+		return nil
+	}
+	if s.sender != nil {
+		ended := errors.Is(s.sender.Signal(syscall.Signal(0)), os.ErrProcessDone)
+		switch {
+		case !ended && s.sender.Pid == pid:
+			return nil
+		case !ended:
+			return fmt.Errorf("process %d tells mps-daemon what to run, and process %d may not until that has ended", s.sender.Pid, pid)
+		}
+		_ = s.sender.Release()
+	}
+	s.sender, _ = os.FindProcess(pid) // never fails on Unix
+	return nil
 }
 
 func (s *Supervisor) status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	status := Status{Version: s.Version, Daemons: make([]DaemonStatus, 0, len(s.daemons))}
-	if s.err != nil {
-		status.Error = s.err.Error()
-	}
+	status := Status{Version: s.Version, Follows: s.follows, Daemons: make([]DaemonStatus, 0, len(s.daemons))}
 	if s.shmErr != nil {
 		status.Shm = s.shmErr.Error()
 	}

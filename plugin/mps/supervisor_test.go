@@ -2,6 +2,7 @@ package mps
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,9 +10,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -35,7 +38,8 @@ type node struct {
 	t       *testing.T
 	program *mpstest.ControlProgram
 	root    Root
-	modes   string // directory of fileModes
+	modes   string  // directory of fileModes
+	follow  *Follow // what the agent's part sends with each status; nil: nothing
 }
 
 func newNode(t *testing.T) *node {
@@ -44,25 +48,17 @@ func newNode(t *testing.T) *node {
 	return &node{t: t, program: p, root: Root(p.Root()), modes: t.TempDir()}
 }
 
-// want writes what is to run.
+// want sets what is to run.
 func (n *node) want(devices ...health.DeviceID) {
-	n.t.Helper()
-	n.write(desiredFile{Daemons: desiredDaemons(devices...)})
-}
-
-func desiredDaemons(devices ...health.DeviceID) (daemons []desiredDaemon) {
+	n.follow = &Follow{Version: followVersion, Daemons: []followDaemon{}}
 	for _, id := range devices {
-		daemons = append(daemons, desiredDaemon{Device: id, GPU: id, MIG: strings.HasPrefix(string(id), "MIG-")})
+		n.follow.Daemons = append(n.follow.Daemons, newFollowDaemon(unknownSpec(id)))
 	}
-	return daemons
 }
 
-func (n *node) write(d desiredFile) {
-	n.t.Helper()
-	d.Version = desiredVersion
-	if err := writeDesired(n.root, d); err != nil {
-		n.t.Fatal(err)
-	}
+// detach has what is to run stopped.
+func (n *node) detach() {
+	n.follow = &Follow{Version: followVersion, Stopped: true, Daemons: n.follow.Daemons}
 }
 
 // supervise runs a Supervisor until the test ends or stop is called.
@@ -91,14 +87,12 @@ func (n *node) call(route string, body any) error {
 	return err
 }
 
-func (n *node) status() (Status, error) { return QueryStatus(n.t.Context(), n.root) }
-
-// reload has the Supervisor read the file.
-func (n *node) reload() {
-	n.t.Helper()
-	if err := n.call(reloadRoute, nil); err != nil {
-		n.t.Fatalf("reload: %v", err)
+// status tells what to run, as the agent does each second, and returns the status.
+func (n *node) status() (Status, error) {
+	if n.follow == nil {
+		return QueryStatus(n.t.Context(), n.root)
 	}
+	return callSupervisor(n.t.Context(), n.root, followRoute, n.follow)
 }
 
 // await waits until the status fulfils a condition.
@@ -319,8 +313,8 @@ func TestSupervisorWithoutControlProgram(t *testing.T) {
 	n.awaitServing(gpuA)
 }
 
-// Only the agent can write the file, and it has fewer rights than mps-daemon. So mps-daemon runs no other program than its own.
-func TestSupervisorRunsNoProgramOfTheFile(t *testing.T) {
+// The agent has fewer rights than mps-daemon. So mps-daemon runs no other program than its own.
+func TestSupervisorRunsNoProgramOfTheAgent(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	ran := filepath.Join(t.TempDir(), "ran")
@@ -328,14 +322,12 @@ func TestSupervisorRunsNoProgramOfTheFile(t *testing.T) {
 	if err := os.WriteFile(other, []byte("#!/bin/sh\necho ran >"+ran+"\n"), 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
-	if err := os.Mkdir(string(n.root), 0o755); err != nil { //nolint:gosec // as in production
-		t.Fatal(err)
-	}
 	text := fmt.Sprintf(`{"version": 1, "control": %q, "daemons": [{"device": %q, "gpu": %[2]q, "control": %[1]q}]}`, other, gpuA)
-	if err := os.WriteFile(n.root.DesiredFile(), []byte(text), 0o600); err != nil {
+	stop := n.supervise()
+	n.await("socket", func(Status) bool { return true })
+	if err := n.call(followRoute, json.RawMessage(text)); err != nil {
 		t.Fatal(err)
 	}
-	stop := n.supervise()
 	n.awaitServing(gpuA)
 	stop()
 	if _, err := os.Stat(ran); !errors.Is(err, fs.ErrNotExist) {
@@ -387,7 +379,6 @@ func TestSupervisorOfAScript(t *testing.T) {
 		}
 	}
 	n.want()
-	n.reload()
 	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
 	if alive(children[1]) {
 		t.Errorf("process %d of the stopped script still runs", children[1])
@@ -419,10 +410,10 @@ func TestSupervisorSetsModesBackAfterAKillOfEverything(t *testing.T) {
 			}
 			n.want()
 			n.supervise()
-			eventually(t, "the mode from before", func() bool {
+			n.await("the mode from before", func(Status) bool {
 				_, err := os.Stat(filepath.Dir(n.root.PipeDir(gpuA)))
 				return n.mode(gpuA) == before && errors.Is(err, fs.ErrNotExist)
-			}, func() string { return n.mode(gpuA).String() })
+			})
 		})
 	}
 }
@@ -450,7 +441,6 @@ func TestSupervisorWithoutComputeMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.want()
-	n.reload()
 	n.await("failure", func(s Status) bool {
 		return len(s.Daemons) == 1 && s.Daemons[0].PID == 0 && !s.Daemons[0].Stopping && strings.Contains(s.Daemons[0].Error, "GPU is lost")
 	})
@@ -458,10 +448,8 @@ func TestSupervisorWithoutComputeMode(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.want(gpuA)
-	n.reload()
 	n.awaitServing(gpuA)
 	n.want()
-	n.reload()
 	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
 	if got := n.mode(gpuA); got != driver.ComputeModeDefault {
 		t.Errorf("compute mode: %v", got)
@@ -480,9 +468,20 @@ func TestSupervisorKilledWhileItSetsAMode(t *testing.T) {
 				if err := os.WriteFile(trap, nil, 0o600); err != nil {
 					t.Fatal(err)
 				}
-				state, err := n.startProcess().Process.Wait()
-				if err != nil || state.Exited() {
-					t.Fatalf("%v, %v", state, err)
+				process := n.startProcess()
+				ended := make(chan struct{})
+				go func() { defer close(ended); _, _ = process.Process.Wait() }()
+				eventually(t, "killed", func() bool {
+					_, _ = n.status()
+					select {
+					case <-ended:
+						return true
+					default:
+						return false
+					}
+				}, func() string { return "" })
+				if state := process.ProcessState; state != nil && state.Exited() {
+					t.Fatal(state)
 				}
 				if err := os.Remove(trap); err != nil {
 					t.Fatal(err)
@@ -497,10 +496,10 @@ func TestSupervisorKilledWhileItSetsAMode(t *testing.T) {
 				killed() // while it sets the mode back
 			}
 			n.supervise()
-			eventually(t, "the mode from before", func() bool {
+			n.await("the mode from before", func(Status) bool {
 				_, err := os.Stat(filepath.Dir(n.root.PipeDir(gpuA)))
 				return n.mode(gpuA) == driver.ComputeModeDefault && errors.Is(err, fs.ErrNotExist)
-			}, func() string { return n.mode(gpuA).String() })
+			})
 		})
 	}
 }
@@ -518,7 +517,6 @@ func TestSupervisorRespectsProhibitedMode(t *testing.T) {
 		return len(s.Daemons) == 1 && strings.Contains(s.Daemons[0].Error, "-i "+string(gpuA)+" -c DEFAULT")
 	})
 	n.want()
-	n.reload()
 	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
 	if got := n.mode(gpuA); got != driver.ComputeModeProhibited || len(n.program.Commands()) != 0 {
 		t.Errorf("compute mode %v, commands %v", got, n.program.Commands())
@@ -532,7 +530,6 @@ func TestSupervisorStopsDevicesThatLeave(t *testing.T) {
 	n.supervise()
 	before := n.awaitServing(gpuA, gpuB)
 	n.want(gpuB)
-	n.reload()
 	n.await("one daemon", func(s Status) bool { return len(s.Daemons) == 1 })
 	if alive(before[gpuA].PID) || !alive(before[gpuB].PID) {
 		t.Errorf("processes %+v, before %+v", n.program.Processes(), before)
@@ -544,7 +541,6 @@ func TestSupervisorStopsDevicesThatLeave(t *testing.T) {
 		t.Errorf("commands %+v", n.program.Commands())
 	}
 	n.want(gpuA, gpuB)
-	n.reload()
 	if after := n.awaitServing(gpuA, gpuB); after[gpuB].PID != before[gpuB].PID {
 		t.Errorf("before %+v, after %+v", before, after)
 	}
@@ -559,7 +555,7 @@ func TestSupervisorStopsAllForADetach(t *testing.T) {
 	before := n.awaitServing(gpuA)[gpuA]
 	killProcess(process)
 	kill(t, before.PID)
-	n.write(desiredFile{Stopped: true, Daemons: desiredDaemons(gpuA)})
+	n.detach()
 	n.supervise()
 	n.await("no daemon", func(s Status) bool {
 		return len(s.Daemons) == 0 && !alive(before.PID) && n.mode(gpuA) == driver.ComputeModeDefault
@@ -572,10 +568,8 @@ func TestSupervisorStopsAllForADetach(t *testing.T) {
 	}
 	check()
 	n.want(gpuA)
-	n.reload()
 	n.awaitServing(gpuA)
-	n.write(desiredFile{Stopped: true, Daemons: desiredDaemons(gpuA)})
-	n.reload()
+	n.detach()
 	n.await("no daemon", func(s Status) bool { return len(s.Daemons) == 0 })
 	check()
 }
@@ -598,44 +592,97 @@ func TestSupervisorKillsADaemonThatDoesNotStop(t *testing.T) {
 	}
 }
 
-func TestSupervisorKeepsDaemonsWithoutAGoodFile(t *testing.T) {
+// What cannot be followed changes nothing, and the answer says why.
+func TestSupervisorRefusesToFollow(t *testing.T) {
 	t.Parallel()
 	n := newNode(t)
 	n.supervise()
-	n.await("no daemon without a file", func(s Status) bool { return len(s.Daemons) == 0 && s.Error == "" })
+	n.await("nothing to run", func(s Status) bool { return len(s.Daemons) == 0 && s.Follows == nil })
 	n.want(gpuA)
-	n.reload()
 	before := n.awaitServing(gpuA)[gpuA]
 	daemon := func(device, gpu string) string {
 		return fmt.Sprintf(`{"version":1,"daemons":[{"device":%q,"gpu":%q}]}`, device, gpu)
 	}
 	const a = string(gpuA)
 	for name, text := range map[string]string{
-		"torn": `{"version":1,"dae`, "newer": `{"version":1000}`, "older": `{"version":0}`,
-		"large":     `{"version":1}` + strings.Repeat(" ", int(desiredOptions().Limit)),
+		"no object": `[]`, "newer": `{"version":1000}`, "older": `{"version":0}`,
 		"no device": daemon("", a), "device above": daemon("..", a), "device below": daemon("GPU-a/b", a),
 		"device elsewhere":    daemon("../GPU-a", a),
 		"device with a space": daemon("GPU-a b", a), "long device": daemon("GPU-"+strings.Repeat("a", 97), a),
 		"no GPU": daemon(a, ""), "GPU above": daemon(a, ".."), "GPU elsewhere": daemon(a, "/etc"),
 		"twice": fmt.Sprintf(`{"version":1,"daemons":[{"device":%q,"gpu":%[1]q},{"device":%[1]q,"gpu":%[1]q}]}`, a),
 	} {
-		if err := os.WriteFile(n.root.DesiredFile(), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := n.call(reloadRoute, nil); err == nil {
-			t.Errorf("%s: reload succeeded", name)
-		}
-		if s, err := n.status(); err != nil || !strings.Contains(s.Error, n.root.DesiredFile()+": ") || len(s.Daemons) != 1 ||
-			s.Daemons[0].PID != before.PID {
+		s, err := callSupervisor(t.Context(), n.root, followRoute, json.RawMessage(text))
+		if err != nil || s.Error == "" || len(s.Daemons) != 1 || s.Daemons[0].PID != before.PID || !reflect.DeepEqual(s.Follows, n.follow) {
 			t.Errorf("%s: %+v, %v", name, s, err)
 		}
+		if strings.HasSuffix(name, "er") && !strings.Contains(s.Error, "version: expected 1 to 1, found ") {
+			t.Errorf("%s: %s", name, s.Error)
+		}
 	}
-	if err := os.Remove(n.root.DesiredFile()); err != nil {
+	if s, err := n.status(); err != nil || s.Error != "" || len(s.Daemons) != 1 || s.Daemons[0].PID != before.PID {
+		t.Errorf("then: %+v, %v", s, err)
+	}
+	// As large as the largest node needs, and no larger.
+	many := &Follow{Version: followVersion}
+	for i := range 112 {
+		many.Daemons = append(many.Daemons, newFollowDaemon(Spec{
+			Device: health.DeviceID(fmt.Sprintf("MIG-cccccccc-0000-0000-0000-%012d", i)), GPU: gpuA, Kind: health.KindMIG, Index: 15,
+			ThreadPercentage: 100, PinnedMemory: 192 << 30,
+		}))
+	}
+	many.Stopped = true
+	if s, err := callSupervisor(t.Context(), n.root, followRoute, many); err != nil || s.Error != "" || len(s.Follows.Daemons) != 112 {
+		t.Errorf("112 daemons: %+v, %v", s.Error, err)
+	}
+	large := json.RawMessage(`"` + strings.Repeat("x", maxFollow) + `"`)
+	_, err := callSupervisor(t.Context(), n.root, followRoute, large)
+	if err == nil || !strings.Contains(err.Error(), "limit is 65536 bytes") {
+		t.Errorf("too large: %v", err)
+	}
+}
+
+// Another process may tell what to run only when the first has ended. The kernel does not name one in another PID namespace.
+func TestSupervisorFollowsOneProcess(t *testing.T) {
+	t.Parallel()
+	first := exec.Command("sleep", "600")
+	if err := first.Start(); err != nil {
 		t.Fatal(err)
 	}
-	n.reload()
-	if s, err := n.status(); err != nil || s.Error != "" || len(s.Daemons) != 1 || s.Daemons[0].PID != before.PID {
-		t.Errorf("no file: %+v, %v", s, err)
+	end := sync.OnceFunc(func() { _ = first.Process.Kill(); _ = first.Wait() })
+	t.Cleanup(end)
+	s := &Supervisor{Log: zap.NewNop(), changed: make(chan struct{}, 1)}
+	follow := func(pid int, id health.DeviceID) string {
+		t.Helper()
+		text, err := json.Marshal(Follow{Version: followVersion, Daemons: []followDaemon{newFollowDaemon(unknownSpec(id))}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		status := s.accept(pid, text)
+		if got := status.Follows.has(id); got != (status.Error == "") {
+			t.Errorf("process %d: %+v", pid, status)
+		}
+		return status.Error
+	}
+	for i, c := range []struct {
+		pid int
+		id  health.DeviceID
+		err string
+	}{
+		{0, gpuA, ""},
+		{first.Process.Pid, gpuB, ""},
+		{first.Process.Pid, gpuA, ""},
+		{os.Getpid(), gpuB, fmt.Sprintf("process %d tells mps-daemon what to run, and process %d may not", first.Process.Pid, os.Getpid())},
+		{0, gpuB, ""},
+		{os.Getpid(), gpuA, "may not until that has ended"},
+	} {
+		if err := follow(c.pid, c.id); !strings.Contains(err, c.err) || (err == "") != (c.err == "") {
+			t.Errorf("%d: process %d: %q, want %q", i, c.pid, err, c.err)
+		}
+	}
+	end()
+	if err := follow(os.Getpid(), gpuA); err != "" {
+		t.Errorf("after the end of the first: %s", err)
 	}
 }
 

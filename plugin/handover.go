@@ -114,7 +114,7 @@ func (h handover) next(f *handoverFacts) (handover, handoverStep) {
 	var s handoverStep
 	switch {
 	case !f.enabled:
-		orders := f.dra != nil && f.dra.Released
+		orders := f.lock == "" && f.dra != nil && f.dra.Released
 		return handover{}, handoverStep{keepTurn: true, released: Handover{Reason: "plugin.enabled is false"}, ordersMPS: orders}
 	case f.lock != "":
 		reason := Handover{Reason: f.lock}

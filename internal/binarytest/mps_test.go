@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/mpstest"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
 
 const (
@@ -517,8 +518,9 @@ func TestMPSDetach(t *testing.T) {
 	n.killContainer()
 	n.launchDaemon()
 	n.awaitSocket(filepath.Join(n.Dir, "mps", "mps-daemon.sock"))
-	if left := n.control.Processes(); len(left) > 0 {
-		t.Errorf("after restarts: %+v", left)
+	s, err := mps.QueryStatus(t.Context(), mps.Root(filepath.Join(n.Dir, "mps")))
+	if left := n.control.Processes(); len(left) > 0 || err != nil || s.Follows != nil && !s.Follows.Stopped {
+		t.Errorf("after restarts: %+v, %+v, %v", left, s.Follows, err)
 	}
 	n.command(0, "attach")
 	n.awaitShares(4, 4)

@@ -351,11 +351,16 @@ func (d *daemon) kill(ctx context.Context) error {
 	return d.orphans.end(ctx)
 }
 
+// leave has the daemon stopped.
+func (d *daemon) leave(cause error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.status.Stopping = true
+	d.stop(cause)
+}
+
 // end stops the control daemon and its servers, then sets the compute mode back.
 func (d *daemon) end(ctx context.Context, cause error) error {
-	d.mu.Lock()
-	d.status.Stopping = true
-	d.mu.Unlock()
 	for {
 		err := d.endProcesses(ctx, cause)
 		if err == nil {

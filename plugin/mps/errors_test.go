@@ -400,7 +400,8 @@ func TestSupervisorStatus(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 	s = &Supervisor{}
-	if status := s.status(); fmt.Sprintf("%+v", status) != "{Version: Shm: Error: Follows:<nil> Daemons:[]}" || status.Daemons == nil {
+	const empty = "{Version: Shm: Error: Follows:<nil> Pending:false Daemons:[]}"
+	if status := s.status(); fmt.Sprintf("%+v", status) != empty || status.Daemons == nil {
 		t.Errorf("%+v", status)
 	}
 }

@@ -101,7 +101,7 @@ func (e *examiner) checkFiles() error {
 // ask asks the daemon. An error means that the daemon could not be asked.
 func (e *examiner) ask(ctx context.Context, r request, x *examination) error {
 	now := time.Now()
-	// The limits of a share are unknown if its device leaves and no file names it.
+	// The limits of a share are unknown if its device leaves and only its directory is left.
 	if e.spec.ThreadPercentage > 0 && (!e.limited || now.Sub(e.checked) >= limitsInterval) {
 		first := e.checked.IsZero()
 		set, err := e.hold(ctx, defaults)

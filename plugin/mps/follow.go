@@ -79,8 +79,8 @@ type run struct {
 
 	asking     bool   // a request to mps-daemon is under way
 	due        bool   // the next is due
-	former     bool   // there were daemons of an earlier agent
-	known      bool   // mps-daemon has said which it runs
+	used       bool   // see Root.used
+	known      bool   // mps-daemon has said what an earlier agent has it run
 	sent       Follow // the newest
 	asked      bool   // mps-daemon has responded, or has had the time to
 	supervisor error
@@ -157,14 +157,19 @@ func (r *run) setDesired(desired *Desired) {
 // until mps-daemon says which they are.
 func (r *run) begin(root Root, now time.Time) {
 	r.root, r.supervisor, r.reached, r.due = root, errors.New("not asked yet"), now, true
+	r.used = root.used()
 	for _, id := range root.devices() {
-		r.add(unknownSpec(id), now).leaving, r.former = now, true
+		r.add(unknownSpec(id), now).leaving = now
 	}
 }
 
-// active reports whether there is a daemon, or mps-daemon may run one.
+// active reports whether there is a daemon, or mps-daemon may have one, or a compute mode to set back.
 func (r *run) active() bool {
-	return len(r.devices) > 0 || r.former && !r.known || r.status.Follows != nil && len(r.status.Follows.Daemons) > 0
+	if len(r.devices) > 0 {
+		r.used = true
+	}
+	done := r.supervisor == nil && r.known && r.status.Follows != nil && len(r.status.Follows.Daemons)+len(r.status.Daemons) == 0
+	return len(r.devices) > 0 || r.used && !done
 }
 
 // add adds a device. If an earlier Run has judged its daemon, the verdict stays until the first examination.
@@ -307,7 +312,7 @@ func (r *run) restartStuck(ctx context.Context, d *device, f *offer.Facts) {
 
 // follow returns what mps-daemon is to run.
 func (r *run) follow() Follow {
-	f := Follow{Version: followVersion, Daemons: []followDaemon{}}
+	f := Follow{Version: followVersion, Sent: sinceBoot(), Daemons: []followDaemon{}}
 	for _, d := range r.devices {
 		if !d.released {
 			f.Daemons = append(f.Daemons, newFollowDaemon(d.spec))
@@ -323,7 +328,7 @@ func (r *run) follow() Follow {
 // run, because mps-daemon would end those daemons at once. Only one request is under way.
 func (r *run) ask(ctx context.Context) {
 	next := r.follow()
-	if r.asking || !r.active() || !r.due && (!r.known || reflect.DeepEqual(next, r.sent)) {
+	if r.asking || !r.active() || !r.due && (!r.known || next.same(&r.sent)) {
 		return
 	}
 	root, route, body := r.root, statusRoute, any(nil)
@@ -357,23 +362,25 @@ func (r *run) applyStatus(s statusResult) {
 	r.asked = r.asked || s.err == nil || !r.reachable(now)
 }
 
-// learn takes over which daemons mps-daemon runs for an earlier agent. They leave, unless they are desired.
+// learn takes over which daemons mps-daemon runs for an earlier agent. They leave, unless they are desired. What it does not run stays so,
+// unless a container is known to hold it.
 func (r *run) learn(now time.Time) {
 	r.known, r.due = true, true
-	follows := r.status.Follows
-	if follows == nil { // it has just started
+	follows, facts := r.status.Follows, r.Facts()
+	for id, d := range r.devices {
+		d.released = !d.leaving.IsZero() && !follows.has(id) &&
+			(follows != nil || facts.Unknown() != "" || d.take(&facts, true).Allows(offer.Take))
+	}
+	if follows == nil { // mps-daemon has just started
 		return
 	}
-	for id, d := range r.devices {
-		d.released = !d.leaving.IsZero() && !follows.has(id)
-	}
 	for _, old := range follows.Daemons {
-		if d := r.devices[old.Device]; d != nil && d.leaving.IsZero() {
-			continue
+		d := r.devices[old.Device]
+		if d == nil || !d.leaving.IsZero() {
+			d = r.add(old.spec(), now)
+			d.leaving, d.released = now, follows.Stopped
 		}
-		d := r.add(old.spec(), now)
-		d.examiner.pinnedBy = old.PinnedMemory > 0
-		d.leaving, d.released = now, follows.Stopped
+		d.examiner.pinnedBy = d.examiner.pinnedBy || old.PinnedMemory > 0
 	}
 }
 

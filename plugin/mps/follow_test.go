@@ -536,11 +536,9 @@ func TestFollowerTakesOver(t *testing.T) {
 		begin, later func(h *followerTest)
 		kept         bool // the daemon that nobody wants but a container holds
 	}{
-		"at once":      {func(*followerTest) {}, func(*followerTest) {}, true},
-		"after a hang": {func(h *followerTest) { h.down = true }, func(h *followerTest) { h.down = false }, true},
-		"mps-daemon is new": {
-			func(h *followerTest) { clear(h.daemons); h.told = nil }, func(*followerTest) {}, false,
-		},
+		"at once":           {func(*followerTest) {}, func(*followerTest) {}, true},
+		"after a hang":      {func(h *followerTest) { h.down = true }, func(h *followerTest) { h.down = false }, true},
+		"mps-daemon is new": {func(h *followerTest) { clear(h.daemons); h.told = nil }, func(*followerTest) {}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			runFollower(t, func(h *followerTest) {
@@ -570,6 +568,50 @@ func TestFollowerTakesOver(t *testing.T) {
 	}
 }
 
+// A new mps-daemon starts none for a device that has left, of which only the directory is there: pods may have the whole device.
+func TestFollowerStartsNoneThatLeft(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA, gpuB)
+		h.stop()
+		h.want(gpuA)
+		h.change(func() { clear(h.daemons); h.told = nil })
+		h.hold(gpuB, string(gpuB)) // the whole device
+		h.newAgent()
+		for range 200 {
+			advance(100 * time.Millisecond)
+			if h.daemon(gpuB).pid != 0 {
+				t.Fatal("a daemon was started")
+			}
+		}
+		h.wantState("desired", gpuA, true, "")
+		h.change(func() {
+			if h.f.State().Load().Daemons[gpuB] != nil {
+				t.Error("it has not left")
+			}
+		})
+	})
+}
+
+// What a detach has stopped starts again only if it is desired.
+func TestFollowerStartsNoneThatWasStopped(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA, gpuB)
+		h.hold(gpuB, string(gpuB)+"::mps4::3")
+		h.want(gpuA)
+		advance(2 * time.Second)
+		h.stop()
+		h.f.Stop(h.Context())
+		h.run()
+		for range 100 {
+			advance(100 * time.Millisecond)
+			if h.daemon(gpuB).pid != 0 {
+				t.Fatal("a daemon was started")
+			}
+		}
+		h.wantState("desired", gpuA, true, "")
+	})
+}
+
 // A device that left while mps-daemon did not respond is not forgotten: mps-daemon may still run its daemon.
 func TestFollowerTellsLate(t *testing.T) {
 	runFollower(t, func(h *followerTest) {
@@ -584,6 +626,28 @@ func TestFollowerTellsLate(t *testing.T) {
 		advance(5 * time.Second)
 		if d := h.daemon(gpuA); d.pid != 0 {
 			t.Errorf("daemon %d runs, and no agent follows it", d.pid)
+		}
+		h.ready(gpuA)
+		h.change(func() { h.down = true; h.daemons[gpuA].missing = true })
+		h.want()
+		h.newAgent()
+		advance(time.Minute)
+		h.change(func() { h.down = false; h.daemons[gpuA].missing = false })
+		advance(time.Minute)
+		if d := h.daemon(gpuA); d.pid != 0 {
+			t.Errorf("daemon %d of an earlier agent runs, and no agent follows it", d.pid)
+		}
+		// mps-daemon restarts before it has set back the compute mode of the last device.
+		h.ready(gpuA)
+		h.change(func() { h.stubborn = true })
+		h.want()
+		advance(time.Minute)
+		h.change(func() { h.down, h.daemons[gpuA].missing = true, true })
+		advance(time.Minute)
+		h.change(func() { h.down, h.stubborn, h.told = false, false, nil; clear(h.daemons) })
+		advance(5 * time.Second)
+		if h.told == nil || len(h.told.Daemons) > 0 {
+			t.Errorf("a new mps-daemon was told %+v", h.told)
 		}
 		calls := 0
 		h.change(func() { calls = h.follows })

@@ -183,41 +183,30 @@ func (f *Follower) Stop(ctx context.Context) {
 	f.err = ""
 	f.mu.Unlock()
 	root := f.Root()
-	devices := root.devices()
-	if len(devices) == 0 { // no daemon has run since the boot
+	if !root.used() {
 		return
+	}
+	stop := Follow{Version: followVersion, Stopped: true, Daemons: []followDaemon{}}
+	for _, id := range root.devices() {
+		stop.Daemons = append(stop.Daemons, newFollowDaemon(unknownSpec(id)))
 	}
 	ctx, cancel := context.WithTimeout(ctx, stopLimit)
 	defer cancel()
 	reached := time.Now()
-	var stop *Follow // nil until it is known what runs
 	for {
-		route, body := statusRoute, any(nil)
-		if stop != nil {
-			route, body = followRoute, *stop
-		}
-		status, err := f.callWithin(ctx, root, route, body)
+		stop.Sent = sinceBoot()
+		status, err := f.callWithin(ctx, root, followRoute, stop)
 		if err == nil && status.Error != "" {
 			err = errors.New(status.Error)
 		}
 		running := slices.DeleteFunc(status.Daemons, func(d DaemonStatus) bool { return d.PID == 0 && !d.Stopping })
 		switch {
-		case err == nil && stop == nil:
-			stop = &Follow{Version: followVersion, Stopped: true, Daemons: []followDaemon{}}
-			if status.Follows != nil {
-				stop.Daemons = status.Follows.Daemons
-			} else { // mps-daemon has just started, and may have compute modes to set back
-				for _, id := range devices {
-					stop.Daemons = append(stop.Daemons, newFollowDaemon(unknownSpec(id)))
-				}
-			}
-			continue
-		case err == nil && len(running) == 0:
+		case err == nil && len(running) == 0 && !status.Pending:
 			f.Log.Info("MPS daemons stopped")
 			return
 		case err == nil:
 			reached = time.Now()
-		case time.Since(reached) >= stopUnreachable:
+		case time.Since(reached) >= stopUnreachable: // if mps-daemon hangs, it has the request, and follows that when it goes on
 			f.Log.Error("cannot find out whether MPS daemons use the driver", zap.Error(err))
 			return
 		}

@@ -122,13 +122,15 @@ func (n *fakeNode) call(ctx context.Context, r Root, route string, body any) (St
 		n.start(id, n.daemons[id])
 		return Status{}, nil
 	}
+	pending := false
 	if route == followRoute {
 		n.follows++
-		if n.refusal == "" {
-			n.told = new(body.(Follow))
+		if f := body.(Follow); n.refusal == "" {
+			pending = !f.same(n.told)
+			n.told = &f
 		}
 	}
-	s := Status{Version: "test", Shm: n.shm, Follows: n.told}
+	s := Status{Version: "test", Shm: n.shm, Follows: n.told, Pending: pending}
 	if route == followRoute {
 		s.Error = n.refusal
 	}

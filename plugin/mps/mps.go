@@ -68,7 +68,8 @@ func (r Root) lockFile() string { return filepath.Join(string(r), "mps-daemon.lo
 func (r Root) devices() (ids []health.DeviceID) {
 	entries, _ := os.ReadDir(string(r)) // an error shows when a daemon starts
 	for _, e := range entries {
-		if name := e.Name(); e.IsDir() && (strings.HasPrefix(name, "GPU-") || strings.HasPrefix(name, "MIG-")) {
+		name := e.Name()
+		if e.IsDir() && isFileName(name) && (strings.HasPrefix(name, "GPU-") || strings.HasPrefix(name, "MIG-")) {
 			ids = append(ids, health.DeviceID(name))
 		}
 	}
@@ -77,3 +78,9 @@ func (r Root) devices() (ids []health.DeviceID) {
 
 // Socket returns the path of the Supervisor's socket.
 func (r Root) Socket() string { return filepath.Join(string(r), "mps-daemon.sock") }
+
+// used reports whether mps-daemon runs or has run below the root: it may have daemons, or compute modes to set back.
+func (r Root) used() bool {
+	_, err := os.Lstat(r.Socket())
+	return err == nil || len(r.devices()) > 0
+}

@@ -3,8 +3,11 @@ package mps
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
@@ -27,6 +30,7 @@ const followVersion = 1
 // than mps-daemon.
 type Follow struct {
 	Version int            `json:"version"`
+	Sent    time.Duration  `json:"sent"`    // when, since the boot of the node
 	Stopped bool           `json:"stopped"` // no daemon may run, because an operator detached the driver
 	Daemons []followDaemon `json:"daemons"`
 }
@@ -57,15 +61,19 @@ func newFollowDaemon(s Spec) followDaemon {
 
 // has reports whether a daemon is to run for a device. Nothing is followed before the first Follow.
 func (f *Follow) has(id health.DeviceID) bool {
-	if f == nil {
-		return false
-	}
-	for _, d := range f.Daemons {
-		if d.Device == id {
-			return true
-		}
-	}
-	return false
+	return f != nil && slices.ContainsFunc(f.Daemons, func(d followDaemon) bool { return d.Device == id })
+}
+
+// sinceBoot returns the time since the boot of the node. All processes have the same.
+func sinceBoot() time.Duration {
+	var t unix.Timespec
+	_ = unix.ClockGettime(unix.CLOCK_BOOTTIME, &t) // cannot fail
+	return time.Duration(t.Nano())
+}
+
+// same reports whether the same daemons are to run.
+func (f *Follow) same(g *Follow) bool {
+	return f != nil && g != nil && f.Stopped == g.Stopped && slices.Equal(f.Daemons, g.Daemons)
 }
 
 func parseFollow(text []byte) (f Follow, err error) {
@@ -110,6 +118,7 @@ type Status struct {
 	Shm     string         `json:"shm,omitempty"`     // why Root.ShmDir is not /dev/shm of the daemons; empty if it is
 	Error   string         `json:"error,omitempty"`   // why the Follow of the request is not followed; empty if it is
 	Follows *Follow        `json:"follows,omitempty"` // nil before the first
+	Pending bool           `json:"pending,omitempty"` // the daemons do not follow it yet
 	Daemons []DaemonStatus `json:"daemons"`           // by device; also daemons that do not run yet or are being stopped
 }
 

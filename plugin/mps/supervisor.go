@@ -8,10 +8,8 @@ import (
 	"maps"
 	"net/http"
 	"os"
-	"reflect"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
 	"go.uber.org/zap"
@@ -47,15 +45,16 @@ type Supervisor struct {
 
 	mu      sync.Mutex // guards what follows
 	daemons map[health.DeviceID]*daemon
-	follows *Follow     // nil before the first
-	sender  *os.Process // of the newest; nil if it is unknown
-	refused string      // why one was refused last, as logged
-	shmErr  error       // why Root.ShmDir is not /dev/shm of the daemons
+	follows *Follow         // nil before the first
+	applied *Follow         // the newest that the daemons follow
+	sender  sender          // of follows
+	refused map[string]bool // why others were refused, as logged
+	shmErr  error           // why Root.ShmDir is not /dev/shm of the daemons
 }
 
 // Run runs daemons until ctx ends, then stops them. While another Supervisor runs in Root, Run waits.
 func (s *Supervisor) Run(ctx context.Context) error {
-	s.daemons, s.changed = make(map[health.DeviceID]*daemon), make(chan struct{}, 1)
+	s.daemons, s.changed, s.refused = make(map[health.DeviceID]*daemon), make(chan struct{}, 1), make(map[string]bool)
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("cannot become the parent of what MPS daemons leave: %w", err)
 	}
@@ -165,7 +164,7 @@ func (s *Supervisor) apply(ctx context.Context) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	follows := s.follows
-	if follows == nil {
+	if s.applied = follows; follows == nil {
 		return
 	}
 	first := s.retriedAt.IsZero()
@@ -189,9 +188,9 @@ func (s *Supervisor) apply(ctx context.Context) {
 		}
 		switch {
 		case !wanted:
-			d.stop(errLeft)
+			d.leave(errLeft)
 		case follows.Stopped:
-			d.stop(errDetached)
+			d.leave(errDetached)
 		}
 	}
 	if first || retry && !follows.Stopped { // during a detach the driver is left alone
@@ -199,9 +198,9 @@ func (s *Supervisor) apply(ctx context.Context) {
 		for _, id := range s.Root.devices() {
 			_, wanted := desired[id]
 			if _, runs := s.daemons[id]; !runs && !wanted {
-				s.start(ctx, followDaemon{Device: id}, failures[id]).stop(errLeft)
+				s.start(ctx, followDaemon{Device: id}, failures[id]).leave(errLeft)
 			} else if !runs && follows.Stopped {
-				s.start(ctx, desired[id], nil).stop(errDetached)
+				s.start(ctx, desired[id], nil).leave(errDetached)
 			}
 		}
 	}
@@ -243,7 +242,7 @@ func (s *Supervisor) stopAll() error {
 	daemons := slices.Collect(maps.Values(s.daemons))
 	s.mu.Unlock()
 	for _, d := range daemons {
-		d.stop(errShutdown)
+		d.leave(errShutdown)
 	}
 	timeout := time.NewTimer(stopTimeout)
 	defer timeout.Stop()
@@ -280,45 +279,79 @@ func (s *Supervisor) takeOver(pid int, body []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err == nil {
-		err = s.checkSender(pid)
+		err = s.check(pid, &next)
 	}
 	switch {
 	case err != nil:
-		if s.refused != err.Error() {
-			s.refused = err.Error()
+		if text := err.Error(); !s.refused[text] {
+			if len(s.refused) >= maxRefused {
+				clear(s.refused)
+			}
+			s.refused[text] = true
 			s.Log.Error("refusing what to run; the daemons continue", zap.Error(err))
 		}
-	case s.follows == nil || !reflect.DeepEqual(*s.follows, next):
+		return err
+	case next.same(s.follows):
+		s.follows.Sent = next.Sent
+	default:
 		s.follows = &next
 		s.wake()
 	}
-	return err
+	return nil
 }
 
-// checkSender refuses a second process until the first has ended: one agent of two tells what to run, the one that serves the node. The
-// caller holds s.mu.
-func (s *Supervisor) checkSender(pid int) error {
-	if pid == 0 { // in another PID namespace
-		return nil
+// maxRefused limits the remembered refusals.
+const maxRefused = 16
+
+// check refuses what another process sends, until the one that sent the newest has ended: agents of one node must not take turns. It also
+// refuses what was overtaken, and what has waited for so long that its sender has given up and may have decided otherwise; the sender of a
+// stop has not. The caller holds s.mu.
+func (s *Supervisor) check(pid int, next *Follow) error {
+	if pid != 0 && s.sender.pid != 0 && pid != s.sender.pid && !s.sender.ended() {
+		return fmt.Errorf("process %d tells mps-daemon what to run, and process %d may not until that has ended", s.sender.pid, pid)
 	}
-	if s.sender != nil {
-		ended := errors.Is(s.sender.Signal(syscall.Signal(0)), os.ErrProcessDone)
-		switch {
-		case !ended && s.sender.Pid == pid:
-			return nil
-		case !ended:
-			return fmt.Errorf("process %d tells mps-daemon what to run, and process %d may not until that has ended", s.sender.Pid, pid)
-		}
-		_ = s.sender.Release()
+	age := sinceBoot() - next.Sent
+	if (pid == s.sender.pid && s.follows != nil && next.Sent <= s.follows.Sent) || age > statusTimeout && !next.Stopped {
+		return fmt.Errorf("sent %v ago, and overtaken", age.Round(time.Second))
 	}
-	s.sender, _ = os.FindProcess(pid) // never fails on Unix
+	if pid != 0 && (pid != s.sender.pid || s.sender.ended()) {
+		s.sender.close()
+		s.sender = openSender(pid)
+	}
 	return nil
+}
+
+// sender is a process, by a file descriptor that names no other process when that has ended.
+type sender struct{ pid, fd int }
+
+// openSender returns the zero value if the process cannot be told from others: it has ended, or Linux is older than 5.3.
+func openSender(pid int) sender {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return sender{}
+	}
+	return sender{pid, fd}
+}
+
+// ended reports whether the process has ended, whether or not its parent has noticed.
+func (s sender) ended() bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}, 0) //nolint:gosec // a descriptor
+	return err == nil && n > 0
+}
+
+func (s sender) close() {
+	if s.pid != 0 {
+		_ = unix.Close(s.fd)
+	}
 }
 
 func (s *Supervisor) status() Status {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	status := Status{Version: s.Version, Follows: s.follows, Daemons: make([]DaemonStatus, 0, len(s.daemons))}
+	status := Status{Version: s.Version, Pending: s.applied != s.follows, Daemons: make([]DaemonStatus, 0, len(s.daemons))}
+	if s.follows != nil {
+		status.Follows = new(*s.follows)
+	}
 	if s.shmErr != nil {
 		status.Shm = s.shmErr.Error()
 	}

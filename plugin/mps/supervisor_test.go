@@ -10,7 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +20,7 @@ import (
 
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
@@ -92,6 +92,7 @@ func (n *node) status() (Status, error) {
 	if n.follow == nil {
 		return QueryStatus(n.t.Context(), n.root)
 	}
+	n.follow.Sent = sinceBoot()
 	return callSupervisor(n.t.Context(), n.root, followRoute, n.follow)
 }
 
@@ -322,7 +323,8 @@ func TestSupervisorRunsNoProgramOfTheAgent(t *testing.T) {
 	if err := os.WriteFile(other, []byte("#!/bin/sh\necho ran >"+ran+"\n"), 0o700); err != nil { //nolint:gosec // a program
 		t.Fatal(err)
 	}
-	text := fmt.Sprintf(`{"version": 1, "control": %q, "daemons": [{"device": %q, "gpu": %[2]q, "control": %[1]q}]}`, other, gpuA)
+	text := fmt.Sprintf(`{"version": 1, "sent": %d, "control": %q, "daemons": [{"device": %q, "gpu": %[3]q, "control": %[2]q}]}`,
+		sinceBoot()+time.Second, other, gpuA)
 	stop := n.supervise()
 	n.await("socket", func(Status) bool { return true })
 	if err := n.call(followRoute, json.RawMessage(text)); err != nil {
@@ -331,7 +333,7 @@ func TestSupervisorRunsNoProgramOfTheAgent(t *testing.T) {
 	n.awaitServing(gpuA)
 	stop()
 	if _, err := os.Stat(ran); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the program of the file ran (%v)", err)
+		t.Errorf("the program that was named ran (%v)", err)
 	}
 }
 
@@ -613,7 +615,7 @@ func TestSupervisorRefusesToFollow(t *testing.T) {
 		"twice": fmt.Sprintf(`{"version":1,"daemons":[{"device":%q,"gpu":%[1]q},{"device":%[1]q,"gpu":%[1]q}]}`, a),
 	} {
 		s, err := callSupervisor(t.Context(), n.root, followRoute, json.RawMessage(text))
-		if err != nil || s.Error == "" || len(s.Daemons) != 1 || s.Daemons[0].PID != before.PID || !reflect.DeepEqual(s.Follows, n.follow) {
+		if err != nil || s.Error == "" || len(s.Daemons) != 1 || s.Daemons[0].PID != before.PID || !s.Follows.same(n.follow) {
 			t.Errorf("%s: %+v, %v", name, s, err)
 		}
 		if strings.HasSuffix(name, "er") && !strings.Contains(s.Error, "version: expected 1 to 1, found ") {
@@ -624,7 +626,7 @@ func TestSupervisorRefusesToFollow(t *testing.T) {
 		t.Errorf("then: %+v, %v", s, err)
 	}
 	// As large as the largest node needs, and no larger.
-	many := &Follow{Version: followVersion}
+	many := &Follow{Version: followVersion, Sent: sinceBoot()}
 	for i := range 112 {
 		many.Daemons = append(many.Daemons, newFollowDaemon(Spec{
 			Device: health.DeviceID(fmt.Sprintf("MIG-cccccccc-0000-0000-0000-%012d", i)), GPU: gpuA, Kind: health.KindMIG, Index: 15,
@@ -651,10 +653,11 @@ func TestSupervisorFollowsOneProcess(t *testing.T) {
 	}
 	end := sync.OnceFunc(func() { _ = first.Process.Kill(); _ = first.Wait() })
 	t.Cleanup(end)
-	s := &Supervisor{Log: zap.NewNop(), changed: make(chan struct{}, 1)}
+	core, logs := observer.New(zap.ErrorLevel)
+	s := &Supervisor{Log: zap.New(core), changed: make(chan struct{}, 1), refused: make(map[string]bool)}
 	follow := func(pid int, id health.DeviceID) string {
 		t.Helper()
-		text, err := json.Marshal(Follow{Version: followVersion, Daemons: []followDaemon{newFollowDaemon(unknownSpec(id))}})
+		text, err := json.Marshal(Follow{Version: followVersion, Sent: sinceBoot(), Daemons: []followDaemon{newFollowDaemon(unknownSpec(id))}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -675,14 +678,83 @@ func TestSupervisorFollowsOneProcess(t *testing.T) {
 		{os.Getpid(), gpuB, fmt.Sprintf("process %d tells mps-daemon what to run, and process %d may not", first.Process.Pid, os.Getpid())},
 		{0, gpuB, ""},
 		{os.Getpid(), gpuA, "may not until that has ended"},
+		{os.Getpid(), gpuA, "may not until that has ended"},
 	} {
 		if err := follow(c.pid, c.id); !strings.Contains(err, c.err) || (err == "") != (c.err == "") {
 			t.Errorf("%d: process %d: %q, want %q", i, c.pid, err, c.err)
 		}
 	}
+	if n := logs.Len(); n != 1 {
+		t.Errorf("%d refusals logged: %v", n, logs.All())
+	}
+	if err := first.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	// It is a zombie: nobody has waited for it.
+	eventually(t, "second process", func() bool { return follow(os.Getpid(), gpuA) == "" }, func() string { return "" })
 	end()
-	if err := follow(os.Getpid(), gpuA); err != "" {
-		t.Errorf("after the end of the first: %s", err)
+	if err := follow(os.Getpid(), gpuB); err != "" {
+		t.Error(err)
+	}
+}
+
+// A request that waited while mps-daemon hung does not undo a newer one, and is not followed late: its sender has decided again. A stop is.
+func TestSupervisorRefusesOldRequests(t *testing.T) {
+	t.Parallel()
+	s := &Supervisor{Log: zap.NewNop(), changed: make(chan struct{}, 1), refused: make(map[string]bool)}
+	now := sinceBoot()
+	send := func(f Follow) string {
+		t.Helper()
+		f.Version = followVersion
+		text, err := json.Marshal(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.accept(os.Getpid(), text).Error
+	}
+	a, b := []followDaemon{newFollowDaemon(unknownSpec(gpuA))}, []followDaemon{newFollowDaemon(unknownSpec(gpuB))}
+	for i, c := range []struct {
+		f       Follow
+		refused bool
+	}{
+		{Follow{Sent: now - time.Minute, Daemons: a}, true},
+		{Follow{Sent: now - time.Minute, Daemons: a, Stopped: true}, false},
+		{Follow{Sent: now - 2*time.Minute, Daemons: a, Stopped: true}, true},
+		{Follow{Sent: now, Daemons: a}, false},
+		{Follow{Sent: now, Daemons: b}, true},
+		{Follow{Sent: now - time.Second/2, Daemons: b}, true},
+		{Follow{Sent: now + 1, Daemons: b}, false},
+	} {
+		before := s.follows
+		if err := send(c.f); (err != "") != c.refused || c.refused && s.follows != before || !c.refused && !c.f.same(s.follows) {
+			t.Errorf("%d: %q, follows %+v", i, err, s.follows)
+		}
+	}
+}
+
+// Stop returns when mps-daemon has done what it was told, also if that has just started and has only a compute mode to set back.
+func TestStopAwaitsNewSupervisor(t *testing.T) {
+	t.Parallel()
+	n := newNode(t)
+	n.want(gpuA)
+	process := n.startProcess()
+	before := n.awaitServing(gpuA)[gpuA]
+	killProcess(process)
+	kill(t, before.PID)
+	eventually(t, "end of the killed daemon", func() bool { return !alive(before.PID) }, func() string { return "" })
+	n.follow = nil
+	n.supervise()
+	n.await("nothing to run", func(s Status) bool { return s.Follows == nil })
+	f := NewFollower(Options{Root: func() Root { return n.root }, Log: zaptest.NewLogger(t)})
+	f.Stop(t.Context())
+	if got := n.mode(gpuA); got != driver.ComputeModeDefault {
+		t.Errorf("compute mode %v after the stop", got)
+	}
+	if s, err := n.status(); err != nil || !s.Follows.Stopped || s.Pending || len(n.program.Processes()) > 0 {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if _, err := os.Stat(n.root.PipeDir(gpuA)); err != nil {
+		t.Errorf("containers have the pipe directory mounted: %v", err)
 	}
 }
 

@@ -183,7 +183,7 @@ func TestPrepareDirectories(t *testing.T) {
 
 func TestRootDevices(t *testing.T) {
 	root := Root(t.TempDir())
-	for _, dir := range []string{"GPU-a", "MIG-b", "shm", "gpu-c"} {
+	for _, dir := range []string{"GPU-a", "MIG-b", "shm", "gpu-c", "GPU-a (old)"} {
 		if err := os.Mkdir(filepath.Join(string(root), dir), 0o700); err != nil {
 			t.Fatal(err)
 		}

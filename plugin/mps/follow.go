@@ -168,7 +168,7 @@ func (r *run) active() bool {
 	if len(r.devices) > 0 {
 		r.used = true
 	}
-	done := r.supervisor == nil && r.known && r.status.Follows != nil && len(r.status.Follows.Daemons)+len(r.status.Daemons) == 0
+	done := r.supervisor == nil && r.known && r.status.Follows != nil && len(r.status.Follows.Daemons) == 0
 	return len(r.devices) > 0 || r.used && !done
 }
 

@@ -529,6 +529,24 @@ func TestFollowerOneAnswerMissing(t *testing.T) {
 	})
 }
 
+// A limit that an earlier agent has set, and that the daemon cannot report, is removed when the configuration has none any more.
+func TestFollowerRemovesLimitOfEarlierAgent(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.change(func() { h.oldReleases = true })
+		h.ready(gpuA)
+		h.stop()
+		s := spec(gpuA)
+		s.PinnedMemory = 0
+		h.desired.Store(&Desired{Root: h.root, Control: "control", Daemons: []Spec{s}})
+		h.newAgent()
+		advance(10 * time.Second)
+		h.wantState("without a limit", gpuA, true, "")
+		if d := h.daemon(gpuA); d.memory != "1048576M" {
+			t.Errorf("the limit is %s", d.memory)
+		}
+	})
+}
+
 // The daemons of an agent that has ended leave only when nobody uses them, also if mps-daemon does not respond at first, or has forgotten
 // them.
 func TestFollowerTakesOver(t *testing.T) {

@@ -724,6 +724,8 @@ func TestSupervisorRefusesOldRequests(t *testing.T) {
 		{Follow{Sent: now, Daemons: b}, true},
 		{Follow{Sent: now - time.Second/2, Daemons: b}, true},
 		{Follow{Sent: now + 1, Daemons: b}, false},
+		{Follow{Sent: now + 3, Daemons: b}, false},
+		{Follow{Sent: now + 2, Daemons: a}, true},
 	} {
 		before := s.follows
 		if err := send(c.f); (err != "") != c.refused || c.refused && s.follows != before || !c.refused && !c.f.same(s.follows) {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
@@ -183,10 +184,7 @@ func (a *Agent) awaitServing(ctx context.Context, want bool) bool {
 		if serves := !cfg.Enabled || s.KubeletDir != "" && !s.Waits; serves == want {
 			return true
 		}
-		select {
-		case <-ctx.Done():
-		case <-wake:
-		}
+		wait.For(ctx, wake)
 	}
 	return false
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
@@ -201,10 +202,7 @@ func (a *Agent) reportOrphans(ctx context.Context) error {
 			a.reporter.Report(kube.NodeEvent{Reason: "GPUClaimsWithoutDriver", Message: text, At: time.Now()})
 		}
 		reported = text
-		select {
-		case <-ctx.Done():
-		case <-changed:
-		}
+		wait.For(ctx, changed)
 	}
 	return nil
 }

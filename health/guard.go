@@ -4,6 +4,8 @@ import (
 	"errors"
 	"sync"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // Guard makes calls that may hang for as long as the driver or a disk does. There is at most one call for a key at a time, so each hanging
@@ -69,7 +71,7 @@ func (g *Guard[K, T]) Call(end <-chan struct{}, key K, call func() T, late func(
 		case <-c.returned:
 			g.forget(key, c)
 			switch {
-			case g.Grace == 0 && isClosed(end):
+			case g.Grace == 0 && wait.Closed(end):
 				return result, ErrAbandoned
 			case isLate && !g.KeepLate:
 				return result, ErrLate
@@ -106,7 +108,7 @@ func (g *Guard[K, T]) begin(key K, call func() T) *guardedCall[T] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if c := g.last[key]; c != nil {
-		if !isClosed(c.returned) {
+		if !wait.Closed(c.returned) {
 			return nil
 		}
 		if g.KeepLate {
@@ -131,14 +133,5 @@ func (g *Guard[K, T]) forget(key K, c *guardedCall[T]) {
 	defer g.mu.Unlock()
 	if g.last[key] == c {
 		delete(g.last, key)
-	}
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }

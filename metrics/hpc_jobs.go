@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // Limits of metrics.hpcJobDir. Each job adds a copy of all series of its GPU.
@@ -98,10 +99,8 @@ func (j *Jobs) follow(ctx context.Context, dir string) {
 		default:
 			j.log.Info("reading all job files again", zap.String("key", "metrics.hpcJobDir"))
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, tick.C) {
 			return
-		case <-tick.C:
 		}
 	}
 }

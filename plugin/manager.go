@@ -25,6 +25,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
@@ -194,10 +195,8 @@ func (p *Plugin) Run(ctx context.Context) error {
 		// Without the lock, an empty list would take the devices from an agent that serves now.
 		p.reconcile(ctx, next.resources, *cmp.Or(now.cfg, &Config{}), !hand.noLock)
 		p.setError(now.cfg, next, hand.noLock)
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, changed) {
 			return nil
-		case <-changed:
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
@@ -186,12 +187,8 @@ func (r *registrar) checkSocket() {
 	if r.phase == unregistered {
 		return // the next registration has another socket
 	}
-	select {
-	case <-r.served: // the listener failed
-	default:
-		if r.socket.InPlace() {
-			return
-		}
+	if listens := !wait.Closed(r.served); listens && r.socket.InPlace() {
+		return
 	}
 	r.log.Warn("socket lost, registering another one", zap.String("socket", r.socket.Path()))
 	r.scheduleRegistration("the plugin's socket was lost")

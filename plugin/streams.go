@@ -4,6 +4,8 @@ import (
 	"maps"
 	"sync"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // streams counts the open ListAndWatch streams. It separates the streams of the newest registration from older ones, because
@@ -69,10 +71,7 @@ func (s *streams) beginRegistration() {
 }
 
 func (s *streams) notify() {
-	select {
-	case s.changed <- struct{}{}:
-	default: // the channel already has a token
-	}
+	wait.Signal(s.changed)
 }
 
 func (s *streams) counts() streamCount {

@@ -26,6 +26,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // cluster is what a run needs of the API server.
@@ -132,7 +133,7 @@ func (o *options) run(ctx context.Context, log *zap.Logger) (*Report, error) {
 	}
 	pauses := backoff.Backoff{Min: minPause, Max: maxPause}
 	for r.round(ctx) {
-		if pause := pauses.Next(); time.Since(r.counted)+pause > o.wait || !kube.Wait(ctx, nil, pause) {
+		if pause := pauses.Next(); time.Since(r.counted)+pause > o.wait || !wait.Sleep(ctx, pause) {
 			break
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"go.uber.org/zap"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 const (
@@ -40,14 +42,14 @@ func (r *Reporter) runConditionWriter(ctx context.Context, api *client) {
 	for ctx.Err() == nil {
 		desired, changed := r.desired.Watch()
 		if desired == nil {
-			Wait(ctx, changed, never)
+			wait.For(ctx, changed)
 			continue
 		}
 		if d := w.dueIn(desired); d > 0 {
-			Wait(ctx, changed, d)
+			await(ctx, changed, d)
 			continue
 		}
-		if desired.fingerprint != w.fingerprint && !Wait(ctx, nil, settleDelay) {
+		if desired.fingerprint != w.fingerprint && !wait.Sleep(ctx, settleDelay) {
 			return
 		}
 		err := w.write(ctx)

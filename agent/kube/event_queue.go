@@ -4,6 +4,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 const (
@@ -42,10 +44,7 @@ func (q *eventQueue) add(e event) {
 		}
 		q.pending = append(q.pending, e)
 	}
-	select {
-	case q.wake <- struct{}{}:
-	default:
-	}
+	wait.Signal(q.wake)
 }
 
 // take removes and returns the first event that may be written now. If there is none, it returns after which time one

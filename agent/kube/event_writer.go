@@ -48,7 +48,7 @@ func (r *Reporter) runEventWriter(ctx context.Context, api *client) {
 	for ctx.Err() == nil {
 		e, in, ok := r.queue.take(time.Now(), w.notBefore)
 		if !ok {
-			Wait(ctx, r.queue.wake, in)
+			await(ctx, r.queue.wake, in)
 			continue
 		}
 		if limit.Wait(ctx) != nil {

@@ -14,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // eventIdle is the reason of the event on a pod that holds devices and does not use them. It is a warning, because somebody has to do
@@ -87,7 +89,7 @@ func (r *Reporter) runIdleWriter(ctx context.Context) {
 	errs := NewErrorLog(r.Log, "cannot report idle pods", "reported idle pods again",
 		"a cluster role with get on pods, and create and patch on events")
 	retry := newBackoff()
-	for Wait(ctx, nil, idleInterval) {
+	for wait.Sleep(ctx, idleInterval) {
 		err := w.examine(ctx)
 		switch {
 		case ctx.Err() != nil:

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // NodeState is what the API server must have of the node. Labels, Feature and Taints are independent. A nil one is not configured or not
@@ -146,7 +147,7 @@ func (w *NodeWriter) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-due:
 		case <-changed:
-			Wait(ctx, nil, settleDelay)
+			wait.Sleep(ctx, settleDelay)
 		}
 	}
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), removeTimeout)

@@ -97,7 +97,7 @@ func (f *RuntimeFollower) Run(ctx context.Context) error {
 		if cfg != nil && cfg.Needed {
 			pause = f.ask(ctx, cfg.Kubeconfig)
 		}
-		Wait(ctx, changed, pause)
+		await(ctx, changed, pause)
 	}
 	return nil
 }

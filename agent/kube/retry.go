@@ -18,9 +18,8 @@ const never time.Duration = -1
 
 func newBackoff() backoff.Backoff { return backoff.Backoff{Min: minBackoff, Max: maxBackoff} }
 
-// Wait waits until the channel is ready or the time is over; a negative time has no end. It returns false if ctx ended
-// first.
-func Wait(ctx context.Context, c <-chan struct{}, d time.Duration) bool {
+// await waits until the channel is ready or the time is over; a negative time has no end. It returns false if ctx ended first.
+func await(ctx context.Context, c <-chan struct{}, d time.Duration) bool {
 	var timeout <-chan time.Time
 	if d >= 0 {
 		t := time.NewTimer(d)

@@ -43,7 +43,7 @@ func TestWait(t *testing.T) {
 				time.AfterFunc(c.want, cancel)
 			}
 			began := time.Now()
-			if ok := Wait(ctx, c.c, c.d); ok != c.ok || time.Since(began) != c.want {
+			if ok := await(ctx, c.c, c.d); ok != c.ok || time.Since(began) != c.want {
 				t.Errorf("%v: %v after %v", c, ok, time.Since(began))
 			}
 			cancel()

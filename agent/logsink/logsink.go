@@ -8,6 +8,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 const (
@@ -68,10 +70,7 @@ func (s *Sink) Write(entry []byte) (int, error) {
 		s.queue = append(s.queue, slices.Clone(entry))
 		s.size += len(entry)
 	}
-	select {
-	case s.work <- struct{}{}:
-	default:
-	}
+	wait.Signal(s.work)
 	return len(entry), nil
 }
 

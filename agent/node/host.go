@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/pci"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // hostDevice is what only the host has of a device, not the source.
@@ -55,9 +56,7 @@ func (f *Follower) AwaitKnown(ctx context.Context, snap *health.Snapshot) {
 		if !slices.ContainsFunc(snap.DeviceIDs(), unasked) {
 			return
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
+		if !wait.For(ctx, changed) {
 			return
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
@@ -138,10 +139,9 @@ func (s *Server) withhold(ctx context.Context, d DetachRequest, t time.Duration)
 	if err != nil || !checkHolders {
 		return w, err
 	}
-	select {
-	case <-time.After(allocationDelay):
+	if wait.Sleep(ctx, allocationDelay) {
 		err = checkNotHeld(s.Snapshots.Load(), s.currentFacts(ctx))
-	case <-ctx.Done():
+	} else {
 		err = ctx.Err()
 	}
 	if err != nil {

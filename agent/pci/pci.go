@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // GPU is an NVIDIA GPU on the PCI bus.
@@ -101,10 +102,8 @@ func Follow(ctx context.Context, root fs.FS, latest *health.Latest[[]string]) {
 		case last == nil || !slices.Equal(*last, ids):
 			latest.Store(&ids)
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, tick.C) {
 			return
-		case <-tick.C:
 		}
 	}
 }

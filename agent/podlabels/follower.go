@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
@@ -149,10 +150,8 @@ func (f *Follower) follow(ctx context.Context, c Config) {
 	client, err := conn.open(c.Kubeconfig)
 	for ; err != nil; client, err = conn.open(c.Kubeconfig) {
 		conn.failed(err)
-		select {
-		case <-ctx.Done():
+		if !wait.Sleep(ctx, retryInterval) {
 			return
-		case <-time.After(retryInterval):
 		}
 	}
 	silent := logr.Discard() // connection logs errors, each once

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // maxEvents is the number of recent events that are stored.
@@ -39,10 +40,8 @@ func (e *Events) Follow(ctx context.Context, snapshots *health.Latest[health.Sna
 			}
 			before = s
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, changed) {
 			return nil
-		case <-changed:
 		}
 	}
 }

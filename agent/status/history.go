@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // A History spans historySlots slots. A slot is about a pixel and a half wide on the page.
@@ -95,10 +96,8 @@ func (h *History) Follow(ctx context.Context, snapshots *health.Latest[health.Sn
 			recorded = s.At
 			h.record(s.Devices, time.Now(), interval())
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, changed) {
 			return nil
-		case <-changed:
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
@@ -52,10 +53,7 @@ func (s *Server) Run(ctx context.Context) error {
 				zap.Duration("every", listenBackoff))
 		}
 		if err != nil {
-			select {
-			case <-same.Done():
-			case <-time.After(listenBackoff):
-			}
+			wait.Sleep(same, listenBackoff)
 		}
 		cancel()
 	}

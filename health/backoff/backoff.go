@@ -1,10 +1,12 @@
-// Package backoff has the pauses between attempts. It imports nothing of this project, so every package can use it.
+// Package backoff has the pauses between attempts. It imports nothing of this project but health/wait, so every package can use it.
 package backoff
 
 import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // Backoff is a pause between attempts that doubles from Min to Max. Each pause is shortened at random by up to half, because what fails for
@@ -29,12 +31,5 @@ func (b *Backoff) Reset() { b.full = 0 }
 
 // Wait waits for the next pause. It returns false if ctx ended first.
 func (b *Backoff) Wait(ctx context.Context) bool {
-	pause := time.NewTimer(b.Next())
-	defer pause.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-pause.C:
-		return true
-	}
+	return wait.Sleep(ctx, b.Next())
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // reasonDetached is why the event sources do not run during a detach.
@@ -93,12 +94,10 @@ func (m *Monitor) awaitCompanions(ctx context.Context, w watchdog) error {
 	ended := m.companions.ended
 	m.mu.Unlock()
 	_, err := call(ctx, w, "releasing NVML", func(ctx context.Context) (struct{}, error) {
-		select {
-		case <-ended:
-			return struct{}{}, nil
-		case <-ctx.Done():
+		if !wait.For(ctx, ended) {
 			return struct{}{}, ctx.Err()
 		}
+		return struct{}{}, nil
 	})
 	return err
 }

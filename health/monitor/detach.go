@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 var (
@@ -110,10 +111,8 @@ func (m *Monitor) await(ctx context.Context, done func() (bool, error)) error {
 		if ok {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, changed) {
 			return err
-		case <-changed:
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // maxQueued is the length of a queue above which an event merges with any earlier event that is alike. So the number of different XIDs
@@ -42,10 +43,7 @@ func (q *eventQueue) add(e queuedEvent) {
 
 // wake has the queue looked at again.
 func (q *eventQueue) wake() {
-	select {
-	case q.arrived <- struct{}{}:
-	default: // already pending
-	}
+	wait.Signal(q.arrived)
 }
 
 // take returns all events and leaves the queue empty.

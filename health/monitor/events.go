@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 const (
@@ -143,10 +144,8 @@ func (m *Monitor) followEvents(ctx context.Context) {
 		}
 		since := time.Since(last)
 		if since < pause {
-			select {
-			case <-ctx.Done():
+			if !wait.Sleep(ctx, pause-since) {
 				return
-			case <-time.After(pause - since):
 			}
 		}
 		if pause = min(2*pause+time.Millisecond, maxPause); since >= stormGap {
@@ -296,10 +295,7 @@ func (m *Monitor) readingsSince(e *queuedEvent) bool { return m.now.Source.Polls
 
 // wakePoll has the open session polled soon.
 func (m *Monitor) wakePoll() {
-	select {
-	case m.eventPoll <- struct{}{}:
-	default: // already pending
-	}
+	wait.Signal(m.eventPoll)
 }
 
 // xidsMayBeLost is the cause in the log of a gap that ended.

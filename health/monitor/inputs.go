@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // followInputs publishes again after each change of the configuration, of its entries by index, or of the MPS daemons. So a cordon and the
@@ -18,10 +19,8 @@ func (m *Monitor) followInputs(ctx context.Context) {
 		if m.config.Load() != nil {
 			m.applyInputs()
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, wake) {
 			return
-		case <-wake:
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
 	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 const (
@@ -233,14 +234,7 @@ func (m *Monitor) newWatchdog(stallAfter time.Duration, ending <-chan struct{}) 
 	return watchdog{m, &health.Guard[struct{}, error]{Limit: stallAfter, KeepLate: true, Grace: abandonAfter}, ending}
 }
 
-func (w watchdog) processEnds() bool {
-	select {
-	case <-w.ending:
-		return true
-	default:
-		return false
-	}
-}
+func (w watchdog) processEnds() bool { return wait.Closed(w.ending) }
 
 // call calls f and waits for it without a limit, so that no second call runs beside it. After the limit it publishes the source as
 // stalled. Only the end of the process abandons the call, with health.ErrAbandoned.

@@ -18,6 +18,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // eventTiming holds the times of an event source.
@@ -102,15 +103,7 @@ func (r *eventRun) run(ctx context.Context) {
 // awaitOtherList waits until the source lists other GPUs, or until ctx ends.
 func (r *eventRun) awaitOtherList(ctx context.Context) {
 	for ctx.Err() == nil && slices.Equal(r.listed(), r.others) {
-		wait(ctx, r.wait)
-	}
-}
-
-// wait waits for d, or until ctx ends.
-func wait(ctx context.Context, d time.Duration) {
-	select {
-	case <-ctx.Done():
-	case <-time.After(d):
+		wait.Sleep(ctx, r.wait)
 	}
 }
 

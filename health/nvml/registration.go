@@ -12,6 +12,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // eventSet is a set of events. A registration that hangs still uses it.
@@ -68,10 +69,7 @@ func (s *session) registerGPU(index int, set *eventSet) {
 		s.register(false) // if the set has been replaced meanwhile
 	}
 	s.mu.Unlock()
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
+	wait.Signal(s.changed)
 	s.publishRegistrations()
 }
 

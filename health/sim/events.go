@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 var (
@@ -34,13 +35,11 @@ func (s *Source) Events(ctx context.Context, to health.EventReceiver) {
 		err, changed := s.eventsError(), s.changed
 		s.mu.Unlock()
 		to.SetEvents(err)
-		select {
-		case <-ctx.Done():
-			s.mu.Lock()
-			return
-		case <-changed:
-		}
+		ended := !wait.For(ctx, changed)
 		s.mu.Lock()
+		if ended {
+			return
+		}
 	}
 }
 

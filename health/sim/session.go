@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // session is a connection to a Source.
@@ -72,14 +73,7 @@ func (ses *session) Close() error {
 	return nil
 }
 
-func (ses *session) isClosed() bool {
-	select {
-	case <-ses.closed:
-		return true
-	default:
-		return false
-	}
-}
+func (ses *session) isClosed() bool { return wait.Closed(ses.closed) }
 
 // reading measures all devices and takes the XIDs from the queues. Called with mu held.
 func (s *Source) reading(now time.Time) *health.Reading {

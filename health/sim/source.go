@@ -12,6 +12,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 var (
@@ -265,10 +266,7 @@ func (s *Source) signal() {
 // wakeAll fires Wake of every session. Called with mu held.
 func (s *Source) wakeAll() {
 	for ses := range s.sessions {
-		select {
-		case ses.wake <- struct{}{}:
-		default: // already pending
-		}
+		wait.Signal(ses.wake)
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
 	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 const (
@@ -491,10 +492,8 @@ func (d *Dir) wait(ctx context.Context, written func(*result) bool) error {
 		if r != nil && (r.err != nil || written(r)) {
 			return r.err
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, changed) {
 			return fmt.Errorf("%s: not written in time: %w", d.path, ctx.Err())
-		case <-changed:
 		}
 	}
 	return nil

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // MaxPath is the maximum length in bytes of a path to bind: a socket address holds 108 bytes on Linux, with a zero at
@@ -102,10 +104,8 @@ func RemoveStale(ctx context.Context, path string) error {
 	// bind and listen refuses at first.
 	for try := range 2 {
 		if try > 0 {
-			select {
-			case <-ctx.Done():
+			if !wait.Sleep(ctx, listenDelay) {
 				return ctx.Err()
-			case <-time.After(listenDelay):
 			}
 		}
 		conn, err := (&net.Dialer{Timeout: dialTimeout}).DialContext(ctx, "unix", path)
@@ -141,10 +141,8 @@ func (s *Socket) awaitLoss(ctx context.Context) bool {
 	tick := time.NewTicker(lossInterval)
 	defer tick.Stop()
 	for s.InPlace() {
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, tick.C) {
 			return false
-		case <-tick.C:
 		}
 	}
 	return ctx.Err() == nil

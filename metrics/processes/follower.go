@@ -13,6 +13,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -65,10 +66,7 @@ func (m *measurement) Next(ctx context.Context) bool {
 		m.tick = time.Tick(m.source.Interval)
 		return ctx.Err() == nil
 	}
-	select {
-	case <-ctx.Done():
-	case <-m.tick:
-	}
+	wait.For(ctx, m.tick)
 	return ctx.Err() == nil
 }
 
@@ -219,10 +217,7 @@ func (m *measurement) awaitDevices(ctx context.Context) {
 		if len(m.devices()) > 0 {
 			return
 		}
-		select {
-		case <-ctx.Done():
-		case <-changed:
-		}
+		wait.For(ctx, changed)
 	}
 }
 

@@ -135,7 +135,7 @@ func start(t *testing.T, f *Follower, d *fakeDriver, s Source) (stop func()) {
 }
 
 // wait lets time pass.
-func wait(d time.Duration) {
+func advance(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
@@ -163,7 +163,7 @@ func TestFollowerMeasures(t *testing.T) {
 		if c := s.ContainerOf(4242); c != want[0].Container || s.ContainerOf(1) != (Container{}) {
 			t.Errorf("process 4242 belongs to %+v, process 1 to %+v", c, s.ContainerOf(1))
 		}
-		wait(interval)
+		advance(interval)
 		if next := f.Latest().Load(); !next.At.After(s.At) || d.calls.Load() != 2 || d.opened.Load() != 1 {
 			t.Errorf("after an interval: at %v, %d calls, %d opens", next.At, d.calls.Load(), d.opened.Load())
 		}
@@ -181,16 +181,16 @@ func TestFollowerWhileDriverHangs(t *testing.T) {
 		defer start(t, f, d, d.source())()
 		hang := make(chan struct{})
 		d.now.Store(&behavior{reading: oneProcess(), hang: hang})
-		wait(interval + limit - time.Second)
+		advance(interval + limit - time.Second)
 		if s := f.Latest().Load(); s.Err != "" || len(s.Usage) != 1 {
 			t.Errorf("before the limit: %+v", s)
 		}
-		wait(time.Second)
+		advance(time.Second)
 		hung := f.Latest().Load()
 		if hung.Err == "" || len(hung.Usage) > 0 || len(hung.Measured) > 0 {
 			t.Errorf("after the limit: %+v", hung)
 		}
-		wait(10 * interval)
+		advance(10 * interval)
 		if n := d.calls.Load(); n != 2 {
 			t.Errorf("%d calls while one hangs", n)
 		}
@@ -201,7 +201,7 @@ func TestFollowerWhileDriverHangs(t *testing.T) {
 			t.Errorf("the late result is published: %+v", s)
 		}
 		d.now.Store(&behavior{reading: oneProcess()})
-		wait(interval)
+		advance(interval)
 		if s := f.Latest().Load(); s.Err != "" || len(s.Usage) != 1 {
 			t.Errorf("after the driver has recovered: %+v", s)
 		}
@@ -222,7 +222,7 @@ func TestFollowerEndsWhileDriverHangs(t *testing.T) {
 		synctest.Wait()
 		hang := make(chan struct{})
 		d.now.Store(&behavior{reading: oneProcess(), hang: hang})
-		wait(interval)
+		advance(interval)
 		cancel()
 		synctest.Wait()
 		if f.Latest().Load() != nil {
@@ -250,12 +250,12 @@ func TestFollowerOpensAgainAfterError(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		d.now.Store(&behavior{err: errors.New("uninitialized")})
-		wait(2 * interval)
+		advance(2 * interval)
 		if s := f.Latest().Load(); s.Err != "uninitialized" || d.opened.Load() != 2 || d.open.Load() != 0 {
 			t.Errorf("%+v; %d opened, %d open", s, d.opened.Load(), d.open.Load())
 		}
 		d.now.Store(&behavior{reading: oneProcess()})
-		wait(interval)
+		advance(interval)
 		if s := f.Latest().Load(); s.Err != "" || len(s.Usage) != 1 {
 			t.Errorf("%+v", s)
 		}
@@ -273,7 +273,7 @@ func TestFollowerFollowsConfig(t *testing.T) {
 		defer start(t, f, d, d.source())()
 		for range 2 {
 			opened := d.opened.Load()
-			wait(10 * interval)
+			advance(10 * interval)
 			if f.Latest().Load() != nil || d.open.Load() != 0 || d.opened.Load() != opened {
 				t.Error("measures while disabled")
 			}
@@ -298,12 +298,12 @@ func TestFollowerAwaitsHolders(t *testing.T) {
 		f.Holders = func() podresources.Holders { return *known.Load() }
 		d := newDriver(behavior{reading: oneProcess()})
 		stop := start(t, f, d, d.source())
-		wait(time.Second)
+		advance(time.Second)
 		if s := f.Latest().Load(); s != nil {
 			t.Errorf("measured without holders: %+v", s)
 		}
 		known.Store(&holders)
-		wait(time.Second)
+		advance(time.Second)
 		if s := f.Latest().Load(); s == nil || len(s.Usage) != 1 || s.Usage[0].Container.Pod == "" {
 			t.Errorf("%+v", s)
 		}
@@ -316,7 +316,7 @@ func TestFollowerAwaitsHolders(t *testing.T) {
 			t.Error("opens the source although it has ended meanwhile")
 		}
 		defer start(t, f, d, d.source())()
-		wait(holdersTimeout)
+		advance(holdersTimeout)
 		if s := f.Latest().Load(); s == nil || s.WithoutPod[ReasonHoldersUnknown] != 1 {
 			t.Errorf("without a kubelet: %+v", s)
 		}
@@ -361,7 +361,7 @@ func TestFollowerAwaitsDevices(t *testing.T) {
 		f.Snapshots.Store(&health.Snapshot{})
 		d := newDriver(behavior{reading: oneProcess()})
 		defer start(t, f, d, d.source())()
-		wait(time.Second)
+		advance(time.Second)
 		f.Snapshots.Store(devices)
 		synctest.Wait()
 		if s := f.Latest().Load(); s == nil || len(s.Usage) != 1 {
@@ -399,7 +399,7 @@ func TestFollowerWhereDriverHidesProcesses(t *testing.T) {
 			t.Errorf("%+v", s)
 		}
 		d.now.Store(&behavior{reading: driver.ProcessReading{Measured: measured, Processes: oneProcess().Processes}})
-		wait(interval)
+		advance(interval)
 		s := f.Latest().Load()
 		if _, measured := s.Of("GPU-b"); s.Err != "" || measured || len(s.Usage) != 1 {
 			t.Errorf("%+v", s)
@@ -430,11 +430,11 @@ func TestFollowerWarns(t *testing.T) {
 				f, _, logs := testFollower(c)
 				d := newDriver(behavior{reading: oneProcess()})
 				defer start(t, f, d, d.source())()
-				wait(interval)
+				advance(interval)
 				if unlikely := f.Latest().Load().Warning; strings.Contains(unlikely, "metrics.processes.proc") {
 					t.Errorf("warns although the process may have ended: %s", unlikely)
 				}
-				wait(interval)
+				advance(interval)
 				s := f.Latest().Load()
 				if !strings.Contains(s.Warning, test.want) || logs.Len() != 1 || len(s.Usage) != 1 || s.Usage[0].Container != (Container{}) ||
 					s.Usage[0].Memory != 1<<30 {
@@ -442,9 +442,9 @@ func TestFollowerWarns(t *testing.T) {
 				}
 				for range 3 { // a process that comes and goes
 					d.now.Store(&behavior{reading: driver.ProcessReading{Measured: s.Measured}})
-					wait(interval)
+					advance(interval)
 					d.now.Store(&behavior{reading: oneProcess()})
-					wait(5 * interval)
+					advance(5 * interval)
 				}
 				if logs.Len() != 1 || f.Latest().Load().Warning != s.Warning {
 					t.Errorf("%d log entries, warning %q", logs.Len(), f.Latest().Load().Warning)
@@ -462,7 +462,7 @@ func TestFollowerToleratesEndedProcesses(t *testing.T) {
 		both.Processes = append(both.Processes, process("GPU-a", 4243, 1))
 		d := newDriver(behavior{reading: both})
 		defer start(t, f, d, d.source())()
-		wait(10 * interval)
+		advance(10 * interval)
 		if s := f.Latest().Load(); s.Warning != "" || s.WithoutPod[ReasonUnreadable] != 1 || logs.Len() != 0 {
 			t.Errorf("%+v; log %v", s, logs.All())
 		}
@@ -477,12 +477,12 @@ func TestFollowerWhileDevicesAreGone(t *testing.T) {
 		defer start(t, f, d, d.source())()
 		devices := f.Snapshots.Load()
 		f.Snapshots.Store(&health.Snapshot{})
-		wait(interval)
+		advance(interval)
 		if s := f.Latest().Load(); s != nil {
 			t.Errorf("%+v", s)
 		}
 		f.Snapshots.Store(devices)
-		wait(interval)
+		advance(interval)
 		if s := f.Latest().Load(); s == nil || len(s.Usage) != 1 || logs.Len() != 0 {
 			t.Errorf("%+v; log %v", s, logs.All())
 		}

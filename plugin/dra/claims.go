@@ -25,6 +25,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
@@ -541,9 +542,7 @@ func (p *preparer) begin(ctx context.Context, uid types.UID) (end func(), err er
 			}, nil
 		}
 		p.mu.Unlock()
-		select {
-		case <-running:
-		case <-ctx.Done():
+		if !wait.For(ctx, running) {
 			return nil, refuse(reasonOther, "another call for claim %s has not ended: %v", uid, ctx.Err())
 		}
 	}

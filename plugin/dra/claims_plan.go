@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
@@ -380,9 +381,7 @@ func (p *preparer) awaitMPS(ctx context.Context, claim *Claim) error {
 		if reason == "" {
 			return nil
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
+		if !wait.For(ctx, changed) {
 			return refuse(reasonMPSNotReady, "device %s: the MPS daemon is not ready: %s; gpu-node-agent mps-daemon must run on the node", name,
 				reason)
 		}
@@ -442,9 +441,7 @@ func (p *preparer) baseName(ctx context.Context, in *claimInput, d *health.Devic
 			}
 			return in.cfg.CDI.QualifiedName(name), nil
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
+		if !wait.For(ctx, changed) {
 			return "", errors.New("the CDI spec of the devices is not checked yet")
 		}
 	}

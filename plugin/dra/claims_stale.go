@@ -20,6 +20,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
@@ -73,7 +74,7 @@ func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict) error
 	default:
 		return refuse(reasonInUse, "device %s is prepared for claim %s of %s", found.Device, &c, p.users(&c, claim))
 	}
-	wait, cancel := context.WithTimeout(ctx, p.timing.unprepare)
+	limited, cancel := context.WithTimeout(ctx, p.timing.unprepare)
 	defer cancel()
 	for {
 		_, changed := p.published.Watch()
@@ -83,9 +84,7 @@ func (p *preparer) removeStale(ctx context.Context, found *offer.Conflict) error
 		if removed, err := p.removeUnused(ctx, &c); removed || err != nil {
 			return err
 		}
-		select {
-		case <-changed:
-		case <-wait.Done():
+		if !wait.For(limited, changed) {
 			return refuse(reasonInUse, "device %s is prepared for claim %s, which does not exist any more or has other devices, and which the "+
 				"kubelet has not unprepared yet; the kubelet tries again", found.Device, &c)
 		}
@@ -360,10 +359,8 @@ func (p *preparer) followDevices(ctx context.Context) {
 				p.options.Log.Warn("claims cannot be prepared", zap.String("error", text))
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, wake) {
 			return
-		case <-wake:
 		}
 	}
 }
@@ -410,10 +407,8 @@ func (p *preparer) orderMPS(ctx context.Context) {
 				p.options.MPS.Store(&desired)
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, wake) {
 			return
-		case <-wake:
 		}
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 const (
@@ -167,15 +168,7 @@ func (p *publisher) refuse(slice *resourceapi.ResourceSlice, err error) {
 		return
 	}
 	p.change(func() { maps.Copy(p.refusals, refused) })
-	signal(p.refused)
-}
-
-// signal wakes the reader of a channel with a buffer of one.
-func signal(c chan<- struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
+	wait.Signal(p.refused)
 }
 
 // run publishes until ctx ends, and leaves the slices: the kubelet keeps them if the driver restarts within 30 seconds.
@@ -185,10 +178,8 @@ func (p *publisher) run(ctx context.Context) error {
 	defer cancel()
 	p.change(func() { p.applied, p.started, p.synced = nil, nil, nil })
 	for pool, changed := p.desired.Watch(); pool == nil; pool, changed = p.desired.Watch() {
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, changed) {
 			return nil
-		case <-changed:
 		}
 	}
 	client, ok := p.open(ctx)
@@ -329,15 +320,13 @@ func (p *publisher) retry(ctx context.Context, op operation, f func() error) boo
 		if err == nil {
 			p.recovered(op)
 			if op == opWatch && failed {
-				signal(p.recheck)
+				wait.Signal(p.recheck)
 			}
 			return true
 		}
 		p.fail(op, err)
-		select {
-		case <-ctx.Done():
+		if !wait.Sleep(ctx, pauses.after(err)) {
 			return false
-		case <-time.After(pauses.after(err)):
 		}
 	}
 }

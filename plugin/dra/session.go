@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -237,11 +238,8 @@ func (s *session) publish(ctx context.Context, cfg *plugin.Config, snap *health.
 func (s *session) store(ctx context.Context, names, remembered map[health.DeviceID]string) (waits bool, err error) {
 	writing := false
 	if w := s.storing; w != nil {
-		select {
-		case <-w.done:
+		if writing = !wait.Closed(w.done); !writing {
 			s.storing, err = nil, w.err
-		default:
-			writing = true
 		}
 	}
 	if maps.Equal(remembered, names) && s.preparer.publishing() {
@@ -313,10 +311,7 @@ func (s *session) start(ctx context.Context, run func(context.Context) error) (d
 			}
 			pause := pauses.Next()
 			s.Log.Warn("cannot publish devices", zap.Error(err), zap.Duration("retry", pause))
-			select {
-			case <-ctx.Done():
-			case <-time.After(pause):
-			}
+			wait.Sleep(ctx, pause)
 		}
 	}()
 	s.stop = func() {
@@ -358,16 +353,10 @@ func (s *session) clear(ctx context.Context, pool *Pool) error {
 
 // stored reports whether no write of the checkpoint is in progress that may still store that there are slices.
 func (s *session) stored() bool {
-	if s.storing == nil {
-		return true
-	}
-	select {
-	case <-s.storing.done:
+	if s.storing != nil && wait.Closed(s.storing.done) {
 		s.storing = nil
-		return true
-	default:
-		return false
 	}
+	return s.storing == nil
 }
 
 // withdraw removes the slices in the background, and reports whether that is done.
@@ -376,13 +365,11 @@ func (s *session) withdraw(ctx context.Context) (done bool) {
 		s.stopPublishing()
 		s.withdrawn = s.start(ctx, s.publisher.withdraw)
 	}
-	select {
-	case <-s.withdrawn:
-		s.stopPublishing()
-		return ctx.Err() == nil // otherwise the withdrawal may have been ended
-	default:
+	if !wait.Closed(s.withdrawn) {
 		return false
 	}
+	s.stopPublishing()
+	return ctx.Err() == nil // otherwise the withdrawal may have been ended
 }
 
 // release offers nothing, waits for the end of the claims, removes the slices and reports whether that is done. Claims that are prepared

@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -31,10 +32,8 @@ type publishedBefore struct {
 // learnHolders asks the kubelet which containers hold devices until it says so, or ctx ends.
 func (s *session) learnHolders(ctx context.Context) {
 	for snap, changed := s.Snapshots.Watch(); !snap.Polled(); snap, changed = s.Snapshots.Watch() { // before, no holder resolves
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, changed) {
 			return
-		case <-changed:
 		}
 	}
 	since := time.Now()
@@ -46,10 +45,7 @@ func (s *session) learnHolders(ctx context.Context) {
 		if last := s.holders.before.Load(); last == nil || last.err != "" {
 			s.readPublished(ctx)
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(s.timing.poll):
-		}
+		wait.Sleep(ctx, s.timing.poll)
 	}
 }
 
@@ -88,12 +84,7 @@ func (s *session) publishedTaints(ctx context.Context) (map[string][]resourceapi
 // offers returns for each device of a snapshot whether it may be offered, and why that is unknown for some; empty if it is known. The
 // health of a device and the claims of this driver do not matter: the scheduler knows them by taints and allocations.
 func (s *session) offers(noCDI string, snap *health.Snapshot) (answers map[health.DeviceID]offer.Answer, unknown string) {
-	known := false
-	select {
-	case <-s.holders.known:
-		known = true
-	default:
-	}
+	known := wait.Closed(s.holders.known)
 	facts := s.facts()
 	facts.NoCDI = noCDI
 	switch {

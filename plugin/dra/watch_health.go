@@ -11,6 +11,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // service is the driver as the kubelet's helper calls it.
@@ -50,10 +51,8 @@ func (s service) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 			case reports <- kubeletplugin.DeviceHealthReport{Devices: devices}:
 			}
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, wake) {
 			return nil
-		case <-wake:
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/health/grouped"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/containers"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -101,10 +102,7 @@ func (e *enforcer) Next(ctx context.Context) bool {
 		if e.snap, polled = e.Snapshots.Watch(); e.snap.Polled() {
 			return true
 		}
-		select {
-		case <-ctx.Done():
-		case <-polled:
-		}
+		wait.For(ctx, polled)
 	}
 	return false
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/backoff"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // Times of a daemon.
@@ -82,22 +83,15 @@ type controlProcess struct {
 
 // await waits until the process has ended. Its error is the cause of ctx's end.
 func (p *controlProcess) await(ctx context.Context) error {
-	select {
-	case <-p.ended:
-		return nil
-	case <-ctx.Done():
+	if !wait.For(ctx, p.ended) {
 		return context.Cause(ctx)
 	}
+	return nil
 }
 
 // refused reports whether the program ended as if it did not support an option, whatever its exit code.
 func (p *controlProcess) refused(ran time.Duration) bool {
-	select {
-	case <-p.ended:
-		return ran < refusal && p.state.Exited()
-	default:
-		return false
-	}
+	return wait.Closed(p.ended) && ran < refusal && p.state.Exited()
 }
 
 // run keeps the control daemon running until ctx ends, then stops it.

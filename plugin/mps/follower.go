@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/offer"
 )
 
@@ -158,10 +159,7 @@ func (f *Follower) TerminateClient(ctx context.Context, device health.DeviceID, 
 
 // poke has Run examine the devices soon.
 func (f *Follower) poke() {
-	select {
-	case f.poked <- struct{}{}:
-	default:
-	}
+	wait.Signal(f.poked)
 }
 
 // controlInTurn runs the control program when fewer than maxCommands run.
@@ -210,13 +208,11 @@ func (f *Follower) Stop(ctx context.Context) {
 			f.Log.Error("cannot find out whether MPS daemons use the driver", zap.Error(err))
 			return
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.Sleep(ctx, stopPoll) {
 			if len(running) > 0 {
 				f.Log.Error("MPS daemons did not stop in time; they use the driver", zap.Any("daemons", running))
 			}
 			return
-		case <-time.After(stopPoll):
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // outputLog is the file in a log directory with the output of the control daemon.
@@ -30,10 +31,8 @@ func (r Root) boundLogs(ctx context.Context, log *zap.Logger) {
 		if err := r.boundLogsOnce(); logged.ErrorChanged(err) && err != nil {
 			log.Warn("cannot limit the size of the logs of MPS", zap.Error(err))
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, tick.C) {
 			return
-		case <-tick.C:
 		}
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // The variables of MPS.
@@ -75,9 +76,7 @@ func (o *orphans) end(ctx context.Context) error {
 		if err != nil || len(left) == 0 {
 			return err
 		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
+		if !wait.For(ctx, tick.C) {
 			return errHung(left[0])
 		}
 	}

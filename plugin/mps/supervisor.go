@@ -18,6 +18,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/filelock"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // Times of a Supervisor.
@@ -98,10 +99,8 @@ func (s *Supervisor) lock(ctx context.Context) (*os.File, error) {
 		case !waits:
 			s.Log.Warn("waiting: another mps-daemon runs on this node", zap.String("lock", path))
 		}
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, tick.C) {
 			return nil, f.Close()
-		case <-tick.C:
 		}
 	}
 }
@@ -125,10 +124,7 @@ func (s *Supervisor) follow(ctx context.Context) {
 
 // wake has follow run again soon.
 func (s *Supervisor) wake() {
-	select {
-	case s.changed <- struct{}{}:
-	default:
-	}
+	wait.Signal(s.changed)
 }
 
 // prepareShm makes Root.ShmDir, and mounts it if it is to be mounted.
@@ -176,17 +172,13 @@ func (s *Supervisor) apply(ctx context.Context) {
 	failures := make(map[health.DeviceID]error)
 	for id, d := range s.daemons {
 		_, wanted := desired[id]
-		select {
-		case <-d.stopped:
+		switch {
+		case wait.Closed(d.stopped):
 			err := d.unfinished()
 			if err == nil || !follows.Stopped && (wanted || retry) {
 				delete(s.daemons, id)
 				failures[id] = err
 			}
-			continue
-		default:
-		}
-		switch {
 		case !wanted:
 			d.leave(errLeft)
 		case follows.Stopped:
@@ -370,9 +362,6 @@ func (s *Supervisor) restart(id health.DeviceID) error {
 	if d == nil || d.current().Stopping {
 		return unixsock.WithStatus(http.StatusNotFound, fmt.Errorf("device %q: mps-daemon runs no daemon for it", id))
 	}
-	select {
-	case d.restart <- struct{}{}:
-	default: // requested already
-	}
+	wait.Signal(d.restart) // requested already
 	return nil
 }

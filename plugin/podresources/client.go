@@ -23,6 +23,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/health/unixsock"
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // Settings can change while a Client runs.
@@ -96,10 +97,7 @@ func (c *Client) QueryWithin(d time.Duration) {
 		c.nextQuery = at
 	}
 	if d <= 0 {
-		select {
-		case c.wake <- struct{}{}:
-		default: // it is awake
-		}
+		wait.Signal(c.wake)
 	}
 }
 
@@ -115,9 +113,7 @@ func (c *Client) Ask(ctx context.Context, timeout time.Duration) Holders {
 		if h.Asked.After(began) {
 			return *h
 		}
-		select {
-		case <-changed:
-		case <-ctx.Done():
+		if !wait.For(ctx, changed) {
 			return *c.Holders.Load()
 		}
 	}

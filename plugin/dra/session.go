@@ -96,15 +96,14 @@ func (s *session) run(ctx context.Context) {
 	defer asking.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	s.holders.known = make(chan struct{})
 	asking.Go(func() { s.learnHolders(ctx) })
-	serving, known := true, s.holders.known
+	serving := true
 	wake := health.Wake(ctx, s.Config, s.Snapshots, &s.claims, s.Properties, &s.publisher.lacks, &s.sockets.other, s.Holders,
-		&s.holders.before, s.capabilities, s.Runtime)
+		&s.holders.known, &s.holders.before, s.capabilities, s.Runtime, &s.publisher.state)
 	for {
 		cfg, snap, lacks, other := s.Config.Load(), s.Snapshots.Load(), s.publisher.features(), s.sockets.other.Load()
 		var retry <-chan time.Time
-		var publishedChanged, stored <-chan struct{}
+		var stored <-chan struct{}
 		was := serving
 		serving = cfg.ServesDRA()
 		s.preparer.releasing(!serving)
@@ -124,7 +123,7 @@ func (s *session) run(ctx context.Context) {
 				s.setError(err.Error(), nil)
 				retry = time.After(s.timing.retryMin)
 			} else if s.clearing == tainting || s.clearing == withdrawing {
-				publishedChanged, retry = s.publisher.watch(), time.After(s.timing.poll)
+				retry = time.After(s.timing.poll)
 			} else if s.storing != nil && !s.publishes {
 				stored, retry = s.storing.done, time.After(s.timing.retryMin) // retry reports a disk that blocks
 			}
@@ -138,16 +137,13 @@ func (s *session) run(ctx context.Context) {
 				s.Log.Info("devices released", zap.String("driver", s.driver))
 				return
 			}
-			publishedChanged, retry = s.publisher.watch(), time.After(s.timing.poll) // retry for the pods of claims
+			retry = time.After(s.timing.poll) // for the pods of claims
 		}
 		s.followHandover()
 		select {
 		case <-ctx.Done():
 			return
 		case <-wake:
-		case <-publishedChanged:
-		case <-known:
-			known = nil
 		case <-retry:
 		case <-stored:
 		case <-s.withdrawn:

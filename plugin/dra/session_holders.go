@@ -16,7 +16,7 @@ import (
 // sessionHolders is what a session knows of the containers that hold devices. Since the slices on the API server were written, device
 // plugins may have given devices to containers: the plugin of another agent, or of an agent that could not see the checkpoint.
 type sessionHolders struct {
-	known  chan struct{} // closed when the kubelet has said, since the devices are known, which containers hold them
+	known  health.Latest[struct{}] // stored when the kubelet has said, since the devices are known, which containers hold them
 	before health.Latest[publishedBefore]
 
 	last podresources.Holders // the last ones that were known; belongs to run
@@ -39,7 +39,7 @@ func (s *session) learnHolders(ctx context.Context) {
 	since := time.Now()
 	for ctx.Err() == nil {
 		if h := s.Ask(ctx, holdersTimeout); !h.At.Before(since) && h.Unknown(time.Now()) == "" {
-			close(s.holders.known)
+			s.holders.known.Store(&struct{}{})
 			return
 		}
 		if last := s.holders.before.Load(); last == nil || last.err != "" {
@@ -84,7 +84,7 @@ func (s *session) publishedTaints(ctx context.Context) (map[string][]resourceapi
 // offers returns for each device of a snapshot whether it may be offered, and why that is unknown for some; empty if it is known. The
 // health of a device and the claims of this driver do not matter: the scheduler knows them by taints and allocations.
 func (s *session) offers(noCDI string, snap *health.Snapshot) (answers map[health.DeviceID]offer.Answer, unknown string) {
-	known := wait.Closed(s.holders.known)
+	known := s.holders.known.Load() != nil
 	facts := s.facts()
 	facts.NoCDI = noCDI
 	switch {

@@ -30,7 +30,7 @@ const (
 // Run follows Desired until ctx ends. The daemons continue then: see Stop. Run may be called again after it has returned.
 func (f *Follower) Run(ctx context.Context) {
 	r := &run{
-		Follower: f, devices: make(map[health.DeviceID]*device), results: make(chan result), statuses: make(chan statusResult),
+		Follower: f, devices: make(map[health.DeviceID]*device), done: make(chan func()),
 	}
 	defer r.workers.Wait()
 	ctx, cancel := context.WithCancel(ctx)
@@ -60,10 +60,8 @@ func (f *Follower) Run(ctx context.Context) {
 		case <-changed:
 		case <-ticks:
 			r.due = true
-		case s := <-r.statuses:
-			r.applyStatus(s)
-		case x := <-r.results:
-			r.applyExamination(x)
+		case apply := <-r.done:
+			apply()
 		case <-f.poked:
 			r.examineAll()
 		}
@@ -87,9 +85,19 @@ type run struct {
 	reached    time.Time // when mps-daemon responded last, or when it was to respond first
 	status     Status    // the latest
 
-	workers  sync.WaitGroup
-	results  chan result
-	statuses chan statusResult
+	workers sync.WaitGroup
+	done    chan func() // see do
+}
+
+// do runs work beside the loop, which then calls what work returns.
+func (r *run) do(ctx context.Context, work func() (apply func())) {
+	r.workers.Go(func() {
+		apply := work()
+		select {
+		case r.done <- apply:
+		case <-ctx.Done():
+		}
+	})
 }
 
 // device is the state of the daemon of a device.
@@ -105,16 +113,6 @@ type device struct {
 	outsiders  bool      // clients were connected while no container held a share
 	stuckSince time.Time // since when only a restart can help; zero if none is needed
 	restarted  time.Time // when a restart was requested
-}
-
-type result struct {
-	device *device
-	x      examination
-}
-
-type statusResult struct {
-	status Status
-	err    error
 }
 
 // setDesired takes over which daemons must run. The devices that are no longer among them leave. The root does not change while the process
@@ -336,30 +334,26 @@ func (r *run) ask(ctx context.Context) {
 		r.sent, route, body = next, followRoute, next
 	}
 	r.asking, r.due = true, false
-	r.workers.Go(func() {
-		var s statusResult
-		s.status, s.err = r.callWithin(ctx, root, route, body)
-		select {
-		case r.statuses <- s:
-		case <-ctx.Done():
-		}
+	r.do(ctx, func() func() {
+		status, err := r.callWithin(ctx, root, route, body)
+		return func() { r.applyStatus(status, err) }
 	})
 }
 
-func (r *run) applyStatus(s statusResult) {
+func (r *run) applyStatus(status Status, err error) {
 	r.asking = false
 	now := time.Now()
-	if (s.err == nil) != (r.supervisor == nil) {
+	if (err == nil) != (r.supervisor == nil) {
 		r.examineAll() // daemons may have ended with mps-daemon, or been started by it
 	}
-	r.supervisor = s.err
-	if s.err == nil {
-		r.status, r.reached = s.status, now
+	r.supervisor = err
+	if err == nil {
+		r.status, r.reached = status, now
 		if !r.known {
 			r.learn(now)
 		}
 	}
-	r.asked = r.asked || s.err == nil || !r.reachable(now)
+	r.asked = r.asked || err == nil || !r.reachable(now)
 }
 
 // learn takes over which daemons mps-daemon runs for an earlier agent. They leave, unless they are desired. What it does not run stays so,
@@ -409,35 +403,31 @@ func (r *run) examine(ctx context.Context, d *device) {
 	q := d.asked
 	var examination context.Context
 	examination, d.inFlight = context.WithCancel(ctx)
-	r.workers.Go(func() {
-		x := result{d, d.examiner.examine(examination, q)}
-		select {
-		case r.results <- x:
-		case <-ctx.Done():
-		}
+	r.do(ctx, func() func() {
+		x := d.examiner.examine(examination, q)
+		return func() { r.applyExamination(d, &x) }
 	})
 }
 
-func (r *run) applyExamination(x result) {
-	d := x.device
+func (r *run) applyExamination(d *device, x *examination) {
 	d.inFlight()
 	d.inFlight = nil
 	now := time.Now()
-	if x.x.pid != d.pid { // of an earlier daemon, or ended early
+	if x.pid != d.pid { // of an earlier daemon, or ended early
 		d.next = now
 		return
 	}
 	retry := examineInterval
-	d.failure = x.x.err
-	switch err := x.x.err; {
+	d.failure = x.err
+	switch err := x.err; {
 	case err == nil:
-		if proven := d.last != nil && d.last.pid == x.x.pid && d.last.spec == x.x.spec && d.last.limits == nil; !proven && x.x.limits == nil &&
-			x.x.spec.ThreadPercentage > 0 {
-			r.Log.Info("MPS daemon has its limits", zap.String("device", string(x.x.spec.Device)), zap.Int("pid", x.x.pid),
-				zap.Bool("adopted", x.x.adopted),
-				zap.Float64("activeThreadPercentage", x.x.percent), zap.Uint64("pinnedMemoryMiB", x.x.pinned>>20))
+		if proven := d.last != nil && d.last.pid == x.pid && d.last.spec == x.spec && d.last.limits == nil; !proven && x.limits == nil &&
+			x.spec.ThreadPercentage > 0 {
+			r.Log.Info("MPS daemon has its limits", zap.String("device", string(x.spec.Device)), zap.Int("pid", x.pid),
+				zap.Bool("adopted", x.adopted),
+				zap.Float64("activeThreadPercentage", x.percent), zap.Uint64("pinnedMemoryMiB", x.pinned>>20))
 		}
-		d.last, d.noAnswer, d.refused, d.noDaemon = &x.x, 0, 0, 0
+		d.last, d.noAnswer, d.refused, d.noDaemon = x, 0, 0, 0
 		if !d.hasClients() {
 			d.outsiders = false
 		} else if f := r.Facts(); f.Unknown() == "" {

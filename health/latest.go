@@ -4,6 +4,8 @@ import (
 	"context"
 	"reflect"
 	"sync"
+
+	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // Latest holds the newest value of a T and wakes the goroutines that wait for a newer one. It has no subscribers and no
@@ -48,21 +50,17 @@ func WatchPart[T any, P comparable](ctx context.Context, l *Latest[T], part func
 	same, cancel := context.WithCancel(ctx)
 	v, changed := l.Watch()
 	for ; v == nil; v, changed = l.Watch() {
-		select {
-		case <-ctx.Done():
+		if !wait.For(ctx, changed) {
 			var none P
 			return none, same, cancel
-		case <-changed:
 		}
 	}
 	now := part(v)
 	go func() {
 		defer cancel()
 		for {
-			select {
-			case <-same.Done():
+			if !wait.For(same, changed) {
 				return
-			case <-changed:
 			}
 			if v, changed = l.Watch(); part(v) != now {
 				return
@@ -101,10 +99,7 @@ func Wake(ctx context.Context, values ...Replaceable) <-chan struct{} {
 				return
 			}
 			cases[i].Chan = reflect.ValueOf(values[i-1].replaced()) // before the token, so that the value loaded after it is watched
-			select {
-			case wake <- struct{}{}:
-			default: // the loop has not taken the last one, and loads the values later
-			}
+			wait.Signal(wake)
 		}
 	}()
 	return wake

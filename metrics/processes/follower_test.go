@@ -134,7 +134,7 @@ func start(t *testing.T, f *Follower, d *fakeDriver, s Source) (stop func()) {
 	}
 }
 
-// wait lets time pass.
+// advance lets time pass.
 func advance(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()

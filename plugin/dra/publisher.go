@@ -96,6 +96,12 @@ func (p *publisher) update(pool Pool) {
 // published.
 func (p *publisher) features() features { return *p.lacks.Load() }
 
+// watch returns a channel that closes when what report reports has changed.
+func (p *publisher) watch() <-chan struct{} {
+	_, changed := p.state.Watch()
+	return changed
+}
+
 // report sets the fields of a status that concern slices.
 func (p *publisher) report(s *Status) {
 	now := p.state.Load()

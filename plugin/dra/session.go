@@ -99,11 +99,11 @@ func (s *session) run(ctx context.Context) {
 	asking.Go(func() { s.learnHolders(ctx) })
 	serving := true
 	wake := health.Wake(ctx, s.Config, s.Snapshots, &s.claims, s.Properties, &s.publisher.lacks, &s.sockets.other, s.Holders,
-		&s.holders.known, &s.holders.before, s.capabilities, s.Runtime, &s.publisher.state)
+		&s.holders.known, &s.holders.before, s.capabilities, s.Runtime)
 	for {
 		cfg, snap, lacks, other := s.Config.Load(), s.Snapshots.Load(), s.publisher.features(), s.sockets.other.Load()
 		var retry <-chan time.Time
-		var stored <-chan struct{}
+		var changed <-chan struct{} // what the step has begun
 		was := serving
 		serving = cfg.ServesDRA()
 		s.preparer.releasing(!serving)
@@ -123,9 +123,9 @@ func (s *session) run(ctx context.Context) {
 				s.setError(err.Error(), nil)
 				retry = time.After(s.timing.retryMin)
 			} else if s.clearing == tainting || s.clearing == withdrawing {
-				retry = time.After(s.timing.poll)
+				changed, retry = s.publisher.watch(), time.After(s.timing.poll)
 			} else if s.storing != nil && !s.publishes {
-				stored, retry = s.storing.done, time.After(s.timing.retryMin) // retry reports a disk that blocks
+				changed, retry = s.storing.done, time.After(s.timing.retryMin) // retry reports a disk that blocks
 			}
 		} else {
 			if was {
@@ -137,7 +137,7 @@ func (s *session) run(ctx context.Context) {
 				s.Log.Info("devices released", zap.String("driver", s.driver))
 				return
 			}
-			retry = time.After(s.timing.poll) // for the pods of claims
+			changed, retry = s.publisher.watch(), time.After(s.timing.poll) // retry for the pods of claims
 		}
 		s.followHandover()
 		select {
@@ -145,7 +145,7 @@ func (s *session) run(ctx context.Context) {
 			return
 		case <-wake:
 		case <-retry:
-		case <-stored:
+		case <-changed:
 		case <-s.withdrawn:
 		}
 	}

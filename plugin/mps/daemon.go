@@ -96,7 +96,6 @@ func (p *controlProcess) refused(ran time.Duration) bool {
 
 // run keeps the control daemon running until ctx ends, then stops it.
 func (d *daemon) run(ctx context.Context) {
-	defer close(d.stopped)
 	keepRunning(ctx, d.serve, d.restart, d.report)
 	err := d.end(context.WithoutCancel(ctx), context.Cause(ctx))
 	if err != nil && d.publish(err) {
@@ -105,6 +104,7 @@ func (d *daemon) run(ctx context.Context) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.status.Stopping, d.unfinish = false, err
+	close(d.stopped)
 }
 
 // keepRunning calls serve until ctx ends, with a backoff, which a token in restart ends.
@@ -349,8 +349,10 @@ func (d *daemon) kill(ctx context.Context) error {
 func (d *daemon) leave(cause error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.status.Stopping = true
-	d.stop(cause)
+	if !wait.Closed(d.stopped) {
+		d.status.Stopping = true
+		d.stop(cause)
+	}
 }
 
 // end stops the control daemon and its servers, then sets the compute mode back.

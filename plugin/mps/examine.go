@@ -65,14 +65,16 @@ type request struct {
 	program    string
 	spec       Spec
 	pid        int
+	pinnedBy   bool // a limit of memory may be set already
 	allClients bool // list the clients in any case
 }
 
 // examine has the daemon report its limits, sets them if they are others, and returns the states of its servers.
 func (e *examiner) examine(ctx context.Context, r request) examination {
 	if r.pid != e.pid {
-		*e = examiner{root: e.root, command: e.command, pid: r.pid, pinnedBy: e.pinnedBy && e.pid == 0}
+		*e = examiner{root: e.root, command: e.command, pid: r.pid}
 	}
+	e.pinnedBy = e.pinnedBy || r.pinnedBy
 	e.program = r.program
 	if r.spec != e.spec {
 		e.pinnedBy = e.pinnedBy || e.spec.PinnedMemory > 0

@@ -110,6 +110,7 @@ type device struct {
 
 	leaving    time.Time // since when the device is no longer shared by MPS; zero if it is
 	released   bool      // leaving, and nobody uses it: mps-daemon stops the daemon
+	pinnedBy   bool      // an earlier agent had set a limit of memory, at a daemon that has run since
 	outsiders  bool      // clients were connected while no container held a share
 	stuckSince time.Time // since when only a restart can help; zero if none is needed
 	restarted  time.Time // when a restart was requested
@@ -166,9 +167,12 @@ func (r *run) active() bool {
 	if len(r.devices) > 0 {
 		r.used = true
 	}
-	done := r.supervisor == nil && r.known && r.status.Follows != nil && len(r.status.Follows.Daemons) == 0
+	done := r.supervisor == nil && r.known && r.follows() && len(r.status.Follows.Daemons)+len(r.status.Daemons) == 0
 	return len(r.devices) > 0 || r.used && !done
 }
+
+// follows reports whether mps-daemon does what it was told last.
+func (r *run) follows() bool { return r.status.Follows != nil && !r.status.Pending }
 
 // add adds a device. If an earlier Run has judged its daemon, the verdict stays until the first examination.
 func (r *run) add(spec Spec, now time.Time) *device {
@@ -225,6 +229,7 @@ func (r *run) update(d *device, now time.Time) {
 		pid = d.pid
 	}
 	if pid != d.pid {
+		d.pinnedBy = d.pinnedBy && d.pid == 0
 		d.pid, d.next, d.noAnswer, d.refused, d.noDaemon, d.failure = pid, time.Time{}, 0, 0, 0, nil
 	}
 }
@@ -274,7 +279,8 @@ func (r *run) release(id health.DeviceID, d *device, f *offer.Facts) {
 		if d.released = !d.inUse(f); d.released {
 			r.Log.Info("stopping the MPS daemon of a device that is no longer shared: nobody uses it", zap.String("device", string(id)))
 		}
-	case r.supervisor == nil && r.known && d.status == nil && !r.status.Follows.has(id), r.supervisor != nil && (d.pid == 0 || d.noDaemon > 0):
+	case r.supervisor == nil && r.known && d.status == nil && r.follows() && !r.status.Follows.has(id),
+		r.supervisor != nil && (d.pid == 0 || d.noDaemon > 0):
 		if d.inFlight != nil {
 			d.inFlight()
 		}
@@ -374,7 +380,7 @@ func (r *run) learn(now time.Time) {
 			d = r.add(old.spec(), now)
 			d.leaving, d.released = now, follows.Stopped
 		}
-		d.examiner.pinnedBy = d.examiner.pinnedBy || old.PinnedMemory > 0
+		d.pinnedBy = old.PinnedMemory > 0
 	}
 }
 
@@ -397,7 +403,7 @@ func (r *run) examine(ctx context.Context, d *device) {
 		return
 	}
 	d.asked = request{
-		program: r.desired.Control, spec: d.spec, pid: d.pid, allClients: !d.leaving.IsZero(),
+		program: r.desired.Control, spec: d.spec, pid: d.pid, pinnedBy: d.pinnedBy, allClients: !d.leaving.IsZero(),
 	}
 	d.next = d.now.Add(examineInterval)
 	q := d.asked

@@ -610,6 +610,30 @@ func TestFollowerStartsNoneThatLeft(t *testing.T) {
 	})
 }
 
+// A device has left when mps-daemon has done what it was told: it may have to set back a compute mode first.
+func TestFollowerAwaitsNewSupervisor(t *testing.T) {
+	runFollower(t, func(h *followerTest) {
+		h.ready(gpuA)
+		h.stop()
+		h.want()
+		h.change(func() { clear(h.daemons); h.told, h.slow, h.follows = nil, true, 0 })
+		h.newAgent()
+		advance(time.Minute)
+		h.change(func() {
+			if h.follows < 50 || h.f.State().Load().Daemons[gpuA] == nil {
+				t.Errorf("told %d times, state %+v", h.follows, h.f.State().Load().Daemons)
+			}
+			h.slow = false
+		})
+		advance(5 * time.Second)
+		h.change(func() {
+			if len(h.f.State().Load().Daemons) > 0 {
+				t.Errorf("left: %+v", h.f.State().Load().Daemons)
+			}
+		})
+	})
+}
+
 // What a detach has stopped starts again only if it is desired.
 func TestFollowerStartsNoneThatWasStopped(t *testing.T) {
 	runFollower(t, func(h *followerTest) {

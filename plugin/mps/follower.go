@@ -209,7 +209,7 @@ func (f *Follower) Stop(ctx context.Context) {
 			return
 		}
 		if !wait.Sleep(ctx, stopPoll) {
-			if len(running) > 0 {
+			if len(running) > 0 || status.Pending {
 				f.Log.Error("MPS daemons did not stop in time; they use the driver", zap.Any("daemons", running))
 			}
 			return

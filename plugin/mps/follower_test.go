@@ -37,6 +37,7 @@ type fakeNode struct {
 	nextPID     int
 	told        *Follow // the newest; nil: mps-daemon has just started
 	follows     int     // requests to follow
+	slow        bool    // mps-daemon does not do yet what it was told
 	holders     map[health.DeviceID][]podresources.Holder
 	holdersErr  string
 	claims      offer.Claims
@@ -142,6 +143,10 @@ func (n *fakeNode) call(ctx context.Context, r Root, route string, body any) (St
 			}
 			s.Daemons = append(s.Daemons, st)
 		}
+	}
+	if n.slow {
+		s.Pending = n.told != nil
+		return s, ctx.Err()
 	}
 	n.follow(r)
 	n.revive()

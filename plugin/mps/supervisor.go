@@ -30,8 +30,7 @@ const (
 )
 
 // Supervisor runs the control daemons that the Follower wants. It starts and ends none before the Follower has told what to run. It is the
-// parent of all processes that it signals: a daemon of an earlier
-// Supervisor, which must not survive that, is a foreign one.
+// parent of all processes that it signals: a daemon of an earlier Supervisor, which must not survive that, is a foreign one.
 type Supervisor struct {
 	Root         Root
 	Control      string        // the control program: a path, or a name to search in PATH
@@ -297,16 +296,16 @@ const maxRefused = 16
 
 // check refuses what another process sends, until the one that sent the newest has ended: agents of one node must not take turns. It also
 // refuses what was overtaken, and what has waited for so long that its sender has given up and may have decided otherwise; the sender of a
-// stop has not. The caller holds s.mu.
+// stop has not. Who has only sent a stop, for a detach, may send nothing more, and keeps no other from it. The caller holds s.mu.
 func (s *Supervisor) check(pid int, next *Follow) error {
 	if pid != 0 && s.sender.pid != 0 && pid != s.sender.pid && !s.sender.ended() {
 		return fmt.Errorf("process %d tells mps-daemon what to run, and process %d may not until that has ended", s.sender.pid, pid)
 	}
 	age := sinceBoot() - next.Sent
-	if (pid == s.sender.pid && s.follows != nil && next.Sent <= s.follows.Sent) || age > statusTimeout && !next.Stopped {
-		return fmt.Errorf("sent %v ago, and overtaken", age.Round(time.Second))
+	if s.follows != nil && next.Sent <= s.follows.Sent || age < 0 || age > statusTimeout && !next.Stopped {
+		return errors.New("a newer request has overtaken it, or it has waited too long")
 	}
-	if pid != 0 && (pid != s.sender.pid || s.sender.ended()) {
+	if pid != 0 && !next.Stopped && (pid != s.sender.pid || s.sender.ended()) {
 		s.sender.close()
 		s.sender = openSender(pid)
 	}
@@ -314,25 +313,30 @@ func (s *Supervisor) check(pid int, next *Follow) error {
 }
 
 // sender is a process, by a file descriptor that names no other process when that has ended.
-type sender struct{ pid, fd int }
+type sender struct {
+	pid int
+	fd  int // negative without one, as before Linux 5.3
+}
 
-// openSender returns the zero value if the process cannot be told from others: it has ended, or Linux is older than 5.3.
 func openSender(pid int) sender {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return sender{}
+		fd = -1
 	}
 	return sender{pid, fd}
 }
 
-// ended reports whether the process has ended, whether or not its parent has noticed.
+// ended reports whether the process has ended; by the file descriptor, whether or not its parent has noticed.
 func (s sender) ended() bool {
+	if s.fd < 0 {
+		return errors.Is(unix.Kill(s.pid, 0), unix.ESRCH)
+	}
 	n, err := unix.Poll([]unix.PollFd{{Fd: int32(s.fd), Events: unix.POLLIN}}, 0) //nolint:gosec // a descriptor
 	return err == nil && n > 0
 }
 
 func (s sender) close() {
-	if s.pid != 0 {
+	if s.pid != 0 && s.fd >= 0 {
 		_ = unix.Close(s.fd)
 	}
 }
@@ -362,6 +366,6 @@ func (s *Supervisor) restart(id health.DeviceID) error {
 	if d == nil || d.current().Stopping {
 		return unixsock.WithStatus(http.StatusNotFound, fmt.Errorf("device %q: mps-daemon runs no daemon for it", id))
 	}
-	wait.Signal(d.restart) // requested already
+	wait.Signal(d.restart)
 	return nil
 }

@@ -324,7 +324,7 @@ func TestSupervisorRunsNoProgramOfTheAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	text := fmt.Sprintf(`{"version": 1, "sent": %d, "control": %q, "daemons": [{"device": %q, "gpu": %[3]q, "control": %[2]q}]}`,
-		sinceBoot()+time.Second, other, gpuA)
+		sinceBoot(), other, gpuA)
 	stop := n.supervise()
 	n.await("socket", func(Status) bool { return true })
 	if err := n.call(followRoute, json.RawMessage(text)); err != nil {
@@ -684,6 +684,13 @@ func TestSupervisorFollowsOneProcess(t *testing.T) {
 			t.Errorf("%d: process %d: %q, want %q", i, c.pid, err, c.err)
 		}
 	}
+	stop, err := json.Marshal(Follow{Version: followVersion, Sent: sinceBoot(), Stopped: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := s.accept(os.Getpid(), stop); s.Error == "" {
+		t.Error("another process has stopped the daemons")
+	}
 	if n := logs.Len(); n != 1 {
 		t.Errorf("%d refusals logged: %v", n, logs.All())
 	}
@@ -691,7 +698,18 @@ func TestSupervisorFollowsOneProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	// It is a zombie: nobody has waited for it.
-	eventually(t, "second process", func() bool { return follow(os.Getpid(), gpuA) == "" }, func() string { return "" })
+	eventually(t, "stop by another process", func() bool {
+		stop, err := json.Marshal(Follow{Version: followVersion, Sent: sinceBoot(), Stopped: true})
+		return err == nil && s.accept(os.Getpid(), stop).Error == ""
+	}, func() string { return "" })
+	third := exec.Command("sleep", "600") // the next agent, while the process that has sent the stop lives
+	if err := third.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := follow(third.Process.Pid, gpuA); err != "" {
+		t.Errorf("after the stop of another process: %s", err)
+	}
+	_, _ = third.Process.Kill(), third.Wait()
 	end()
 	if err := follow(os.Getpid(), gpuB); err != "" {
 		t.Error(err)
@@ -726,6 +744,7 @@ func TestSupervisorRefusesOldRequests(t *testing.T) {
 		{Follow{Sent: now + 1, Daemons: b}, false},
 		{Follow{Sent: now + 3, Daemons: b}, false},
 		{Follow{Sent: now + 2, Daemons: a}, true},
+		{Follow{Sent: now + time.Hour, Daemons: a}, true}, // of no process of this node
 	} {
 		before := s.follows
 		if err := send(c.f); (err != "") != c.refused || c.refused && s.follows != before || !c.refused && !c.f.same(s.follows) {

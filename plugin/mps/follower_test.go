@@ -118,6 +118,9 @@ func (n *fakeNode) call(ctx context.Context, r Root, route string, body any) (St
 	}
 	if route == restartRoute {
 		id := body.(Restart).Device
+		if n.daemons[id] == nil {
+			return Status{}, fmt.Errorf("device %q: mps-daemon runs no daemon for it", id)
+		}
 		n.restarts = append(n.restarts, id)
 		n.daemons[id].restarts++
 		n.start(id, n.daemons[id])

@@ -90,13 +90,17 @@ func (r *Reporter) runIdleWriter(ctx context.Context) {
 		"a cluster role with get on pods, and create and patch on events")
 	retry := newBackoff()
 	for wait.Sleep(ctx, idleInterval) {
-		err := w.examine(ctx)
+		reached, err := w.examine(ctx)
 		switch {
 		case ctx.Err() != nil:
 		case err != nil:
 			errs.Report(err)
 			r.updateStatus(func(s *Status) { s.Errors, s.IdleErr = s.Errors+1, err.Error() })
-			retry.Wait(ctx)
+			if reached {
+				retry.Reset() // each pod has its own time for the next attempt
+			} else {
+				retry.Wait(ctx)
+			}
 		case w.failing():
 			retry.Reset()
 		default:
@@ -107,9 +111,9 @@ func (r *Reporter) runIdleWriter(ctx context.Context) {
 	}
 }
 
-// examine reports each idle pod that is due. An error of one does not keep the others from being reported, unless the API server is
-// unreachable.
-func (w *idleWriter) examine(ctx context.Context) error {
+// examine reports each idle pod that is due. An error of one does not keep the others from being reported, unless the API server is not
+// reached.
+func (w *idleWriter) examine(ctx context.Context) (reached bool, err error) {
 	idle := w.Idle()
 	w.updateStatus(func(s *Status) { s.IdleEnabled = idle.After != 0 })
 	maps.DeleteFunc(w.examined, func(p Pod, _ examinedPod) bool {
@@ -123,7 +127,7 @@ func (w *idleWriter) examine(ctx context.Context) error {
 			continue
 		}
 		if err := w.current.open(w.Config.Load().Kubernetes.Kubeconfig, w.open); err != nil {
-			return err
+			return false, err
 		}
 		next, err := w.report(ctx, p, idle)
 		if err == nil {
@@ -132,11 +136,11 @@ func (w *idleWriter) examine(ctx context.Context) error {
 		}
 		errs = append(errs, fmt.Errorf("pod %s/%s: %w", p.Namespace, p.Name, err))
 		if apierrors.ReasonForError(err) == metav1.StatusReasonUnknown || ctx.Err() != nil {
-			break
+			return false, errors.Join(errs...)
 		}
 		w.examined[p.Pod] = examinedPod{now.Add(idleRecheck), true}
 	}
-	return errors.Join(errs...)
+	return true, errors.Join(errs...)
 }
 
 // failing reports whether the last attempt to report an idle pod failed.

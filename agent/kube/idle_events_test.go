@@ -297,7 +297,7 @@ func TestIdleEventsNextOutage(t *testing.T) {
 			g.idle.Store(idle)
 			g.advance(idleInterval)
 			away = false
-			g.advance(idleInterval + minBackoff)
+			g.advance(idleInterval + minBackoff) // the refused event is no outage
 			g.wantEvents(t, append([]string{"pod/infer GPUIdle ×1"}, want...)...)
 		})
 	}

@@ -137,23 +137,19 @@ func (h handover) next(f *handoverFacts) (handover, handoverStep) {
 // taken until the plugin releases them.
 func (h *handover) claim(f *handoverFacts) handoverStep {
 	s := handoverStep{serve: f.serves, released: Handover{Reason: "plugin.api is " + APIDevicePlugin}}
-	waits, starts := forNothing, false
 	switch {
-	case h.taken:
-	case !f.polled: // no holder resolves yet
-		h.wait(waits, f.now)
+	case !h.taken && !f.polled: // no holder resolves yet
+		h.wait(forNothing, f.now)
 		s.turn.notServing = holdersUnknown
 		return s
-	case f.dra == nil:
-		s.notOffered.Reason = draUnknown
-	case !f.dra.Released:
-		s.notOffered = *f.dra
-	default:
-		waits = forHolders
-	}
-	if starts = h.wait(waits, f.now); waits == forHolders {
-		s.ask = starts
+	case !h.taken && f.dra != nil && f.dra.Released:
+		s.ask = h.wait(forHolders, f.now)
 		s.notOffered.Reason = h.awaitHolders(f)
+	default:
+		h.wait(forNothing, f.now)
+		if !h.taken {
+			s.notOffered = *cmp.Or(f.dra, &Handover{Reason: draUnknown})
+		}
 	}
 	switch reason := s.notOffered.Reason; {
 	case reason == "":

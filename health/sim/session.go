@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 )
 
 // session is a connection to a Source.
@@ -72,8 +71,6 @@ func (ses *session) Close() error {
 	})
 	return nil
 }
-
-func (ses *session) isClosed() bool { return wait.Closed(ses.closed) }
 
 // reading measures all devices and takes the XIDs from the queues. Called with mu held.
 func (s *Source) reading(now time.Time) *health.Reading {

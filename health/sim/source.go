@@ -143,7 +143,7 @@ func (s *Source) awaitUp(ctx context.Context, ses *session) error {
 	for {
 		s.advance(time.Now())
 		switch {
-		case ses != nil && ses.isClosed():
+		case ses != nil && wait.Closed(ses.closed):
 			return errClosed
 		case ses != nil && ses.outages != s.outages, s.state == sourceDown:
 			return errDown

@@ -121,11 +121,6 @@ func (s *Supervisor) follow(ctx context.Context) {
 	}
 }
 
-// wake has follow run again soon.
-func (s *Supervisor) wake() {
-	wait.Signal(s.changed)
-}
-
 // prepareShm makes Root.ShmDir, and mounts it if it is to be mounted.
 func (s *Supervisor) prepareShm() {
 	dir := s.Root.ShmDir()
@@ -222,7 +217,7 @@ func (s *Supervisor) start(ctx context.Context, desired followDaemon, failure er
 	s.daemons[d.device] = d
 	go func() {
 		d.run(ctx)
-		s.wake()
+		wait.Signal(s.changed)
 	}()
 	return d
 }
@@ -286,7 +281,7 @@ func (s *Supervisor) takeOver(pid int, body []byte) error {
 		s.follows.Sent = next.Sent
 	default:
 		s.follows = &next
-		s.wake()
+		wait.Signal(s.changed)
 	}
 	return nil
 }

@@ -59,7 +59,7 @@ test: test-unit test-e2e test-e2e-1.37
 
 # Tests this module with the race detector. make lint vets it.
 test-unit:
-	$(GO) test -race -vet=off ./...
+	$(GO) test -race -vet=off -timeout 40m ./...
 
 # The flags of the go command for the tests with the device manager of Kubernetes 1.37: see e2e/mkmod.sh.
 KUBELET_1_37 := -modfile=go.kubelet1.37.mod -tags=kubelet1.37
@@ -70,7 +70,7 @@ test-e2e:
 	e2e/page/need.sh
 	e2e/apiserver/need.sh
 	cd e2e && $(GO) test -vet=off -count=1 -timeout 30m ./...
-	cd e2e/agent && $(GO) test -vet=off ./bench ./supply
+	cd e2e/agent && $(GO) test -vet=off -timeout 40m ./bench ./supply
 
 # Tests the binary against the device manager of Kubernetes 1.37.
 test-e2e-1.37:
@@ -123,7 +123,7 @@ actionlint: $(ACTIONLINT)
 # Checks the chart against Helm, Kubernetes' types and the agent.
 # It renders every values file. The first build of Helm takes minutes.
 helm-lint:
-	cd e2e/helm && $(GO) test -count=1 .
+	cd e2e/helm && $(GO) test -count=1 -timeout 40m .
 
 # Tests the chart on a real cluster of one node. Needs root and Linux; installs what it needs on Debian. Takes minutes.
 # KUBERNETES=1.37 runs another release of Kubernetes, CLUSTER_FLAGS='-run TestDRA' only some tests. .ci/run has one release: the first

@@ -28,6 +28,7 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/podlabels"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
@@ -76,13 +77,12 @@ type Agent struct {
 
 	// The last reload.
 	reloadInterval time.Duration
-	lastReload     atomic.Pointer[metrics.Reload]
-	configError    atomic.Pointer[string] // of the newest configuration; obsolete while lastReload is OK
-	loadedSum      [sha256.Size]byte      // Config.Sum of the configuration in force; for reloadOn only, like loggedError
-	loggedError    logonce.State          // of the configuration
-	files          []byte                 // Config.LastGood of the configuration in force; for reloadOn only, like settled
-	settled        bool                   // the configuration in force fits the devices of the node
-	keepLastGood   bool                   // the last good configuration stays to the end: pods may have what only that serves
+	lastReload     atomic.Pointer[view.Reload]
+	loadedSum      [sha256.Size]byte // Config.Sum of the configuration in force; for reloadOn only, like loggedError
+	loggedError    logonce.State     // of the configuration
+	files          []byte            // Config.LastGood of the configuration in force; for reloadOn only, like settled
+	settled        bool              // the configuration in force fits the devices of the node
+	keepLastGood   bool              // the last good configuration stays to the end: pods may have what only that serves
 
 	sources      health.Latest[monitor.Source]
 	snapshots    health.Latest[health.Snapshot]
@@ -185,7 +185,7 @@ func Run(ctx context.Context, loader config.Loader, build Build) error {
 func newAgent(c config.Config, log *zap.Logger, level zap.AtomicLevel, boot string) *Agent {
 	a := &Agent{log: log, level: level, reloadInterval: reloadInterval}
 	a.apply(c)
-	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
+	a.lastReload.Store(&view.Reload{OK: true, At: time.Now()})
 	a.monitor = monitor.New(&a.healthConfig, &a.sources, &a.snapshots, log.Named("health"))
 	a.monitor.SetIndexEntries(&a.indexEntries)
 	a.stateDir = statefile.New(c.StateDir, &a.snapshots, &a.lastGood, boot, log.Named("health"))

@@ -36,11 +36,11 @@ func TestReloadRefusesFixedKeys(t *testing.T) {
 				if a.lastReload.Load().OK || a.pluginConfig.Load() != before || a.healthConfig.Load().Temperature == 80 {
 					t.Fatalf("%+v, %+v", a.lastReload.Load(), a.pluginConfig.Load())
 				}
-				agenttest.MustContain(t, *a.configError.Load(), key+" while the agent runs; it takes effect at a restart: drain the node first if ")
+				agenttest.MustContain(t, a.lastReload.Load().Err, key+" while the agent runs; it takes effect at a restart: drain the node first if ")
 				agenttest.WriteFile(t, dir, "config.yaml", "source: {mode: sim}\nhealth: {temperature: 80}\n")
 				waitIntervals(3)
 				if !a.lastReload.Load().OK || a.healthConfig.Load().Temperature != 80 {
-					t.Errorf("set back: %+v, %s", a.lastReload.Load(), *a.configError.Load())
+					t.Errorf("set back: %+v, %s", a.lastReload.Load(), a.lastReload.Load().Err)
 				}
 			})
 		})

@@ -3,18 +3,19 @@ package agent
 import (
 	"context"
 	"net/http"
-	"slices"
 	"time"
 
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/operator"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/response"
@@ -24,7 +25,7 @@ import (
 // webServer returns the server of the agent's pages.
 func (a *Agent) webServer() *web.Server {
 	return &web.Server{
-		Metrics: &a.metricsConfig, Config: &a.webConfig, Pages: a.handler(), NotReady: a.notReady,
+		Metrics: &a.metricsConfig, Config: &a.webConfig, Pages: a.handler(), Problems: a.problems,
 		Dropped: &a.connectionsDropped, Log: a.log.Named("web"),
 	}
 }
@@ -47,49 +48,9 @@ func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
 	renderer := response.NewRenderer()
 	mux.Handle("GET /metrics", metrics.Handler(metrics.Sources{
-		Config:    &a.metricsConfig,
-		Snapshots: &a.snapshots,
-		Totals:    a.totals,
-		Plugin:    a.plugin.Status,
-		Holders:   a.plugin.Holders,
-		Reload:    func() metrics.Reload { return *a.lastReload.Load() },
-		Now:       time.Now,
-		Hostname:  nodeName(),
-		Version:   a.build.Version,
-		Revision:  a.build.Revision,
-		PodLabels: a.podLabels.Labels,
-		PodLabelsUp: func() (up, on bool) {
-			s := a.podLabels.Status()
-			return s.Up, s.Enabled
-		},
-		Jobs:      a.jobs.Of,
-		Processes: a.processes.Latest(),
-		Shares:    a.shares,
-		Memory:    a.memoryLimits.Latest(),
-		DRA:       a.dra.Status,
-		Claims:    a.dra.Claims(),
-		Kubernetes: func() (metrics.Kubernetes, bool) {
-			s := a.reporter.Status()
-			return metrics.Kubernetes{Writes: s.Writes, Events: s.Events, Dropped: s.Dropped, Errors: s.Errors}, s.Enabled || s.IdleEnabled
-		},
-		NodeWrites: func() (metrics.NodeWrites, bool) {
-			s := a.nodeWriter.Status()
-			return metrics.NodeWrites{Writes: s.Writes, Errors: s.Errors, Leftovers: s.Leftovers()}, s.Enabled
-		},
-		Unwritten: a.unwrittenFiles,
-		StateFileRead: func() (read, on bool) {
-			s := a.stateDir.Status()
-			return s.Unread.IsZero(), s.Path != ""
-		},
-		CDIRuntime:         a.cdiRuntime,
-		WaitsFor:           a.waitsFor,
-		OtherPlugins:       a.plugin.OtherPlugins,
-		NodeDevices:        a.nodeDevices,
-		UnmatchedRefs:      a.unmatchedRefs,
-		LogDropped:         a.logDropped,
-		ConnectionsDropped: a.connectionsDropped.Load,
+		Config: &a.metricsConfig, View: a.view, Totals: a.totals, PodLabels: a.podLabels.Labels, Jobs: a.jobs.Of,
 	}, renderer, zap.NewStdLog(a.log.Named("metrics"))))
-	web.HandleProbes(mux, a.notReady, a.warnings)
+	web.HandleProbes(mux, a.problems)
 	mux.HandleFunc("GET /health", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("OK")) }) // as dcgm-exporter
 	pages := status.NewPages(a.status, &a.history, a.log.Named("web"))
 	mux.Handle("GET /{$}", renderer.Handler("page", pages.ServeHTML))
@@ -97,29 +58,51 @@ func (a *Agent) handler() http.Handler {
 	return mux
 }
 
-// status returns the current status. Like a scrape, it only reads what the components have stored.
-func (a *Agent) status() status.Node {
-	in := status.Inputs{
-		Node: nodeName(), Version: a.build.Version, Revision: a.build.Revision, Now: time.Now(), NotReady: a.notReady(),
-		Lock:   *a.lock.State().Load(),
-		Reload: *a.lastReload.Load(), Snapshot: a.snapshots.Load(), Plugin: a.plugin.Status(), DRA: a.dra.Status(), Claims: a.dra.Claims().Load(),
-		Holders: a.plugin.Holders(), Processes: a.processes.Latest().Load(),
-		Shares: a.shares(), IdleTimes: a.totals.IdleTimes(), Idle: a.nodeConfig.Load().Idle, Memory: a.memoryLimits.Latest().Load(),
-		ConfigNotes: *a.configNotes.Load(), UnmatchedRefs: a.unmatchedRefs(),
-		Kube: a.reporter.Status(), NodeObject: a.nodeWriter.Status(), StartupTaintReasons: a.startupTaintReasons(),
-		StateDir:  a.stateDir.Status(),
-		StateLoss: a.lossText(), Events: a.events.Latest(),
+// view returns what the agent knows now. It only reads what the components have stored.
+func (a *Agent) view() *view.View {
+	v := a.offered()
+	v.Node, v.Version, v.Revision = nodeName(), a.build.Version, a.build.Revision
+	v.Reload, v.Notes, v.UnmatchedRefs = *a.lastReload.Load(), *a.configNotes.Load(), a.unmatchedRefs()
+	v.Lock, v.Claims, v.Holders, v.Shares = *a.lock.State().Load(), a.dra.Claims().Load(), a.plugin.Holders(), a.shares()
+	v.Processes, v.Memory, v.MPSErr = a.processes.Latest().Load(), a.memoryLimits.Latest().Load(), a.mps.Err()
+	v.CDIRuntime, v.NodeDevices = a.cdiRuntime(), a.nodeDevices()
+	v.Kube, v.NodeObject, v.LabelsErr = a.reporter.Status(), a.nodeWriter.Status(), a.node.FileErr()
+	v.StartupTaint = startupTaintMayRemain(a.nodeConfig.Load().StartupTaint, v.NodeObject.AbsentStartupTaint)
+	labels := a.podLabels.Status()
+	v.PodLabelsStatus = view.PodLabels{Enabled: labels.Enabled, Up: labels.Up}
+	v.StateDir, v.StateLoss = a.stateDir.Status(), a.lossText()
+	v.ConnectionsDropped = a.connectionsDropped.Load()
+	if a.logDropped != nil {
+		v.LogDropped = a.logDropped()
 	}
-	if err := a.configError.Load(); err != nil {
-		in.ConfigError = *err
-	}
-	return status.New(in)
+	return v
 }
 
-// unwrittenFiles returns the files that cannot be written, without which a restart would lose something.
-func (a *Agent) unwrittenFiles() []durable.Failure {
-	all := []durable.Failure{a.stateDir.Status().Failure(), a.dra.Status().Checkpoint}
-	return slices.DeleteFunc(all, func(f durable.Failure) bool { return f.Err == "" })
+// offered returns the part of the view that View.NotOffered needs. A poll takes up to stallAfter before the source counts as stalled; a
+// snapshot that is older than three polls and that time means that the monitor is stuck.
+func (a *Agent) offered() *view.View {
+	return &view.View{
+		At: time.Now(), Snapshot: a.snapshots.Load(), MaxAge: 3*a.pollInterval() + a.sourceConfig.Load().StallAfter,
+		PluginConfig: *a.pluginConfig.Load(), Plugin: a.plugin.Status(), DRA: a.dra.Status(),
+	}
+}
+
+// offersAll reports whether every device is offered to pods, so that the startup taint can be removed.
+func (a *Agent) offersAll() bool { return len(a.offered().NotOffered()) == 0 }
+
+// startupTaintMayRemain reports whether the configured startup taint may be on the node. After a check did not find it, it is reported no
+// more: devices are not offered for a moment after each change of a list that the kubelet has.
+func startupTaintMayRemain(configured string, absent corev1.Taint) bool {
+	t, err := node.ParseTaint(configured)
+	return err == nil && !t.MatchTaint(&absent)
+}
+
+// problems returns what is wrong now.
+func (a *Agent) problems() view.Problems { return a.view().Problems() }
+
+// status returns the current status.
+func (a *Agent) status() status.Node {
+	return status.New(a.view(), a.totals.IdleTimes(), a.nodeConfig.Load().Idle, a.events.Latest())
 }
 
 // unmatchedRefs returns the device references of the configuration that match no device; nil while the devices are unknown.
@@ -129,30 +112,6 @@ func (a *Agent) unmatchedRefs() []health.UnmatchedRefs {
 		return nil
 	}
 	return config.UnmatchedRefs(*a.healthConfig.Load(), *a.pluginConfig.Load(), snap.Bindings, snap.Devices)
-}
-
-// notReady returns every reason why the agent cannot do its whole job now. A poll takes up to stallAfter before the
-// source counts as stalled; a snapshot that is older than three polls and that time means that the monitor is stuck.
-func (a *Agent) notReady() []string {
-	p := a.plugin.Status()
-	reasons := web.NotReady(a.snapshots.Load(), p, 3*a.pollInterval()+a.sourceConfig.Load().StallAfter)
-	// A handover that waits for pods may last days, and must not stop a rolling update; see warnings.
-	if s := a.dra.Status(); s.Err != "" && !s.WaitsForPods && s.Err != p.Err { // both wait for one lock
-		reasons = append(reasons, "dra: "+s.Err)
-	}
-	return reasons
-}
-
-// waitsFor reports whether another agent serves the node instead of this one, and the name of its pod if that is known.
-func (a *Agent) waitsFor() (holder string, waits bool) {
-	s := a.lock.State().Load()
-	if cfg := a.pluginConfig.Load(); cfg != nil && !cfg.Enabled { // a monitor beside that one
-		return "", false
-	}
-	if s.Holder != nil {
-		holder = s.Holder.Pod
-	}
-	return holder, s.Waits
 }
 
 // unlessWaiting returns a component that runs only while no other agent serves the node: that one writes to the API server.

@@ -93,7 +93,7 @@ func TestHandlerShowsDetach(t *testing.T) {
 	node.Source.Status, node.Source.Detachment = health.SourceDetached, health.Detachment{Since: agenttest.Now(), Until: agenttest.Now()}
 	a := idleAgent(node)
 	for path, want := range map[string]string{
-		web.LivezPath: "ok", web.ReadyzPath: "source detached", "/metrics": "gpu_node_agent_source_detached 1",
+		web.LivezPath: "ok", web.ReadyzPath: "source: detached", "/metrics": "gpu_node_agent_source_detached 1",
 		status.SnapshotPath: `"until":"2026-03-02T12:00:00Z"`, "/": `<span class="badge degraded">detached</span>`,
 	} {
 		w := httptest.NewRecorder()

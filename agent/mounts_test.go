@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/mounts"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
@@ -73,7 +74,7 @@ func TestLossOfStateDirectory(t *testing.T) {
 		a.apply(c)
 		a.readLoss()
 		const text = "the directory mounted at /var/lib/gpu-node-agent was deleted on the host at "
-		if all := strings.Join(a.warnings(), "\n"); strings.Contains(all, "--state-dir: "+text) != lost {
+		if all := strings.Join(a.problems().Texts(view.Warning), "\n"); strings.Contains(all, "state: "+text) != lost {
 			t.Errorf("lost %v: warnings %s", lost, all)
 		}
 		if got := a.status().Memory.Loss; strings.HasPrefix(got, text) != lost {
@@ -98,5 +99,5 @@ func TestLossOfStateDirectory(t *testing.T) {
 func warningsAfter(a *Agent, loss *mounts.Loss) []string {
 	defer func(was *mounts.Loss) { a.loss = was }(a.loss)
 	a.loss = loss
-	return a.warnings()
+	return a.problems().Texts(view.Warning)
 }

@@ -6,8 +6,8 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/pci"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
 // followPCI lists the GPUs on the PCI bus until ctx ends.
@@ -25,26 +25,26 @@ func (a *Agent) gpusOnBus() []string {
 }
 
 // nodeDevices returns how many GPUs the bus, the driver and the kubelet have.
-func (a *Agent) nodeDevices() map[metrics.SeenBy]int {
+func (a *Agent) nodeDevices() map[view.SeenBy]int {
 	snap, source := a.snapshots.Load(), a.sourceConfig.Load().SourceConfig
-	seen := make(map[metrics.SeenBy]int)
+	seen := make(map[view.SeenBy]int)
 	if !snap.Polled() {
 		return seen
 	}
 	gpus, reached, known := countGPUs(snap)
 	if known {
-		seen[metrics.SeenByDriver] = reached
+		seen[view.SeenByDriver] = reached
 	}
 	switch onBus := a.pciGPUs.Load(); {
 	case source.Resolved() == config.ModeSim:
-		seen[metrics.SeenByPCI] = gpus // also GPUs that the simulation has lost
+		seen[view.SeenByPCI] = gpus // also GPUs that the simulation has lost
 	case isLocal(source) && onBus != nil:
-		seen[metrics.SeenByPCI] = len(*onBus)
+		seen[view.SeenByPCI] = len(*onBus)
 	}
 	if offered, counted, known := a.plugin.KubeletDevices(); known {
-		seen[metrics.OfferedToPods], seen[metrics.SeenByKubelet] = gpusOf(snap, offered), gpusOf(snap, counted)
+		seen[view.OfferedToPods], seen[view.SeenByKubelet] = gpusOf(snap, offered), gpusOf(snap, counted)
 	} else if published, known := a.dra.PublishedDevices(); known {
-		seen[metrics.SeenByKubelet] = gpusOf(snap, published)
+		seen[view.SeenByKubelet] = gpusOf(snap, published)
 	}
 	return seen
 }

@@ -3,25 +3,15 @@ package agent
 import (
 	"context"
 	"crypto/sha256"
-	"fmt"
-	"maps"
 	"os"
-	"slices"
-	"strings"
 	"time"
 
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
-	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
-	"github.com/gpu-node-agent/gpu-node-agent/health"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // reloadInterval is how often the configuration files are read and compared. Unlike file events, that detects every way
@@ -71,8 +61,7 @@ func (a *Agent) reject(err error, reason string, since time.Time) {
 		a.log.Error("invalid configuration; the last good one is in force", zap.String("reason", reason), zap.String("file", a.loader.Path()),
 			zap.String("since", since.Format(time.RFC3339)), zap.Error(err)) // the console format omits dates
 	}
-	a.configError.Store(new(err.Error()))
-	a.lastReload.Store(&metrics.Reload{OK: false, At: since})
+	a.lastReload.Store(&view.Reload{OK: false, At: since, Err: err.Error()})
 }
 
 // reload loads the configuration and puts it in force. An invalid one changes nothing.
@@ -91,7 +80,7 @@ func (a *Agent) reload(reason string) {
 	a.loggedError.Clear()
 	a.apply(c)
 	a.logNotes(c)
-	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
+	a.lastReload.Store(&view.Reload{OK: true, At: time.Now()})
 	a.log.Info("configuration reloaded", zap.String("reason", reason), zap.String("file", a.loader.Path()))
 }
 
@@ -138,60 +127,6 @@ func (a *Agent) checkDevices(c config.Config) (ready bool, err error) {
 	return true, c.Plugin.CheckDevices(s)
 }
 
-// warnings returns what an operator must correct although the agent does its whole job.
-func (a *Agent) warnings() (all []string) {
-	if err := a.configError.Load(); err != nil && !a.lastReload.Load().OK {
-		all = append(all, "configuration: invalid; the last good one is in force: "+*err)
-	}
-	if text := a.lossText(); text != "" {
-		all = append(all, "--state-dir: "+text)
-	}
-	for _, text := range a.stateDir.Status().Problems() {
-		all = append(all, "--state-dir: "+text)
-	}
-	if s := a.snapshots.Load(); s != nil {
-		for _, b := range s.Bindings {
-			if b.Warning.Reason != "" {
-				all = append(all, b.Warning.Text)
-			}
-		}
-		if s.Source.Checks.Status == health.ChecksDown {
-			all = append(all, "health checks down: "+s.Source.Checks.Err)
-		}
-		for _, e := range s.Source.Events {
-			if e.Err != "" && e.Status != health.EventsOff {
-				all = append(all, "event source "+e.Witness.String()+" "+e.Status.String()+": "+e.Err)
-			}
-		}
-	}
-	p, d := a.plugin.Status(), a.dra.Status()
-	if p.WaitsForPods {
-		all = append(all, "plugin: "+p.Err)
-	}
-	if d.WaitsForPods {
-		all = append(all, "dra: "+d.Err)
-	}
-	for _, text := range append(plugin.OtherPluginTexts(p.OtherPlugins), p.Warnings...) {
-		all = append(all, "plugin: "+text)
-	}
-	if s := a.lock.State().Load(); s.Warning != "" {
-		all = append(all, "plugin: "+s.Warning)
-	}
-	all = append(all, draWarnings(d)...)
-	if p := a.processes.Latest().Load(); p != nil && p.Err != "" {
-		all = append(all, "processes: "+p.Err)
-	}
-	if err := a.mps.Err(); err != "" {
-		all = append(all, "MPS: "+err)
-	}
-	if err := a.node.FileErr(); err != "" {
-		all = append(all, "node.labels.file: "+err)
-	}
-	all = append(all, nodeWarnings(a.nodeWriter.Status(), a.startupTaintReasons())...)
-	enforcement := a.pluginConfig.Load().Sharing.Memory.Enforcement
-	return append(all, sharingWarnings(a.snapshots.Load(), a.plugin.Holders(), a.shares(), enforcement)...)
-}
-
 // reportOrphans reports pods with claims that have no driver as an event of the node, until ctx ends. Other pods are another event.
 func (a *Agent) reportOrphans(ctx context.Context) error {
 	reported := ""
@@ -205,45 +140,4 @@ func (a *Agent) reportOrphans(ctx context.Context) error {
 		wait.For(ctx, changed)
 	}
 	return nil
-}
-
-// draWarnings returns why dynamic resource allocation cannot publish, and what of it works only in part.
-func draWarnings(s dra.Status) (all []string) {
-	if s.PublishErr != "" {
-		all = append(all, "dra: not published: "+s.PublishErr)
-	}
-	if len(s.DroppedFeatures) > 0 {
-		all = append(all, "dra: the API server lacks "+strings.Join(s.DroppedFeatures, ", "))
-	}
-	if s.Checkpoint.Err != "" {
-		all = append(all, "dra: "+s.Checkpoint.String()+"; claims are refused")
-	}
-	if s.Warning != "" {
-		all = append(all, "dra: "+s.Warning)
-	}
-	return all
-}
-
-// sharingWarnings returns the devices on which pods may wait for pods of another user. It also returns the devices on which nothing limits
-// containers although the driver should.
-func sharingWarnings(s *health.Snapshot, h podresources.Holders, shares []plugin.ShareUnits, enforcement string) (all []string) {
-	if s == nil {
-		return nil
-	}
-	if text := status.SingleUserMPS(s.Devices, h); text != "" {
-		all = append(all, "MPS: "+text)
-	}
-	unlimited := make(map[string][]string) // by reason
-	for i := range s.Devices {
-		d := &s.Devices[i]
-		for _, u := range shares {
-			if u.Device == d.Device.ID && u.Enforcement == memlimits.None && enforcement == plugin.EnforceDriver {
-				unlimited[u.Reason] = append(unlimited[u.Reason], d.Device.Name())
-			}
-		}
-	}
-	for _, reason := range slices.Sorted(maps.Keys(unlimited)) {
-		all = append(all, fmt.Sprintf("memory sharing: nothing limits the containers on %s: %s", strings.Join(unlimited[reason], ", "), reason))
-	}
-	return all
 }

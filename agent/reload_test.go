@@ -22,8 +22,8 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 )
 
 // startReload returns an agent with the configuration in dir, and reloads in the background.
@@ -39,7 +39,7 @@ func startReload(t *testing.T, dir string, log *zap.Logger, hup <-chan os.Signal
 	}
 	afterLoad()
 	a.apply(c)
-	a.lastReload.Store(&metrics.Reload{OK: true, At: time.Now()})
+	a.lastReload.Store(&view.Reload{OK: true, At: time.Now()})
 	go a.reloadOn(t.Context(), hup)
 	synctest.Wait()
 	return a
@@ -189,12 +189,8 @@ func TestReloadAppliesWebConfig(t *testing.T) {
 	} {
 		s.Write("web.yaml", text)
 		s.Eventually(text, func() error { // not only that a reload has failed: the one before did too
-			err := s.configError.Load()
-			switch {
-			case err == nil:
-				return errors.New("no error yet")
-			case !strings.Contains(*err, "metrics.webConfigFile: "+s.File("web.yaml")) || !strings.Contains(*err, want):
-				return errors.New(*err)
+			if err := s.lastReload.Load().Err; !strings.Contains(err, "metrics.webConfigFile: "+s.File("web.yaml")) || !strings.Contains(err, want) {
+				return errors.New(err)
 			}
 			return nil
 		})
@@ -265,7 +261,7 @@ func TestReloadChecksDevices(t *testing.T) {
 			t.Helper()
 			waitIntervals(3)
 			if n := a.pluginConfig.Load().Sharing.TimeSlicing.Resources[0].Replicas; n != replicas || a.lastReload.Load().OK != ok {
-				t.Errorf("%s: %d replicas, %+v, %v", what, n, a.lastReload.Load(), a.warnings())
+				t.Errorf("%s: %d replicas, %+v, %v", what, n, a.lastReload.Load(), a.problems())
 			}
 			if good := a.lastGood.Load(); (good != nil && bytes.Equal(*good, a.files)) != saved {
 				t.Errorf("%s: saved: %v, want %v", what, !saved, saved)
@@ -283,7 +279,7 @@ func TestReloadChecksDevices(t *testing.T) {
 		want("fits", 10, true, true)
 		agenttest.WriteFile(t, dir, "config.yaml", file(900, ""))
 		want("refused", 10, false, true)
-		agenttest.MustContain(t, *a.configError.Load(), "plugin.sharing.timeSlicing.resources[0].replicas: ", "900")
+		agenttest.MustContain(t, a.lastReload.Load().Err, "plugin.sharing.timeSlicing.resources[0].replicas: ", "900")
 		a.snapshots.Store(gpus(8, inventory))
 		want("fewer devices", 900, true, true)
 		a.snapshots.Store(gpus(100, inventory))
@@ -331,11 +327,11 @@ func TestReloadChecksSharing(t *testing.T) {
 				if !reflect.DeepEqual(a.pluginConfig.Load(), good) || a.lastReload.Load().OK {
 					t.Fatalf("%+v, %+v", a.pluginConfig.Load().Sharing, a.lastReload.Load())
 				}
-				agenttest.MustContain(t, *a.configError.Load(), c.key)
+				agenttest.MustContain(t, a.lastReload.Load().Err, c.key)
 				file("{}")
 				waitIntervals(3)
 				if !a.lastReload.Load().OK {
-					t.Error(*a.configError.Load())
+					t.Error(a.lastReload.Load().Err)
 				}
 			})
 		})
@@ -372,7 +368,7 @@ func TestStartChecksDevices(t *testing.T) {
 				}
 				if got := *a.pluginConfig.Load(); !reflect.DeepEqual(got, want) || a.lastReload.Load().OK == c.replaced ||
 					(a.lastGood.Load() != nil) != c.replaced {
-					t.Errorf("%+v, %+v, %v", got.Sharing, a.lastReload.Load(), a.warnings())
+					t.Errorf("%+v, %+v, %v", got.Sharing, a.lastReload.Load(), a.problems())
 				}
 			})
 		})

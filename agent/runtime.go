@@ -4,7 +4,7 @@ import (
 	"context"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 )
 
@@ -22,11 +22,11 @@ func (a *Agent) followRuntime(ctx context.Context) error {
 	}).Run(ctx)
 }
 
-// cdiRuntime returns what is known of the container runtime; needed is false while pods do not need its support of CDI.
-func (a *Agent) cdiRuntime() (r metrics.CDIRuntime, needed bool) {
+// cdiRuntime returns what is known of the container runtime, nil while pods do not need its support of CDI.
+func (a *Agent) cdiRuntime() *view.CDIRuntime {
 	cfg, runtime := a.pluginConfig.Load(), a.runtime.Load()
 	if runtime == nil || !cfg.NeedsCDI() {
-		return r, false
+		return nil
 	}
-	return metrics.CDIRuntime{Version: runtime.Version, Support: cfg.JudgeRuntime(*runtime).Support.String()}, true
+	return &view.CDIRuntime{Version: runtime.Version, Support: cfg.JudgeRuntime(*runtime).Support.String()}
 }

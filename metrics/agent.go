@@ -14,17 +14,17 @@ import (
 )
 
 func (s *scrape) collectSource() {
-	source := s.snapshot.Source
+	source := s.Snapshot.Source
 	s.Add(sourceUp, boolValue(source.Status == health.SourceUp), nil)
 	s.collectChecks(source)
 	s.collectEventSources(source.Events)
-	s.Add(xidGap, source.XIDGap.Of(s.now).Seconds(), nil)
+	s.Add(xidGap, source.XIDGap.Of(s.At).Seconds(), nil)
 	s.Add(sourceStalled, boolValue(source.Status == health.SourceStalled), nil)
 	s.Add(sourceDetached, boolValue(source.Status == health.SourceDetached), nil)
 	s.Add(sourceReconnects, float64(source.Reconnects), nil)
 	s.collectPollDurations()
-	if s.snapshot.Polled() {
-		s.Add(snapshotAge, s.now.Sub(s.snapshot.At).Seconds(), nil)
+	if s.Snapshot.Polled() {
+		s.Add(snapshotAge, s.At.Sub(s.Snapshot.At).Seconds(), nil)
 		v := source.Versions
 		s.AddWith(sourceInfo, 1, nil, label("driver", v.Driver), label("cuda", v.CUDA), label("dcgm", v.DCGM), label("engine", v.Engine))
 	}
@@ -59,10 +59,7 @@ func (s *scrape) collectPollDurations() {
 
 // collectDRA adds the metrics of the DRA driver while it has the devices, or is to have them.
 func (s *scrape) collectDRA() {
-	if s.src.DRA == nil {
-		return
-	}
-	status := s.src.DRA()
+	status := &s.DRA
 	if !status.Enabled {
 		return
 	}
@@ -71,14 +68,14 @@ func (s *scrape) collectDRA() {
 	s.Add(draHandover, boolValue(status.Handover), nil)
 	since := 0.0
 	if !status.HandoverSince.IsZero() {
-		since = max(0, s.now.Sub(status.HandoverSince).Seconds()) // the clock may have been set back
+		since = max(0, s.At.Sub(status.HandoverSince).Seconds()) // the clock may have been set back
 	}
 	s.Add(draHandoverSeconds, since, nil)
 	s.Add(draSlices, float64(status.Slices), nil)
 	s.Add(draDevices, float64(status.Devices), nil)
 	s.Add(draTainted, float64(status.Tainted), nil)
-	if claims := s.src.Claims.Load(); claims != nil {
-		s.Add(draPreparedClaims, float64(len(claims.ByUID)), nil)
+	if s.Claims != nil {
+		s.Add(draPreparedClaims, float64(len(s.Claims.ByUID)), nil)
 	}
 	for _, reason := range dra.PublishErrors() {
 		s.AddWith(draPublishErrors, float64(status.PublishErrors[reason]), nil, label("reason", reason))
@@ -88,16 +85,6 @@ func (s *scrape) collectDRA() {
 	}
 	s.addDurations(draPrepares, status.Prepares)
 	s.addDurations(draUnprepares, status.Unprepares)
-}
-
-// collectCDIRuntime adds the support of CDI by the container runtime.
-func (s *scrape) collectCDIRuntime() {
-	if s.src.CDIRuntime == nil {
-		return
-	}
-	if r, needed := s.src.CDIRuntime(); needed {
-		s.AddWith(cdiRuntimeInfo, 1, nil, label("version", r.Version), label("cdi", r.Support))
-	}
 }
 
 func (s *scrape) addDurations(family int, d dra.Durations) {
@@ -113,10 +100,10 @@ func (s *scrape) addDurations(family int, d dra.Durations) {
 	s.AddMetric(family, &dto.Metric{Histogram: h})
 }
 
-func (s *scrape) collectPlugin(status plugin.Status) {
-	s.Add(pluginEnabled, boolValue(!status.Off), nil)
-	for i := range status.Resources {
-		r := &status.Resources[i]
+func (s *scrape) collectPlugin() {
+	s.Add(pluginEnabled, boolValue(!s.Plugin.Off), nil)
+	for i := range s.Plugin.Resources {
+		r := &s.Plugin.Resources[i]
 		labels := s.Labels(nil, label("resource", r.Name))
 		s.Add(pluginRegistered, boolValue(r.Registered), labels)
 		s.Add(pluginRegistrations, float64(r.Registrations), labels)
@@ -132,64 +119,59 @@ func (s *scrape) collectPlugin(status plugin.Status) {
 			s.AddWith(allocationErrors, float64(r.AllocationErrors[reason]), labels, label("reason", reason))
 		}
 	}
-	s.Add(podResourcesUp, boolValue(s.holders.Err == ""), nil)
-	if !s.holders.At.IsZero() {
-		s.Add(podResourcesAge, s.now.Sub(s.holders.At).Seconds(), nil)
+	s.Add(podResourcesUp, boolValue(s.Holders.Err == ""), nil)
+	if !s.Holders.At.IsZero() {
+		s.Add(podResourcesAge, s.At.Sub(s.Holders.At).Seconds(), nil)
 	}
 }
 
 // collectNode adds what the agent knows and does for the node, besides its devices.
 func (s *scrape) collectNode() {
-	if s.src.NodeDevices != nil {
-		seen := s.src.NodeDevices()
-		for _, by := range slices.Sorted(maps.Keys(seen)) {
-			s.AddWith(nodeDevices, float64(seen[by]), nil, label("seen_by", string(by)))
-		}
+	if r := s.CDIRuntime; r != nil {
+		s.AddWith(cdiRuntimeInfo, 1, nil, label("version", r.Version), label("cdi", r.Support))
 	}
-	if s.src.OtherPlugins != nil {
-		others := s.src.OtherPlugins()
-		for _, resource := range slices.Sorted(maps.Keys(others)) {
-			s.AddWith(otherPluginDevices, float64(others[resource]), nil, label("resource", resource))
-		}
+	for _, by := range slices.Sorted(maps.Keys(s.NodeDevices)) {
+		s.AddWith(nodeDevices, float64(s.NodeDevices[by]), nil, label("seen_by", string(by)))
 	}
-	if s.src.UnmatchedRefs != nil && s.snapshot.Polled() {
+	for _, resource := range slices.Sorted(maps.Keys(s.Plugin.OtherPlugins)) {
+		s.AddWith(otherPluginDevices, float64(s.Plugin.OtherPlugins[resource]), nil, label("resource", resource))
+	}
+	if s.Snapshot.Polled() {
 		n := 0
-		for _, u := range s.src.UnmatchedRefs() {
+		for _, u := range s.UnmatchedRefs {
 			n += len(u.Refs)
 		}
 		s.Add(unmatchedRefs, float64(n), nil)
 	}
-	if s.src.Kubernetes != nil {
-		if k, enabled := s.src.Kubernetes(); enabled {
-			s.Add(kubernetesWrites, float64(k.Writes), nil)
-			s.Add(kubernetesEvents, float64(k.Events), nil)
-			s.Add(kubernetesDropped, float64(k.Dropped), nil)
-			s.Add(kubernetesErrors, float64(k.Errors), nil)
+	if k := &s.Kube; k.Enabled || k.IdleEnabled {
+		s.Add(kubernetesWrites, float64(k.Writes), nil)
+		s.Add(kubernetesEvents, float64(k.Events), nil)
+		s.Add(kubernetesDropped, float64(k.Dropped), nil)
+		s.Add(kubernetesErrors, float64(k.Errors), nil)
+	}
+	if n := &s.NodeObject; n.Enabled {
+		s.Add(nodeWrites, float64(n.Writes), nil)
+		s.Add(nodeErrors, float64(n.Errors), nil)
+		for _, kind := range n.Leftovers() {
+			s.AddWith(nodeLeftovers, 1, nil, label("kind", kind))
 		}
 	}
-	if s.src.NodeWrites != nil {
-		if n, enabled := s.src.NodeWrites(); enabled {
-			s.Add(nodeWrites, float64(n.Writes), nil)
-			s.Add(nodeErrors, float64(n.Errors), nil)
-			for _, kind := range n.Leftovers {
-				s.AddWith(nodeLeftovers, 1, nil, label("kind", kind))
-			}
-		}
+	if s.PodLabelsStatus.Enabled {
+		s.Add(podLabelsUp, boolValue(s.PodLabelsStatus.Up), nil)
 	}
-	s.addIfEnabled(podLabelsUp, s.src.PodLabelsUp)
-	if s.snapshot != nil {
-		for _, b := range s.snapshot.Bindings {
+	if s.Snapshot != nil {
+		for _, b := range s.Snapshot.Bindings {
 			if b.Warning.Reason != "" {
 				s.AddWith(bindingWarning, 1, nil, label("key", b.Key), label("entry", b.Entry), label("reason", b.Warning.Reason))
 			}
 		}
 	}
-	if s.src.Unwritten != nil {
-		for _, f := range s.src.Unwritten() {
-			s.AddWith(fileUnwritten, unixSeconds(f.Since), nil, label("file", f.Path))
-		}
+	for _, f := range s.Unwritten() {
+		s.AddWith(fileUnwritten, unixSeconds(f.Since), nil, label("file", f.Path))
 	}
-	s.addIfEnabled(stateFileRead, s.src.StateFileRead)
+	if s.StateDir.Path != "" {
+		s.Add(stateFileRead, boolValue(s.StateDir.Unread.IsZero()), nil)
+	}
 	s.collectProcessesStatus()
 }
 
@@ -199,22 +181,10 @@ func (s *scrape) collectAgent(holder string, waits bool) {
 	if waits && holder != "" {
 		s.AddWith(holderInfo, 1, nil, label("holder", holder))
 	}
-	r := s.src.Reload()
 	s.Add(fieldsUnknown, float64(len(s.cfg.Chosen.Unknown)), nil)
-	s.Add(reloadSuccessful, boolValue(r.OK), nil)
-	s.Add(reloadTime, unixSeconds(r.At), nil)
-	s.Add(connectionsDropped, float64(s.src.ConnectionsDropped()), nil)
-	if s.src.LogDropped != nil {
-		s.Add(logDropped, float64(s.src.LogDropped()), nil)
-	}
-	s.AddWith(buildInfo, 1, nil, label("version", s.src.Version), label("revision", s.src.Revision), label("goversion", runtime.Version()))
-}
-
-func (s *scrape) addIfEnabled(family int, status func() (up, enabled bool)) {
-	if status == nil {
-		return
-	}
-	if up, enabled := status(); enabled {
-		s.Add(family, boolValue(up), nil)
-	}
+	s.Add(reloadSuccessful, boolValue(s.Reload.OK), nil)
+	s.Add(reloadTime, unixSeconds(s.Reload.At), nil)
+	s.Add(connectionsDropped, float64(s.ConnectionsDropped), nil)
+	s.Add(logDropped, float64(s.LogDropped), nil)
+	s.AddWith(buildInfo, 1, nil, label("version", s.Version), label("revision", s.Revision), label("goversion", runtime.Version()))
 }

@@ -100,8 +100,8 @@ func (s *scrape) claimLabels(h podresources.Holder) (labels []Label) {
 
 // heldMIG returns the MIG device that a claim's device is, nil if it is a GPU.
 func (s *scrape) heldMIG(h podresources.Holder) *health.Device {
-	for i := range s.snapshot.Devices {
-		if d := &s.snapshot.Devices[i].Device; d.Kind == health.KindMIG && slices.Contains(s.holders.By[d.ID], h) {
+	for i := range s.Snapshot.Devices {
+		if d := &s.Snapshot.Devices[i].Device; d.Kind == health.KindMIG && slices.Contains(s.Holders.By[d.ID], h) {
 			return d
 		}
 	}

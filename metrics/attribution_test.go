@@ -13,26 +13,26 @@ import (
 )
 
 // renderPerPod renders a page with AttributePerPod.
-func renderPerPod(t *testing.T, s *health.Snapshot, change func(*Sources)) string {
+func renderPerPod(t *testing.T, s *health.Snapshot, change func(*testSource)) string {
 	t.Helper()
 	c := *testConfig(fields.SetDefault)
 	c.Attribution = AttributePerPod
 	src := configuredSources(s, &c)
 	change(&src)
-	return render(t, newCollector(src))
+	return render(t, collectorOf(src))
 }
 
 func TestAttribution(t *testing.T) {
 	s := setValues(testNode(), map[health.Field]float64{health.FieldFBUsed: 1})
 	const name = "DCGM_FI_DEV_FB_USED"
-	page := render(t, newCollector(testSources(s)))
+	page := render(t, collectorOf(testSources(s)))
 	expectSeries(t, page, 5, name)
 	expectSeries(t, page, 1, name, `UUID="GPU-a"`, `container="main"`, `namespace="team"`, `pod="train-0"`)
 	expectSeries(t, page, 2, name, `pod=`)
 	expectSeries(t, page, 1, name, `GPU_I_ID="1"`, `pod="web"`)
 	expectSeries(t, page, 1, name, `device="nvidia2"`, `modelName="a `)
 
-	page = renderPerPod(t, s, func(*Sources) {})
+	page = renderPerPod(t, s, func(*testSource) {})
 	expectSeries(t, page, 8, name)
 	expectSeries(t, page, 1, name, `UUID="GPU-a"`)
 	expectSeries(t, page, 4, name, `modelName="a `)
@@ -45,12 +45,10 @@ func TestAttribution(t *testing.T) {
 // A pod's labels end with its allocation. If the pod resources cannot be read, the device series stay.
 func TestHoldersChange(t *testing.T) {
 	src := testSources(testNode())
-	current := testHolders()
-	src.Holders = func() podresources.Holders { return current }
 	src.Processes, src.Memory = nil, nil // which have been attributed with the holders of their time
-	c := newCollector(src)
+	c := collectorOf(src)
 	expectSeries(t, render(t, c), 1, "DCGM_FI_DEV_GPU_TEMP", `pod="train-0"`)
-	current = podresources.Holders{At: now.Add(-time.Hour), Err: "no such file"}
+	src.Holders = podresources.Holders{At: now.Add(-time.Hour), Err: "no such file"}
 	page := render(t, c)
 	if strings.Contains(page, `pod=`) {
 		t.Errorf("the page has holders:\n%s", page)
@@ -69,10 +67,10 @@ func TestAttributionOfMemory(t *testing.T) {
 			Namespace: "team", Pod: pod, Container: "main", Resource: "nvidia.com/gpu-memory", DeviceID: fmt.Sprint("GPU-a::1024Mi::", i),
 		})
 	}
-	src.Holders, src.Processes = func() podresources.Holders { return holders }, nil
+	src.Holders, src.Processes = holders, nil
 	const name = "DCGM_FI_DEV_GPU_TEMP"
-	expectSeries(t, render(t, newCollector(src)), 0, name, "pod=")
-	page := renderPerPod(t, testNode(), func(s *Sources) { s.Holders, s.Processes = src.Holders, nil })
+	expectSeries(t, render(t, collectorOf(src)), 0, name, "pod=")
+	page := renderPerPod(t, testNode(), func(s *testSource) { s.Holders, s.Processes = src.Holders, nil })
 	expectSeries(t, page, 1, name, `UUID="GPU-a"`, `pod="a"`)
 	expectSeries(t, page, 1, name, `UUID="GPU-a"`, `pod="b"`)
 	expectSeries(t, page, 0, name, `vgpu=`)
@@ -89,11 +87,9 @@ func TestAttributionOfClaims(t *testing.T) {
 		src := testSources(testNode())
 		src.Config = new(health.Latest[Config])
 		src.Config.Store(c)
-		src.Holders = func() podresources.Holders {
-			return podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-a": holders}}
-		}
+		src.Holders = podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"GPU-a": holders}}
 		src.Processes = nil
-		return render(t, newCollector(src))
+		return render(t, collectorOf(src))
 	}
 	labelled, perPod := testConfig("DCGM_FI_DEV_GPU_TEMP"), testConfig("DCGM_FI_DEV_GPU_TEMP")
 	labelled.ClaimLabels, perPod.Attribution = true, AttributePerPod
@@ -159,12 +155,10 @@ func TestClaimLabelsOfMIG(t *testing.T) {
 	c.ClaimLabels = true
 	src := configuredSources(testNode(), c)
 	src.Processes = nil
-	src.Holders = func() podresources.Holders {
-		held := podresources.Holder{Namespace: "team", Pod: "a", Container: "main", DeviceID: "gpu-2-mig-1g10gb-19-0"}
-		held.Claim = podresources.ClaimRef{Name: "part", Driver: "gpu.nvidia.com", Pool: "node-1"}
-		return podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"MIG-1": {held}}}
-	}
-	page := render(t, newCollector(src))
+	held := podresources.Holder{Namespace: "team", Pod: "a", Container: "main", DeviceID: "gpu-2-mig-1g10gb-19-0"}
+	held.Claim = podresources.ClaimRef{Name: "part", Driver: "gpu.nvidia.com", Pool: "node-1"}
+	src.Holders = podresources.Holders{By: map[health.DeviceID][]podresources.Holder{"MIG-1": {held}}}
+	page := render(t, collectorOf(src))
 	for _, metric := range []string{"DCGM_FI_DEV_FB_USED", namespace + "device_allocated"} {
 		expectSeries(t, page, 1, metric, `GPU_I_ID="1"`, `dra_claim_name="part"`, `dra_device_name="gpu-2-mig-1g10gb-19-0"`,
 			`dra_mig_profile="1g.10gb"`, `dra_mig_device_uuid="MIG-1"`)
@@ -202,7 +196,7 @@ func TestPodLabelsOnSeries(t *testing.T) {
 		pods = append(pods, namespace+"/"+pod)
 		return testPodLabels(namespace, pod)
 	}
-	page := render(t, newCollector(src))
+	page := render(t, collectorOf(src))
 	// A scrape asks for each pod once, so that its series agree.
 	if slices.Sort(pods); !slices.Equal(pods, []string{"infer/web", "team/chat-0", "team/chat-1", "team/nb-1", "team/nb-2", "team/train-0"}) {
 		t.Errorf("asked for %q", pods)
@@ -222,7 +216,7 @@ func TestPodLabelsOnSeries(t *testing.T) {
 		t.Error("the page has an empty pod label")
 	}
 
-	page = renderPerPod(t, testNode(), func(src *Sources) { src.PodLabels = testPodLabels })
+	page = renderPerPod(t, testNode(), func(src *testSource) { src.PodLabels = testPodLabels })
 	expectSeries(t, page, 4, temp, `UUID="GPU-c"`)
 	expectSeries(t, page, 2, temp, `pod="nb-1"`, `team="notebooks"`, `vgpu=`)
 	expectSeries(t, page, 3, temp, `team=`)
@@ -241,7 +235,7 @@ func TestInvalidPodLabelsAreOmitted(t *testing.T) {
 		}
 		return append(labels, label("team", "good\xff"), label("team", "x"))
 	}
-	page := render(t, newCollector(src))
+	page := render(t, collectorOf(src))
 	if strings.Contains(page, `="x"`) {
 		t.Errorf("the page has an invalid label:\n%s", page)
 	}
@@ -263,7 +257,7 @@ func TestJobLabels(t *testing.T) {
 		}
 		return nil
 	}
-	page := render(t, newCollector(src))
+	page := render(t, collectorOf(src))
 	expectSeries(t, page, 2, temp, `UUID="GPU-a"`)
 	expectSeries(t, page, 1, temp, `UUID="GPU-a"`, `hpc_job="4711"`, `pod="train-0"`)
 	expectSeries(t, page, 1, temp, `UUID="GPU-a"`, `hpc_job="4712"`, `pod="train-0"`)
@@ -273,6 +267,6 @@ func TestJobLabels(t *testing.T) {
 	expectSeries(t, page, 1, used, `GPU_I_ID="1"`)
 	expectSeries(t, page, 0, namespace+"device_state", "hpc_job")
 
-	page = renderPerPod(t, testNode(), func(src *Sources) { src.Jobs = func(int, string) []string { return []string{"1", "2"} } })
+	page = renderPerPod(t, testNode(), func(src *testSource) { src.Jobs = func(int, string) []string { return []string{"1", "2"} } })
 	expectSeries(t, page, 8, temp, `UUID="GPU-c"`) // 2 jobs for the device and each of 3 replicas
 }

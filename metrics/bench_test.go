@@ -101,7 +101,7 @@ func BenchmarkScrapePods(b *testing.B) {
 	}{{"none", nil}, {"podUID", []Label{uid}}, {"3labels", labels}, {"both", append(labels[:3:3], uid)}} {
 		b.Run(bench.name, func(b *testing.B) {
 			s, holders := fleet(8, 0, 0)
-			benchmarkScrape(b, s, holders, testConfig(fields.SetDefault), "gzip", func(src *Sources) {
+			benchmarkScrape(b, s, holders, testConfig(fields.SetDefault), "gzip", func(src *testSource) {
 				src.PodLabels = func(string, string) []Label { return bench.labels }
 			})
 		})
@@ -110,16 +110,16 @@ func BenchmarkScrapePods(b *testing.B) {
 
 // benchmarkScrape requests the page as Prometheus 3 does.
 func benchmarkScrape(b *testing.B, s *health.Snapshot, holders func() podresources.Holders, cfg *Config, encoding string,
-	change ...func(*Sources),
+	change ...func(*testSource),
 ) {
 	src := configuredSources(s, cfg)
 	for _, f := range change {
 		f(&src)
 	}
-	src.Holders = holders
-	src.Totals = NewTotals(TotalsInputs{Config: src.Config, Snapshots: src.Snapshots, Holders: src.Holders})
+	src.Holders = holders()
+	src.Totals = NewTotals(TotalsInputs{Config: src.Config, Snapshots: new(health.Latest[health.Snapshot]), Holders: holders})
 	src.Totals.update(s)
-	h := Handler(src, response.NewRenderer(), log.New(io.Discard, "", 0))
+	h := Handler(src.Sources, response.NewRenderer(), log.New(io.Discard, "", 0))
 	r := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/metrics", nil)
 	r.Header.Set("Accept", "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"+
 		"application/openmetrics-text;version=0.0.1;q=0.5,"+

@@ -36,7 +36,7 @@ func TestMetricsMatchClientGolang(t *testing.T) {
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1))
 	before := gather(t)
-	p, done := newCollector(testSources(nil)).collect()
+	p, done := collectorOf(testSources(nil)).collect()
 	defer done()
 	got := slices.DeleteFunc(slices.Clone(p.Families()), func(f *dto.MetricFamily) bool { return strings.HasPrefix(f.GetName(), namespace) })
 	after := gather(t)

@@ -25,13 +25,13 @@ func FuzzCollect(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64, text string) {
 		g := generator{rand.New(rand.NewPCG(seed, 0)), text}
 		src := g.sources()
-		c := newCollector(src)
+		c := collectorOf(src)
 		for range 3 {
 			p, done := c.collect()
 			checkPage(t, p)
 			done()
 			s := g.snapshot()
-			src.Snapshots.Store(s)
+			src.Snapshot = s
 			src.Totals.update(s)
 			if g.IntN(3) == 0 {
 				src.Config.Store(g.config())

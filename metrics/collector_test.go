@@ -10,15 +10,17 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/golden"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 )
 
 func TestExposition(t *testing.T) {
-	got := render(t, newCollector(testSources(testNode())))
+	got := render(t, collectorOf(testSources(testNode())))
 	golden.Check(t, "testdata/exposition.txt", got)
 }
 
@@ -26,7 +28,7 @@ func TestExposition(t *testing.T) {
 func TestExpositionOfBothNames(t *testing.T) {
 	src := configuredSources(testNode(), namedConfig(both, fields.SetDefault))
 	var dcgm strings.Builder
-	for line := range strings.Lines(render(t, newCollector(src))) {
+	for line := range strings.Lines(render(t, collectorOf(src))) {
 		if strings.HasPrefix(strings.TrimPrefix(strings.TrimPrefix(line, "# HELP "), "# TYPE "), "DCGM_") {
 			dcgm.WriteString(line)
 		}
@@ -38,10 +40,10 @@ func TestExpositionOfBothNames(t *testing.T) {
 func TestDescribe(t *testing.T) {
 	src := configuredSources(testNode(), testConfig())
 	src.PodLabels = func(string, string) []Label { return []Label{label(podUIDLabel, "0f4b")} }
-	p, done := newCollector(src).collect()
+	p, done := collectorOf(src).collect()
 	defer done()
-	src.WaitsFor = func() (string, bool) { return "gpu-node-agent-x7k2p", true }
-	waiting, done := newCollector(src).collect()
+	src.Lock = nodelock.State{Waits: true, Holder: &nodelock.Holder{Pod: "gpu-node-agent-x7k2p"}}
+	waiting, done := collectorOf(src).collect()
 	defer done()
 	described := make(map[string]MetricInfo)
 	for _, m := range Describe() {
@@ -85,8 +87,8 @@ func TestExpositionWhileWaiting(t *testing.T) {
 		"waiting":           {"gpu-node-agent-x7k2p", true, []string{"waits_for_holder 1", `holder_info{holder="gpu-node-agent-x7k2p"} 1`}},
 		"an unknown holder": {"", true, []string{"waits_for_holder 1"}},
 	} {
-		src.WaitsFor = func() (string, bool) { return c.holder, c.waits }
-		page := render(t, newCollector(src))
+		src.Lock = nodelock.State{Waits: c.waits, Holder: &nodelock.Holder{Pod: c.holder}}
+		page := render(t, collectorOf(src))
 		for _, line := range c.lines {
 			if !strings.Contains(page, "\n"+namespace+line+"\n") {
 				t.Errorf("%s: missing %s", name, line)
@@ -111,7 +113,7 @@ func TestExpositionWhileWaiting(t *testing.T) {
 
 // The agent's own metrics follow Prometheus' conventions; dcgm-exporter's names are given.
 func TestMetricNames(t *testing.T) {
-	p, done := newCollector(testSources(testNode())).collect()
+	p, done := collectorOf(testSources(testNode())).collect()
 	defer done()
 	problems, err := promlint.NewWithMetricFamilies(p.Families()).Lint()
 	if err != nil {
@@ -129,7 +131,7 @@ func TestExpositionBeforeFirstPoll(t *testing.T) {
 		"no snapshot": nil,
 		"source down": {Source: health.Source{Status: health.SourceDown, Err: "refused"}},
 	} {
-		page := render(t, newCollector(testSources(s)))
+		page := render(t, collectorOf(testSources(s)))
 		for _, unwanted := range []string{"DCGM_", namespace + "device_", namespace + "snapshot_age"} {
 			if strings.Contains(page, "\n"+unwanted) {
 				t.Errorf("%s: the page has %s metrics:\n%s", name, unwanted, page)
@@ -153,7 +155,7 @@ func TestSourceStatus(t *testing.T) {
 	} {
 		s := testNode()
 		s.Source.Status = status
-		page := render(t, newCollector(testSources(s)))
+		page := render(t, collectorOf(testSources(s)))
 		for _, line := range want {
 			if !strings.Contains(page, "\n"+namespace+line+"\n") {
 				t.Errorf("%v: missing %s", status, line)
@@ -170,7 +172,7 @@ func TestSourceChecks(t *testing.T) {
 		for _, source := range []health.SourceStatus{health.SourceUp, health.SourceDown} {
 			s := testNode()
 			s.Source.Checks.Status, s.Source.Status = status, source
-			page := render(t, newCollector(testSources(s)))
+			page := render(t, collectorOf(testSources(s)))
 			_, rest, found := strings.Cut(page, "\n"+namespace+"source_checks_up ")
 			if value, _, _ := strings.Cut(rest, "\n"); value != want || found != (want != "") {
 				t.Errorf("checks %v, source %v: %q, want %q", status, source, value, want)
@@ -188,7 +190,7 @@ func TestEventSources(t *testing.T) {
 			{Witness: health.WitnessNVML, Status: health.EventsUp},
 			{Witness: health.WitnessKernelLog, Status: status},
 		}
-		page := render(t, newCollector(testSources(s)))
+		page := render(t, collectorOf(testSources(s)))
 		expectSeries(t, page, 1, namespace+"event_source_up", `{witness="nvml"} 1`)
 		_, rest, found := strings.Cut(page, "\n"+namespace+`event_source_up{witness="kernel-log"} `)
 		if value, _, _ := strings.Cut(rest, "\n"); value != want || found != (want != "") {
@@ -202,40 +204,29 @@ func TestMeasurementsExpireWithoutSource(t *testing.T) {
 	for age, want := range map[time.Duration]int{59 * time.Second: 2, time.Minute: 0} {
 		s := testNode()
 		s.Source.Status, s.At = health.SourceStalled, now.Add(-age)
-		page := render(t, newCollector(testSources(s)))
+		page := render(t, collectorOf(testSources(s)))
 		expectSeries(t, page, want, "DCGM_FI_DEV_GPU_TEMP")
 		expectSeries(t, page, 1, namespace+"device_state", `state="unhealthy"} 1`)
 	}
 }
 
 func TestDisabledPartsHaveNoSeries(t *testing.T) {
-	disabled := func() (bool, bool) { return true, false }
-	for name, parts := range map[string]Sources{
-		"disabled": {
-			PodLabelsUp: disabled, StateFileRead: disabled, Unwritten: func() []durable.Failure { return nil },
-			Kubernetes: func() (Kubernetes, bool) { return Kubernetes{Writes: 1}, false },
-			NodeWrites: func() (NodeWrites, bool) { return NodeWrites{Writes: 1, Leftovers: []string{"taints"}}, false },
-		},
-		"nil": {},
+	src := testSources(testNode())
+	src.PodLabelsStatus, src.StateDir = view.PodLabels{Up: true}, statefile.Status{Unread: now}
+	src.Kube.Enabled, src.NodeObject.Enabled = false, false
+	page := render(t, collectorOf(src))
+	for _, unwanted := range []string{
+		"_kubernetes_", "_node_writes", "_node_errors", "_node_leftovers", "_pod_labels_up", "_state_file_read", "_file_unwritten",
 	} {
-		src := testSources(testNode())
-		src.PodLabelsUp, src.StateFileRead, src.Unwritten, src.Kubernetes, src.NodeWrites, src.LogDropped = parts.PodLabelsUp,
-			parts.StateFileRead, parts.Unwritten, parts.Kubernetes, parts.NodeWrites, parts.LogDropped
-		page := render(t, newCollector(src))
-		for _, unwanted := range []string{
-			"_kubernetes_", "_node_writes", "_node_errors", "_node_leftovers", "_pod_labels_up", "_state_file_read",
-			"_file_unwritten", "_log_dropped_total",
-		} {
-			if strings.Contains(page, unwanted) {
-				t.Errorf("%s: the page has %s", name, unwanted)
-			}
+		if strings.Contains(page, unwanted) {
+			t.Errorf("the page has %s", unwanted)
 		}
 	}
 }
 
 func TestCollectorFollowsConfig(t *testing.T) {
 	src := testSources(testNode())
-	c := newCollector(src)
+	c := collectorOf(src)
 	expectSeries(t, render(t, c), 1, "DCGM_FI_DEV_SM_CLOCK")
 	src.Config.Store(testConfig("DCGM_FI_DEV_GPU_TEMP", "nonsense"))
 	page := render(t, c)
@@ -247,7 +238,7 @@ func TestCollectorFollowsConfig(t *testing.T) {
 func TestHostnameLabel(t *testing.T) {
 	c := *testConfig(fields.SetDefault)
 	c.Compat.HostnameLabel = "Hostname"
-	page := render(t, newCollector(configuredSources(testNode(), &c)))
+	page := render(t, collectorOf(configuredSources(testNode(), &c)))
 	if strings.Contains(page, `hostname="`) {
 		t.Errorf("the page has the label hostname:\n%s", page)
 	}
@@ -257,10 +248,10 @@ func TestHostnameLabel(t *testing.T) {
 // The series of a scrape do not change before it is done, whatever other scrapes do.
 func TestScrapesAreIndependent(t *testing.T) {
 	src := testSources(testNode())
-	c := newCollector(src)
+	c := collectorOf(src)
 	first, done := c.collect()
 	want := pageText(t, first)
-	src.Snapshots.Store(fullNode())
+	src.Snapshot = fullNode()
 	src.Config.Store(testConfig(fields.SetDefault, fields.SetOptional))
 	second, secondDone := c.collect()
 	if got := pageText(t, first); got != want {
@@ -271,7 +262,7 @@ func TestScrapesAreIndependent(t *testing.T) {
 	}
 	done()
 	secondDone()
-	src.Snapshots.Store(&health.Snapshot{At: now, Devices: testNode().Devices[:1]})
+	src.Snapshot = &health.Snapshot{At: now, Devices: testNode().Devices[:1]}
 	if page := render(t, c); strings.Contains(page, "GPU-b") || strings.Contains(page, "MIG-") {
 		t.Errorf("the page has devices of another scrape:\n%s", page)
 	}
@@ -280,7 +271,10 @@ func TestScrapesAreIndependent(t *testing.T) {
 // Scrapes, polls and reloads in parallel, for the race detector.
 func TestParallelScrapes(t *testing.T) {
 	src := testSources(fullNode())
-	c := newCollector(src)
+	views := new(health.Latest[view.View])
+	views.Store(src.View)
+	src.Sources.View = views.Load
+	c := collectorOf(src)
 	done := make(chan struct{})
 	for range 8 {
 		go func() {
@@ -298,7 +292,9 @@ func TestParallelScrapes(t *testing.T) {
 		src.Config.Store(testConfig(sets...))
 		next := fullNode()
 		next.At = next.At.Add(time.Second)
-		src.Snapshots.Store(next)
+		v := *src.View
+		v.Snapshot = next
+		views.Store(&v)
 		src.Totals.update(next)
 	}
 	for range 8 {
@@ -311,8 +307,8 @@ func TestParallelScrapes(t *testing.T) {
 func TestScrapeAllocations(t *testing.T) {
 	s, held := fleet(8, 7, 0)
 	src := testSources(s)
-	src.Holders = held
-	c := newCollector(src)
+	src.Holders = held()
+	c := collectorOf(src)
 	least := math.Inf(1)
 	for range 20 {
 		least = min(least, testing.AllocsPerRun(1, func() {
@@ -330,8 +326,8 @@ func TestScrapeAllocations(t *testing.T) {
 func TestDRA(t *testing.T) {
 	src := testSources(testNode())
 	page := func(s dra.Status) string {
-		src.DRA = func() dra.Status { return s }
-		return render(t, newCollector(src))
+		src.DRA = s
+		return render(t, collectorOf(src))
 	}
 	if got := page(dra.Status{}); strings.Contains(got, namespace+"dra_") {
 		t.Errorf("series of a driver that is off:\n%s", got)

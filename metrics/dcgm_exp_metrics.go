@@ -42,7 +42,7 @@ func (s *scrape) collectComputed(name string, family int, set labelSet) {
 			}
 		}
 	case fields.GPUHealthStatus:
-		if isGPU && totals.healthChecked && s.snapshot.Source.Checks.Status != health.ChecksDown {
+		if isGPU && totals.healthChecked && s.Snapshot.Source.Checks.Status != health.ChecksDown {
 			addHealthStatus(d.Sample.Incidents, add)
 		}
 	case fields.P2PStatus:

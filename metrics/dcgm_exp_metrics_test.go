@@ -11,9 +11,9 @@ import (
 )
 
 // poll stores a snapshot a second after the last one.
-func poll(src Sources, s *health.Snapshot) {
-	s.At = src.Snapshots.Load().At.Add(time.Second)
-	src.Snapshots.Store(s)
+func poll(src testSource, s *health.Snapshot) {
+	s.At = src.Snapshot.At.Add(time.Second)
+	src.Snapshot = s
 	src.Totals.update(s)
 }
 
@@ -22,7 +22,7 @@ func TestComputedMetrics(t *testing.T) {
 	s.Devices[0].Sample.Values = map[health.Field]float64{health.FieldClocksEvents: 1 | 8}
 	src := configuredSources(s, testConfig(fields.XIDErrorsCount, fields.ClockEventsCount, fields.GPUHealthStatus, fields.P2PStatus,
 		fields.XIDErrorsTotal, fields.ClockEventsTotal))
-	c := newCollector(src)
+	c := collectorOf(src)
 	page := render(t, c)
 	for _, want := range []struct {
 		n     int
@@ -71,7 +71,7 @@ func TestXIDCountsOfComputeInstances(t *testing.T) {
 	second.Sample.XIDs = []health.XID{both, {Code: 31, At: now.Add(2)}, {Code: 13, At: now}}
 	second.XIDs = healthtest.Counted(map[int]uint64{43: 1, 31: 1, 13: 1}, health.XID{})
 	poll(src, next)
-	page := render(t, newCollector(src))
+	page := render(t, collectorOf(src))
 	for _, want := range []string{`xid="43"} 1`, `xid="31"} 2`, `xid="13"} 1`} {
 		expectSeries(t, page, 1, fields.XIDErrorsCount, `GPU_I_ID="2"`, want)
 	}
@@ -86,7 +86,7 @@ func TestXIDCountsOfComputeInstances(t *testing.T) {
 	storm.Times = 2
 	second.Sample.XIDs, second.XIDs = []health.XID{storm}, healthtest.Counted(map[int]uint64{43: 1, 31: 1, 13: 1, 94: 2}, health.XID{})
 	poll(src, next)
-	expectSeries(t, render(t, newCollector(src)), 1, fields.XIDErrorsCount, `GPU_I_ID="2"`, `xid="94"} 3`)
+	expectSeries(t, render(t, collectorOf(src)), 1, fields.XIDErrorsCount, `GPU_I_ID="2"`, `xid="94"} 3`)
 
 	// XIDs of snapshots that were skipped, and of an event source: no poll since.
 	next = testNode()
@@ -94,10 +94,10 @@ func TestXIDCountsOfComputeInstances(t *testing.T) {
 	first.XIDs = healthtest.Counted(map[int]uint64{43: 3, 31: 1, 94: 3}, health.XID{})
 	second.XIDs = healthtest.Counted(map[int]uint64{43: 4, 31: 1, 13: 2, 94: 2}, health.XID{})
 	second.Sample.XIDs = []health.XID{{Code: 13, At: now.Add(time.Minute)}}
-	next.At = src.Snapshots.Load().At
-	src.Snapshots.Store(next)
+	next.At = src.Snapshot.At
+	src.Snapshot = next
 	src.Totals.update(next)
-	page = render(t, newCollector(src))
+	page = render(t, collectorOf(src))
 	for _, want := range []string{`xid="43"} 4`, `xid="31"} 2`, `xid="13"} 2`} {
 		expectSeries(t, page, 1, fields.XIDErrorsCount, `GPU_I_ID="2"`, want)
 	}

@@ -32,12 +32,12 @@ type xidCount struct {
 
 // collectDevices adds the agent's own metrics of each device. Of two devices with the same labels it drops the second.
 func (s *scrape) collectDevices() {
-	for i := range s.snapshot.Devices {
-		state := &s.snapshot.Devices[i]
+	for i := range s.Snapshot.Devices {
+		state := &s.Snapshot.Devices[i]
 		d := &state.Device
 		s.devices = append(s.devices, labeledDevice{state, &s.totals[i], s.Labels(nil,
 			label("gpu", d.IndexText()), label("UUID", string(d.ID)), label("GPU_I_PROFILE", d.Profile),
-			label("GPU_I_ID", gpuInstance(d)), label(s.cfg.Compat.HostnameLabel, s.src.Hostname))})
+			label("GPU_I_ID", gpuInstance(d)), label(s.cfg.Compat.HostnameLabel, s.Node))})
 	}
 	slices.SortStableFunc(s.devices, func(a, b labeledDevice) int { return exposition.CompareLabels(a.labels, b.labels) })
 	for i, d := range s.devices {
@@ -134,7 +134,7 @@ func (s *scrape) collectXIDs(d labeledDevice) {
 
 // collectHolders adds each container once per resource or claim, however many replicas or shares it holds.
 func (s *scrape) collectHolders(d labeledDevice) {
-	holders := s.holders.By[d.Device.ID]
+	holders := s.Holders.By[d.Device.ID]
 	s.gpuParts = s.gpuShares.appendTo(s.gpuParts[:0], d.Device.ID, holders)
 	for i, h := range holders {
 		// Holders are sorted. If they were not, the page would drop the duplicate series.

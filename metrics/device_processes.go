@@ -8,7 +8,7 @@ import (
 
 // collectProcesses adds what the containers use of a device.
 func (s *scrape) collectProcesses(d labeledDevice) {
-	usage, measured := s.processes.Of(d.Device.ID)
+	usage, measured := s.Processes.Of(d.Device.ID)
 	if !measured || len(usage) == 0 && d.Device.Kind == health.KindGPU && d.Device.MIGMode {
 		return // the processes of a GPU in MIG mode belong to its MIG devices
 	}
@@ -38,7 +38,7 @@ func processLabels(c processes.Container) []Label {
 
 // collectProcessesStatus adds whether the processes can be listed, and how many have no pod.
 func (s *scrape) collectProcessesStatus() {
-	p := s.processes
+	p := s.Processes
 	if p == nil {
 		return
 	}

@@ -4,13 +4,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 )
 
 // What is not measured is absent, and a device without a process is not a device whose processes are unknown.
 func TestProcessSeries(t *testing.T) {
-	page := render(t, newCollector(testSources(testNode())))
+	page := render(t, collectorOf(testSources(testNode())))
 	const memory, sm, number = namespace + "process_memory_bytes", namespace + "process_sm_utilization_ratio", namespace + "processes"
 	for _, test := range []struct {
 		name  string
@@ -53,11 +52,8 @@ func TestProcessSeriesWhileNotMeasured(t *testing.T) {
 		processes *processes.Snapshot
 		up        int
 	}{"off": {nil, 0}, "failed": {&processes.Snapshot{Err: "the driver hangs"}, 1}} {
-		src.Processes = new(health.Latest[processes.Snapshot])
-		if test.processes != nil {
-			src.Processes.Store(test.processes)
-		}
-		page := render(t, newCollector(src))
+		src.Processes = test.processes
+		page := render(t, collectorOf(src))
 		expectSeries(t, page, test.up, namespace+"processes_up", " 0")
 		for _, metric := range []string{"processes", "process_memory_bytes", "process_sm_utilization_ratio", "processes_without_pod"} {
 			expectSeries(t, page, 0, namespace+metric)

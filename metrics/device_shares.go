@@ -9,8 +9,8 @@ import (
 // collectShares adds the units of a device that is shared by MPS or by memory, its MPS daemon, and the memory of its containers.
 // The replicas of a time-sliced device have no limits that a series could show.
 func (s *scrape) collectShares(d labeledDevice) {
-	for i := range s.shares {
-		u := &s.shares[i]
+	for i := range s.Shares {
+		u := &s.Shares[i]
 		if u.Device != d.Device.ID || u.Sharing == plugin.SharingTimeSlicing {
 			continue
 		}
@@ -46,8 +46,11 @@ func (s *scrape) collectMPS(m *health.MPSDaemon, d labeledDevice) {
 
 // collectMemoryLimits adds the memory of the device's containers.
 func (s *scrape) collectMemoryLimits(d labeledDevice) {
-	for i := range s.memory {
-		c := &s.memory[i]
+	if s.Memory == nil {
+		return
+	}
+	for i := range s.Memory.Containers {
+		c := &s.Memory.Containers[i]
 		if c.Device != d.Device.ID {
 			continue
 		}

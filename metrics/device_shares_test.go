@@ -15,7 +15,7 @@ func TestShareSeries(t *testing.T) {
 		"container_memory_limit_bytes", "container_memory_used_bytes",
 	}
 	src := testSources(testNode())
-	page := render(t, newCollector(src))
+	page := render(t, collectorOf(src))
 	for metric, want := range map[string]int{
 		"share_units": 7, "mps_daemon_up": 2, "mps_daemon_restarts_total": 2, "mps_clients": 2, "mps_active_thread_ratio": 1,
 		"mps_pinned_memory_limit_bytes": 1, "container_memory_limit_bytes": 2, "container_memory_used_bytes": 1,
@@ -29,9 +29,9 @@ func TestShareSeries(t *testing.T) {
 	for i := range none.Devices {
 		none.Devices[i].MPS = nil
 	}
-	src.Snapshots.Store(none)
+	src.Snapshot = none
 	src.Shares, src.Memory = nil, nil
-	page = render(t, newCollector(src))
+	page = render(t, collectorOf(src))
 	for _, metric := range shareMetrics {
 		expectSeries(t, page, 0, namespace+metric)
 	}
@@ -40,9 +40,9 @@ func TestShareSeries(t *testing.T) {
 // The series of a container end with it.
 func TestMemorySeriesEndWithContainer(t *testing.T) {
 	src := testSources(testNode())
-	c := newCollector(src)
+	c := collectorOf(src)
 	expectSeries(t, render(t, c), 1, namespace+"container_memory_limit_bytes", `pod="chat-1"`, `enforcement="driver"`)
-	src.Memory.Store(&memlimits.Snapshot{Containers: src.Memory.Load().Containers[:1]})
+	src.Memory = &memlimits.Snapshot{Containers: src.Memory.Containers[:1]}
 	page := render(t, c)
 	if strings.Contains(page, "chat-1") {
 		t.Errorf("the container has ended:\n%s", strings.Join(series(page, namespace+"container_memory_limit_bytes"), "\n"))
@@ -55,7 +55,7 @@ func TestMPSSeriesOfLostAndLeavingDevice(t *testing.T) {
 	s := testNode()
 	s.Devices[1].MPS = &health.MPSDaemon{Restarts: 1}
 	s.Devices[0].MPS = &health.MPSDaemon{Leaving: true, Servers: []health.MPSServer{{Clients: []int{7}}}}
-	page := render(t, newCollector(testSources(s)))
+	page := render(t, collectorOf(testSources(s)))
 	expectSeries(t, page, 0, namespace+"mps_daemon_up", `UUID="GPU-a"`)
 	expectSeries(t, page, 1, namespace+"mps_clients", `UUID="GPU-a"`, "} 1")
 	expectSeries(t, page, 1, namespace+"mps_daemon_up", `UUID="GPU-b"`, "} 0")

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 )
 
 // Each GPU has at most one series, with its own worst fault or the oldest of its MIG devices.
@@ -47,7 +46,7 @@ func TestGPUUnhealthy(t *testing.T) {
 					v.State = findings[0].State
 				}
 			}
-			page := render(t, newCollector(testSources(s)))
+			page := render(t, collectorOf(testSources(s)))
 			expectSeries(t, page, min(1, len(c.want)), name, `gpu="2"`)
 			expectSeries(t, page, min(1, len(c.want)), name, `UUID="GPU-c"`, `cause="`+c.want+`"`, "} 1")
 			expectSeries(t, page, 1, name, `UUID="GPU-b"`)
@@ -59,14 +58,12 @@ func TestUnhealthyMIGDeviceWithoutGPU(t *testing.T) {
 	s := testNode()
 	s.Devices = s.Devices[3:4]
 	s.Devices[0].Verdict = health.Verdict{State: health.Unhealthy, Findings: []health.Finding{{Cause: "xid-48", State: health.Unhealthy}}}
-	expectSeries(t, render(t, newCollector(testSources(s))), 1, namespace+"gpu_unhealthy", `UUID="MIG-1"`, `cause="xid-48"`)
+	expectSeries(t, render(t, collectorOf(testSources(s))), 1, namespace+"gpu_unhealthy", `UUID="MIG-1"`, `cause="xid-48"`)
 }
 
 func TestUnschedulableIsUnknown(t *testing.T) {
 	src := testSources(testNode())
-	status := src.Plugin()
-	src.Plugin = func() plugin.Status { return status }
-	expectSeries(t, render(t, newCollector(src)), 1, namespace+"unschedulable_devices", `resource="nvidia.com/gpu"} 1`)
-	status.Resources[0].Unschedulable = nil
-	expectSeries(t, render(t, newCollector(src)), 0, namespace+"unschedulable_devices")
+	expectSeries(t, render(t, collectorOf(src)), 1, namespace+"unschedulable_devices", `resource="nvidia.com/gpu"} 1`)
+	src.Plugin.Resources[0].Unschedulable = nil
+	expectSeries(t, render(t, collectorOf(src)), 0, namespace+"unschedulable_devices")
 }

@@ -11,8 +11,8 @@ import (
 // collectEntities adds the selected fields of NVSwitches, NVLinks, CPUs and cores, with dcgm-exporter's labels, after
 // collectFields. No pod holds them.
 func (s *scrape) collectEntities() {
-	for i := range s.snapshot.Entities {
-		e := &s.snapshot.Entities[i]
+	for i := range s.Snapshot.Entities {
+		e := &s.Snapshot.Entities[i]
 		var labels []*dto.LabelPair // of all series of the entity
 		for n := range s.cfg.Chosen.Fields {
 			v, ok := s.cfg.Chosen.Fields[n].Value(e.Values)
@@ -53,6 +53,6 @@ func (s *scrape) hardwareLabels(e *health.Entity) (labels []*dto.LabelPair, ok b
 	case health.EntityCPUCore:
 		more = []Label{label("cpucore", id), label("cpu", parent)}
 	}
-	more = append(more, label(s.cfg.Compat.HostnameLabel, s.src.Hostname))
+	more = append(more, label(s.cfg.Compat.HostnameLabel, s.Node))
 	return s.Labels(nil, s.addFieldLabels(more, health.Device{Texts: e.Texts}, e.Values)...), true
 }

@@ -29,7 +29,7 @@ func nodeWithEntities() *health.Snapshot {
 
 // fieldSeries returns the series of the selected fields, sorted.
 func fieldSeries(t *testing.T, s *health.Snapshot, c *Config) (all []string) {
-	page := render(t, newCollector(configuredSources(s, c)))
+	page := render(t, collectorOf(configuredSources(s, c)))
 	for _, f := range c.Chosen.Fields {
 		all = append(all, series(page, f.Name)...)
 	}
@@ -84,7 +84,7 @@ func TestEntityNumberAsLabel(t *testing.T) {
 
 // A field of NVSwitches is no label of GPUs.
 func TestEntityTextIsNoLabelOfGPUs(t *testing.T) {
-	page := render(t, newCollector(configuredSources(nodeWithEntities(),
+	page := render(t, collectorOf(configuredSources(nodeWithEntities(),
 		testConfig("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_NVSWITCH_DEVICE_UUID"))))
 	all := series(page, "DCGM_FI_DEV_GPU_TEMP")
 	if len(all) == 0 || strings.Contains(strings.Join(all, ""), "NVSWITCH") {

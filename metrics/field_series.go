@@ -40,7 +40,7 @@ type labelSet struct {
 
 // collectFields adds every measured field of every device.
 func (s *scrape) collectFields() {
-	for i := range s.snapshot.Devices {
+	for i := range s.Snapshot.Devices {
 		s.addToEntity(i)
 	}
 	for i := range s.entities {
@@ -59,8 +59,8 @@ func (s *scrape) collectFields() {
 
 // addToEntity adds a device of the snapshot to its entity.
 func (s *scrape) addToEntity(i int) {
-	d := &s.snapshot.Devices[i]
-	key, holders := entityKeyOf(&d.Device), s.holders.By[d.Device.ID]
+	d := &s.Snapshot.Devices[i]
+	key, holders := entityKeyOf(&d.Device), s.Holders.By[d.Device.ID]
 	n, exists := s.entityByKey[key]
 	if !exists {
 		s.entityByKey[key] = len(s.entities)
@@ -85,7 +85,7 @@ func laterXID(d, other *health.DeviceState) bool {
 }
 
 // firstDevice returns the device that determines an entity's labels.
-func (s *scrape) firstDevice(e *entity) *health.DeviceState { return &s.snapshot.Devices[e.devices[0]] }
+func (s *scrape) firstDevice(e *entity) *health.DeviceState { return &s.Snapshot.Devices[e.devices[0]] }
 
 // addLabelSets adds the label sets of an entity: one for each attribution and job.
 func (s *scrape) addLabelSets(e *entity) {
@@ -111,7 +111,7 @@ func (s *scrape) entityLabels(e *entity) []*dto.LabelPair {
 	d := &state.Device
 	labels := make([]Label, 0, 16)
 	labels = append(labels, label("gpu", d.IndexText()), label("UUID", string(e.uuid)), label("pci_bus_id", d.PCI),
-		label("device", nodeLabel(d)), label("modelName", d.Model), label(s.cfg.Compat.HostnameLabel, s.src.Hostname))
+		label("device", nodeLabel(d)), label("modelName", d.Model), label(s.cfg.Compat.HostnameLabel, s.Node))
 	if d.Kind == health.KindMIG {
 		labels = append(labels, label("GPU_I_PROFILE", d.Profile), label("GPU_I_ID", e.gi))
 	}
@@ -130,7 +130,7 @@ func nodeLabel(d *health.Device) string {
 func (s *scrape) addFieldLabels(labels []Label, d health.Device, values map[health.Field]float64) []Label {
 	for i := range s.cfg.Chosen.Labels {
 		f := &s.cfg.Chosen.Labels[i]
-		value := fields.Text(f.ID, d, s.snapshot.Source.Versions)
+		value := fields.Text(f.ID, d, s.Snapshot.Source.Versions)
 		if n, ok := f.Value(values); ok && value == "" {
 			value = strconv.FormatFloat(n, 'g', -1, 64)
 		}
@@ -152,7 +152,7 @@ func (s *scrape) collectField(f *fields.Field, family int, set labelSet) {
 		}
 	default:
 		for _, i := range set.devices {
-			if v, ok := f.Value(s.snapshot.Devices[i].Sample.Values); ok {
+			if v, ok := f.Value(s.Snapshot.Devices[i].Sample.Values); ok {
 				s.Add(family, v, set.labels)
 				return
 			}

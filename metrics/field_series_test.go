@@ -25,7 +25,7 @@ func TestFieldsAreExported(t *testing.T) {
 	before.Devices[0].Sample.Values[health.FieldClocksEvents] = 0
 	src := configuredSources(before, testConfig(names...))
 	poll(src, fullNode())
-	page := render(t, newCollector(src))
+	page := render(t, collectorOf(src))
 	for _, f := range fields.List(nil) {
 		if f.Type == fields.TypeLabel {
 			continue
@@ -42,7 +42,7 @@ func TestFieldsAreExported(t *testing.T) {
 func TestFieldsForGrafana12239(t *testing.T) {
 	s := setValues(testNode(), fieldValues(1))
 	s.Devices = s.Devices[:3]
-	page := render(t, newCollector(configuredSources(s, testConfig(fields.SetDefault, fields.SetProfiling))))
+	page := render(t, collectorOf(configuredSources(s, testConfig(fields.SetDefault, fields.SetProfiling))))
 	for _, name := range []string{
 		"DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_SM_CLOCK", "DCGM_FI_DEV_GPU_UTIL", "DCGM_FI_DEV_FB_USED",
 		"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
@@ -58,13 +58,11 @@ func TestFieldLabels(t *testing.T) {
 	c := *testConfig("DCGM_FI_DEV_FB_USED", "DCGM_FI_DRIVER_VERSION")
 	c.Attribution = AttributePerPod
 	src := configuredSources(setValues(testNode(), map[health.Field]float64{health.FieldFBUsed: 1}), &c)
-	src.Holders = func() podresources.Holders {
-		return podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
-			"GPU-a": {{Namespace: "n", Pod: "p", Container: "c", DeviceID: "GPU-a::1"}},
-			"MIG-1": {{Namespace: "n", Pod: "p", Container: "c", DeviceID: "MIG-1"}},
-		}}
-	}
-	page := render(t, newCollector(src))
+	src.Holders = podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
+		"GPU-a": {{Namespace: "n", Pod: "p", Container: "c", DeviceID: "GPU-a::1"}},
+		"MIG-1": {{Namespace: "n", Pod: "p", Container: "c", DeviceID: "MIG-1"}},
+	}}
+	page := render(t, collectorOf(src))
 	for _, want := range []string{
 		`{DCGM_FI_DRIVER_VERSION="580.95.05",UUID="GPU-a",device="nvidia0",gpu="0",hostname="node-1",` +
 			`modelName="NVIDIA H100 80GB HBM3",pci_bus_id="00000000:1B:00.0"} 1`,
@@ -89,7 +87,7 @@ func TestBothGenerationsAgree(t *testing.T) {
 	for dcgm, values := range map[string]map[health.Field]float64{"4.6": older, "4.7": newer} {
 		s := setValues(testNode(), values)
 		s.Devices = s.Devices[:1]
-		page := render(t, newCollector(configuredSources(s, namedConfig(both, fields.SetDefault))))
+		page := render(t, collectorOf(configuredSources(s, namedConfig(both, fields.SetDefault))))
 		for name, want := range map[string]float64{
 			"DCGM_FI_DEV_GPU_UTIL": 87, "DCGM_FI_DEV_GPU_UTIL_RATIO": 0.87, "DCGM_FI_DEV_MEM_COPY_UTIL": 33, "DCGM_FI_DEV_MEMORY_UTIL_RATIO": 0.33,
 			"DCGM_FI_DEV_SM_CLOCK": 1980, "DCGM_FI_DEV_SM_CLOCK_HERTZ": 1.98e9, "DCGM_FI_DEV_GPU_TEMP": 41, "DCGM_FI_DEV_GPU_TEMP_CELSIUS": 41,
@@ -113,7 +111,7 @@ func TestNewerNames(t *testing.T) {
 		health.FieldGPUUtil: 87, 1613: 0.875, 1603: 1980000001, 1611: 7, 1625: 5,
 		1627: 1<<20 + 1, 252: 9, 1648: 4096,
 	})
-	page := render(t, newCollector(configuredSources(s, namedConfig([]string{fields.Names49}, fields.SetDefault))))
+	page := render(t, collectorOf(configuredSources(s, namedConfig([]string{fields.Names49}, fields.SetDefault))))
 	for name, want := range map[string]string{
 		"DCGM_FI_DEV_GPU_UTIL_RATIO": "0.875", "DCGM_FI_DEV_SM_CLOCK_HERTZ": "1.980000001e+09", "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": "7",
 		"DCGM_FI_DEV_FB_CAPACITY_BYTES": "5",
@@ -146,7 +144,7 @@ func TestFieldsAsLabels(t *testing.T) {
 	s.Devices[0].Sample.Values[300] = 1
 	s.Devices[0].Sample.Values[113] = 1980
 	s.Devices[0].Device.Texts = map[health.Field]string{53: "a \"quoted\" text\n", 85: "not selected"}
-	page := render(t, newCollector(configuredSources(s, &c)))
+	page := render(t, collectorOf(configuredSources(s, &c)))
 	expectSeries(t, page, 1, "DCGM_FI_DEV_SM_CLOCK", `DCGM_FI_DEV_NAME="NVIDIA H100 80GB HBM3"`, `DCGM_FI_DEV_ECC_CURRENT="1"`,
 		`DCGM_FI_DEV_SM_MAX_CLOCK_HERTZ="1.98e+09"`,
 		`DCGM_FI_DEV_SERIAL="a \"quoted\" text\n"`)
@@ -184,7 +182,7 @@ func TestLostGPU(t *testing.T) {
 		if c.last != 0 {
 			lost.XIDs = healthtest.Counted(nil, health.XID{Code: c.last, At: now})
 		}
-		page := render(t, newCollector(testSources(s)))
+		page := render(t, collectorOf(testSources(s)))
 		if c.want != "" {
 			expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `UUID="GPU-b"`, `err_code="`+c.want+`"`, "} "+c.want+"\n")
 		} else {
@@ -246,7 +244,7 @@ func TestXIDFindingIsLastXID(t *testing.T) {
 	} {
 		s := testNode()
 		s.Devices[1].Sample, s.Devices[1].Verdict.Findings, s.Devices[1].XIDs = c.sample, c.findings, healthtest.Counted(nil, c.last)
-		page := render(t, newCollector(testSources(s)))
+		page := render(t, collectorOf(testSources(s)))
 		if got := series(page, "DCGM_FI_DEV_XID_ERRORS", `UUID="GPU-b"`); len(got) != 1 || !strings.Contains(got[0], `err_code="`+c.want+`"`) {
 			t.Errorf("%s: %q, want XID %s", name, got, c.want)
 		}
@@ -273,7 +271,7 @@ func TestXIDMessagesMatchDCGMExporter(t *testing.T) {
 	for n := -1; n < 200; n++ {
 		code := strconv.Itoa(n)
 		poll(src, setValues(testNode(), map[health.Field]float64{health.FieldXID: float64(n)}))
-		page := render(t, newCollector(src))
+		page := render(t, collectorOf(src))
 		for _, name := range []string{"DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_XID_ERROR"} {
 			expectSeries(t, page, 1, name, `UUID="GPU-a"`, `,err_code="`+code+`",err_msg="`+cmp.Or(want[code], "Unknown Error")+`",`)
 		}
@@ -287,13 +285,13 @@ func TestComputeInstancesShareSeries(t *testing.T) {
 	first.Sample.Values = nil
 	second.Sample.Values[health.FieldXID] = 43
 	second.XIDs = healthtest.Counted(nil, health.XID{Code: 43, At: now})
-	page := render(t, newCollector(testSources(s)))
+	page := render(t, collectorOf(testSources(s)))
 	expectSeries(t, page, 1, "DCGM_FI_DEV_FB_USED", `GPU_I_ID="2"`)
 	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `GPU_I_ID="2"`, `err_code="43"`, "} 43\n")
 
 	// The second one's XID is from before the agent started.
 	first.Sample.Values, second.XIDs = map[health.Field]float64{health.FieldXID: 0}, health.Ledger{}
-	page = render(t, newCollector(testSources(s)))
+	page = render(t, collectorOf(testSources(s)))
 	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `GPU_I_ID="2"`)
 	expectSeries(t, page, 1, "DCGM_FI_DEV_XID_ERRORS", `GPU_I_ID="2"`, `err_code="43"`)
 }
@@ -310,12 +308,10 @@ func TestNoDuplicateOrStaleSeries(t *testing.T) {
 		one := podresources.Holder{Namespace: "n", Pod: "p", Container: "c", Resource: "r", DeviceID: "GPU-a"}
 		otherResource, replica := one, one
 		otherResource.Resource, replica.DeviceID = "other", "GPU-a::0"
-		src.Holders = func() podresources.Holders {
-			return podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
-				"GPU-a": {one, otherResource, replica}, "MIG-2": {one}, "MIG-3": {one}, "GPU-unknown": {one},
-			}}
-		}
-		collector := newCollector(src)
+		src.Holders = podresources.Holders{By: map[health.DeviceID][]podresources.Holder{
+			"GPU-a": {one, otherResource, replica}, "MIG-2": {one}, "MIG-3": {one}, "GPU-unknown": {one},
+		}}
+		collector := collectorOf(src)
 		seen := make(map[string]bool)
 		for line := range strings.Lines(render(t, collector)) {
 			id := line[:strings.LastIndex(line, " ")]

@@ -13,10 +13,12 @@ import (
 	"github.com/prometheus/common/expfmt"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
-	"github.com/gpu-node-agent/gpu-node-agent/health/durable"
 	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
+	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/exposition"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
@@ -137,9 +139,8 @@ func testHolders() podresources.Holders {
 }
 
 // testProcesses are the processes of testHolders, of a container that holds no device, and of the host. The processes of GPU-b are unknown.
-func testProcesses() *health.Latest[processes.Snapshot] {
-	latest := new(health.Latest[processes.Snapshot])
-	latest.Store(&processes.Snapshot{
+func testProcesses() *processes.Snapshot {
+	return &processes.Snapshot{
 		ProcessReading: driver.ProcessReading{At: now, Measured: []health.DeviceID{"GPU-a", "GPU-c", "MIG-1", "MIG-2"}},
 		Usage: []processes.Usage{
 			{Device: "GPU-a", Processes: 2, Memory: 300 << 20, HasMemory: true, SM: 0, HasSM: true},
@@ -154,8 +155,7 @@ func testProcesses() *health.Latest[processes.Snapshot] {
 			},
 		},
 		WithoutPod: map[processes.Reason]int{processes.ReasonHost: 1, processes.ReasonNotHolder: 1},
-	})
-	return latest
+	}
 }
 
 // testShares are the units of a device that is shared by memory, of two that MPS serves, the second with unknown holders, and of a
@@ -174,8 +174,7 @@ func testShares() []plugin.ShareUnits {
 }
 
 // testMemory are the containers on GPU-b: one that the driver limits, and one that nothing does.
-func testMemory() *health.Latest[memlimits.Snapshot] {
-	latest := new(health.Latest[memlimits.Snapshot])
+func testMemory() *memlimits.Snapshot {
 	c := memlimits.Container{
 		Namespace: "team", Pod: "chat-0", Name: "llm", Device: "GPU-b", Resource: "nvidia.com/gpu-memory", Units: 10,
 		Limit: 10 << 30,
@@ -184,8 +183,7 @@ func testMemory() *health.Latest[memlimits.Snapshot] {
 	limited.Pod, limited.Units, limited.Limit, limited.Enforcement, limited.Used, limited.HasUsed = "chat-1", 30, 30<<30, memlimits.Driver,
 		5<<30, true
 	c.Enforcement, c.Reason = memlimits.None, "the container has no control group"
-	latest.Store(&memlimits.Snapshot{Containers: []memlimits.Container{c, limited}})
-	return latest
+	return &memlimits.Snapshot{Containers: []memlimits.Container{c, limited}}
 }
 
 // testDRA is a driver with one failure of each kind, and calls in the first, the third and above the last bucket.
@@ -199,66 +197,60 @@ func testDRA() dra.Status {
 	}
 }
 
-func testClaims() *health.Latest[dra.Claims] {
-	latest := new(health.Latest[dra.Claims])
-	latest.Store(&dra.Claims{ByUID: map[types.UID]dra.Claim{"1": {}, "2": {}}})
-	return latest
+// testSource is Sources with the view that a scrape takes, which a test can change.
+type testSource struct {
+	Sources
+	*view.View
 }
 
+func collectorOf(src testSource) *collector { return newCollector(src.Sources) }
+
 // testSources provides a snapshot, the default fields, and totals that were updated a minute ago and now.
-func testSources(s *health.Snapshot) Sources {
+func testSources(s *health.Snapshot) testSource {
 	return configuredSources(s, testConfig(fields.SetDefault))
 }
 
-func configuredSources(s *health.Snapshot, c *Config) Sources {
-	latest, configs := new(health.Latest[health.Snapshot]), new(health.Latest[Config])
+func configuredSources(s *health.Snapshot, c *Config) testSource {
+	configs := new(health.Latest[Config])
 	configs.Store(c)
-	totals := NewTotals(TotalsInputs{Config: configs, Snapshots: latest, Holders: testHolders, Processes: testProcesses().Load})
+	totals := NewTotals(TotalsInputs{
+		Config: configs, Snapshots: new(health.Latest[health.Snapshot]), Holders: testHolders,
+		Processes: testProcesses,
+	})
 	if s != nil {
-		latest.Store(s)
 		for _, at := range []time.Time{now.Add(-time.Minute), now} {
 			totals.now = func() time.Time { return at }
 			totals.update(s)
 		}
 	}
-	return Sources{
-		Config: configs, Snapshots: latest, Totals: totals, Holders: testHolders,
-		Plugin: func() plugin.Status {
-			return plugin.Status{Resources: []plugin.ResourceStatus{{
+	v := &view.View{
+		At: now, Node: "node-1", Version: "1.2.3", Revision: "abc",
+		Reload: view.Reload{OK: true, At: now.Add(-time.Hour)}, PluginConfig: plugin.Config{Enabled: true},
+		UnmatchedRefs: []health.UnmatchedRefs{
+			{Key: "health.cordon", Refs: []string{"9", "GPU-9"}},
+			{Key: "plugin.exclude", Refs: []string{"0:7"}},
+		},
+		Snapshot: s,
+		Plugin: plugin.Status{
+			Resources: []plugin.ResourceStatus{{
 				Name: "nvidia.com/gpu", Registered: true, Registrations: 2, Streams: 1, Allocations: 5,
 				AllocationErrors: map[string]uint64{"unknown_device": 1}, Devices: 3, Healthy: 2, Unschedulable: &plugin.Unschedulable{Devices: 1},
-			}}}
+			}},
+			OtherPlugins: map[string]int{"example.com/gpu": 2},
 		},
-		Reload:     func() Reload { return Reload{OK: true, At: now.Add(-time.Hour)} },
-		Kubernetes: func() (Kubernetes, bool) { return Kubernetes{Writes: 4, Events: 3, Dropped: 2, Errors: 1}, true },
-		NodeWrites: func() (NodeWrites, bool) {
-			return NodeWrites{Writes: 6, Errors: 5, Leftovers: []string{"labels", "taints"}}, true
+		DRA: testDRA(), Claims: &dra.Claims{ByUID: map[types.UID]dra.Claim{"1": {}, "2": {}}},
+		Holders: testHolders(), Processes: testProcesses(), Shares: testShares(), Memory: testMemory(),
+		CDIRuntime:      &view.CDIRuntime{Version: "containerd://2.1.4", Support: "supported"},
+		NodeDevices:     map[view.SeenBy]int{view.SeenByPCI: 4, view.SeenByDriver: 3, view.OfferedToPods: 0},
+		Kube:            kube.Status{Enabled: true, Writes: 4, Events: 3, Dropped: 2, Errors: 1},
+		NodeObject:      kube.NodeStatus{Enabled: true, Writes: 6, Errors: 5, LabelsLeft: true, TaintsLeft: true},
+		PodLabelsStatus: view.PodLabels{Enabled: true, Up: true},
+		StateDir: statefile.Status{
+			Path: "/var/lib/gpu-node-agent", Err: "no space left on device", Since: now.Add(-time.Minute), Unread: now,
 		},
-		PodLabelsUp: func() (bool, bool) { return true, true },
-		Unwritten: func() []durable.Failure {
-			return []durable.Failure{{Path: "/var/lib/gpu-node-agent", Err: "no space left on device", Since: now.Add(-time.Minute)}}
-		},
-		StateFileRead: func() (bool, bool) { return false, true },
-		Processes:     testProcesses(),
-		Shares:        testShares,
-		Memory:        testMemory(),
-		DRA:           testDRA,
-		Claims:        testClaims(),
-		CDIRuntime: func() (CDIRuntime, bool) {
-			return CDIRuntime{Version: "containerd://2.1.4", Support: "supported"}, true
-		},
-		UnmatchedRefs: func() []health.UnmatchedRefs {
-			return []health.UnmatchedRefs{{Key: "health.cordon", Refs: []string{"9", "GPU-9"}}, {Key: "plugin.exclude", Refs: []string{"0:7"}}}
-		},
-		NodeDevices: func() map[SeenBy]int { return map[SeenBy]int{SeenByPCI: 4, SeenByDriver: 3, OfferedToPods: 0} },
-		LogDropped:  func() uint64 { return 12 },
-
-		OtherPlugins: func() map[string]int { return map[string]int{"example.com/gpu": 2} },
-
-		ConnectionsDropped: func() uint64 { return 13 },
-		Now:                func() time.Time { return now },
-		Hostname:           "node-1", Version: "1.2.3", Revision: "abc",
+		LogDropped: 12, ConnectionsDropped: 13,
 	}
+	return testSource{Sources{Config: configs, View: func() *view.View { return v }, Totals: totals}, v}
 }
 
 // fullNode is testNode with a value for each field of the first GPU.

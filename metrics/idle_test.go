@@ -549,7 +549,7 @@ func TestIdleForIsAbsentWhileWorkIsNotMeasured(t *testing.T) {
 	s := testNode()
 	src := configuredSources(s, testConfig(fields.SetDefault))
 	const idleFor, total = namespace + "device_idle_for_seconds", namespace + "device_idle_seconds_total"
-	before := render(t, newCollector(src))
+	before := render(t, collectorOf(src))
 	measured := len(series(before, idleFor))
 	if measured == 0 {
 		t.Fatal("no idle time is measured")
@@ -559,7 +559,7 @@ func TestIdleForIsAbsentWhileWorkIsNotMeasured(t *testing.T) {
 	}
 	src.Totals.Processes = nil
 	src.Totals.update(s)
-	after := render(t, newCollector(src))
+	after := render(t, collectorOf(src))
 	expectSeries(t, after, 0, idleFor)
 	expectSeries(t, after, len(series(before, total)), total)
 }

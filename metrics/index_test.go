@@ -21,7 +21,7 @@ func TestMissingGPUHasNoIndexLabel(t *testing.T) {
 	asked := false
 	src.Jobs = func(index int, _ string) []string { asked = asked || index < 0; return []string{"job"} }
 	found := 0
-	for line := range strings.Lines(render(t, newCollector(src))) {
+	for line := range strings.Lines(render(t, collectorOf(src))) {
 		of := strings.Contains(line, `="`+string(missing.Device.ID)+`"`) || strings.Contains(line, `="MIG-missing"`)
 		if !of || strings.HasPrefix(line, "#") || strings.HasPrefix(line, namespace+"device_info") &&
 			!strings.Contains(line, `UUID="`+string(missing.Device.ID)) {

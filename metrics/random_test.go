@@ -124,14 +124,14 @@ func (g generator) config() *Config {
 	return &c
 }
 
-func (g generator) sources() Sources {
+func (g generator) sources() testSource {
 	s := g.snapshot()
 	src := configuredSources(s, g.config())
 	h := g.holders(s)
-	src.Holders = func() podresources.Holders { return h }
-	src.Totals.Holders, src.Totals.now = src.Holders, func() time.Time { return now.Add(time.Minute) }
+	src.Holders = h
+	src.Totals.Holders, src.Totals.now = func() podresources.Holders { return h }, func() time.Time { return now.Add(time.Minute) }
 	src.Totals.update(s)
-	src.Hostname = g.anyText()
+	src.Node = g.anyText()
 	src.PodLabels = func(string, string) []Label { return g.labels() }
 	src.Jobs = func(int, string) []string { return []string{g.anyText(), g.anyText()}[:g.IntN(3)] }
 	status := plugin.Status{}
@@ -141,6 +141,6 @@ func (g generator) sources() Sources {
 			AllocationErrors: map[string]uint64{g.anyText(): uint64(g.IntN(2))},
 		})
 	}
-	src.Plugin = func() plugin.Status { return status }
+	src.Plugin = status
 	return src
 }

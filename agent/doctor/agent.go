@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
@@ -136,4 +138,19 @@ func runningAgent(ctx context.Context, c config.Config) (s status.Node, ok bool)
 	code, text := get(ctx, c, status.SnapshotPath)
 	ok = code == http.StatusOK && json.Unmarshal([]byte(text), &s) == nil
 	return s, ok
+}
+
+// problemsOf returns a check for each problem of a part that a running agent reports.
+func problemsOf(s status.Node, part string) (checks []Check) {
+	for _, p := range s.Problems {
+		fix := cmp.Or(p.Fix, "see the log of the agent")
+		switch {
+		case p.Part != part:
+		case p.Level == view.Unready:
+			checks = append(checks, failure("", p.Text, fix))
+		default:
+			checks = append(checks, warn(p.Text, fix)...)
+		}
+	}
+	return checks
 }

@@ -8,11 +8,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
@@ -72,18 +72,7 @@ func checkDRADriver(ctx context.Context, c config.Config) []Check {
 		}
 		return pass("no other driver has the name " + c.Plugin.DRA.DriverName)
 	}
-	var checks []Check
-	if s.DRA.Error != "" {
-		checks = append(checks, failure("", s.DRA.Error, "see the log of the agent"))
-	}
-	if s.DRA.PublishError != "" {
-		checks = append(checks, warn("not published: "+s.DRA.PublishError,
-			"check the network, the rights of the agent's service account and the chart's policy; the agent keeps trying")...)
-	}
-	if len(s.DRA.DroppedFeatures) > 0 {
-		checks = append(checks, warn("the API server lacks "+strings.Join(s.DRA.DroppedFeatures, ", "),
-			"enable these feature gates, or upgrade Kubernetes; docs/dra.md says what works without them")...)
-	}
+	checks := problemsOf(s, view.PartDRA)
 	if len(checks) == 0 {
 		checks = pass(fmt.Sprintf("%s is registered, %s published", s.DRA.Driver, status.Plural(s.DRA.Devices, "device")))
 	}

@@ -8,12 +8,16 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/cdi"
+	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
 )
 
 func TestDRAStepsOnlyWithDRA(t *testing.T) {
@@ -91,34 +95,33 @@ func TestCheckCDISupport(t *testing.T) {
 
 // A running agent reports its driver; without one the sockets are asked.
 func TestCheckDRADriver(t *testing.T) {
-	serving := status.DRA{Driver: "gpu.nvidia.com", Registered: true, Devices: 8}
-	with := func(change func(*status.DRA)) *status.DRA {
-		d := serving
+	with := func(change func(*dra.Status)) dra.Status {
+		d := dra.Status{Enabled: true, DriverName: "gpu.nvidia.com", Registered: true, Devices: 8, Published: time.Now()}
 		change(&d)
-		return &d
+		return d
 	}
 	for name, c := range map[string]struct {
-		dra   *status.DRA
+		dra   dra.Status
 		wants []want
 	}{
-		"serves": {&serving, []want{{CheckOK, "8 devices", ""}}},
+		"serves": {with(func(*dra.Status) {}), []want{{CheckOK, "8 devices", ""}}},
 		"another driver": {
-			with(func(d *status.DRA) { d.Error = "another driver answers; remove it" }),
+			with(func(d *dra.Status) { d.Err = "another driver answers; remove it" }),
 			[]want{{CheckFail, "another driver", "remove it"}},
 		},
 		"features": {
-			with(func(d *status.DRA) { d.DroppedFeatures = []string{"DRADeviceTaints"} }),
+			with(func(d *dra.Status) { d.DroppedFeatures = []string{"DRADeviceTaints"} }),
 			[]want{{CheckWarn, "DRADeviceTaints", "feature gates"}},
 		},
-		"waits":          {&status.DRA{Error: "waiting for pods"}, []want{{CheckWarn, "waiting for pods", "log"}}},
-		"does not serve": {nil, []want{{CheckOK, "gpu.nvidia.com", ""}}},
-		"rights and features": {with(func(d *status.DRA) { d.PublishError, d.DroppedFeatures = "forbidden", []string{"A"} }), []want{
+		"waits":          {dra.Status{Enabled: true, Err: "waiting for pods"}, []want{{CheckWarn, "waiting for pods", "log"}}},
+		"does not serve": {dra.Status{}, []want{{CheckOK, "gpu.nvidia.com", ""}}},
+		"rights and features": {with(func(d *dra.Status) { d.PublishErr, d.DroppedFeatures = "forbidden", []string{"A"} }), []want{
 			{CheckWarn, "forbidden", "rights"}, {CheckWarn, "A", "feature gates"},
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			agent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-				_ = json.NewEncoder(w).Encode(status.Node{DRA: c.dra})
+				_ = json.NewEncoder(w).Encode(status.New(&view.View{At: time.Now(), DRA: c.dra}, nil, node.IdleConfig{}, nil))
 			}))
 			defer agent.Close()
 			cfg := config.Config{Plugin: plugin.DefaultConfig()}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
@@ -49,10 +50,7 @@ func (d doctor) checkMPS(ctx context.Context, c config.Config) []Check {
 	}
 	checks := d.mpsDaemonProcesses(c, s)
 	if node, ok := runningAgent(ctx, c); ok {
-		if node.MPSWarning != "" {
-			checks = append(checks, warn(node.MPSWarning,
-				"give the pods of a device one runAsUser, or install a driver whose MPS has a multi-user server")...)
-		}
+		checks = append(checks, problemsOf(node, view.PartMPS)...)
 		for _, g := range node.GPUs {
 			for _, dev := range append([]status.Device{g}, g.MIG...) {
 				if m := dev.MPS; m != nil && !m.Ready && !m.Leaving && m.PID > 0 {

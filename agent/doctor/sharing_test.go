@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/mps"
 )
@@ -37,7 +38,15 @@ func TestCheckMPS(t *testing.T) {
 	running := mps.DaemonStatus{Device: "GPU-0", PID: 41, MultiUser: true}
 	stopped := mps.DaemonStatus{Device: "GPU-1", Error: "exit status 1: no such device"}
 	single := mps.DaemonStatus{Device: "GPU-2", PID: 43}
-	waiting := status.Node{MPSWarning: "GPU 2: this driver serves one user at a time"}
+	waiting := status.Node{Problems: []view.Problem{
+		{Part: view.PartDRA, Level: view.Warning, Text: "of another part"},
+		{
+			Part:  view.PartMPS,
+			Level: view.Warning,
+			Text:  "GPU 2: this driver serves one user at a time",
+			Fix:   "give the pods of a device one runAsUser",
+		},
+	}}
 	ready := func(d ...status.Device) status.Node { return status.Node{GPUs: d} }
 	served := func(index int, m status.MPS) status.Device { return status.Device{Index: index, MPS: &m} }
 	for name, test := range map[string]struct {

@@ -11,7 +11,9 @@ import (
 	"go.uber.org/zap/zaptest"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/status"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
@@ -25,7 +27,7 @@ func TestMIGIndexIsTheSameEverywhere(t *testing.T) {
 		return &health.Snapshot{At: agenttest.Now(), Source: health.Source{Status: health.SourceUp}, Devices: devices}
 	}
 	snapshot := snapshotOf(judge.DefaultConfig())
-	gpus := status.New(status.Inputs{Now: agenttest.Now(), Snapshot: snapshot}).GPUs
+	gpus := status.New(&view.View{At: agenttest.Now(), Snapshot: snapshot}, nil, node.IdleConfig{}, nil).GPUs
 	if gpus[0].MIGIndex != nil || gpus[1].MIGIndex != nil || len(gpus[1].MIG) != 2 {
 		t.Fatalf("%+v", gpus)
 	}

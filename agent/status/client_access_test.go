@@ -11,6 +11,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 )
 
 func TestAskWithAccess(t *testing.T) {
@@ -69,8 +70,8 @@ func TestAskWithAccess(t *testing.T) {
 func serve(t *testing.T, config string) *agenttest.Server {
 	t.Helper()
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET "+SnapshotPath, NewPages(func() Node { return New(testInputs()) }, &History{}, zap.NewNop()).ServeJSON)
-	return agenttest.Serve(t, config, mux, func() []string { return nil })
+	mux.HandleFunc("GET "+SnapshotPath, NewPages(func() Node { return newNode(testInputs()) }, &History{}, zap.NewNop()).ServeJSON)
+	return agenttest.Serve(t, config, mux, func() view.Problems { return nil })
 }
 
 func portOf(s *agenttest.Server) string { return s.Address()[strings.LastIndex(s.Address(), ":"):] }

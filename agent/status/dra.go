@@ -95,22 +95,6 @@ func draText(d *DRA) string {
 	return text
 }
 
-// draProblems returns what is wrong, or works only in part.
-func draProblems(now time.Time, d *DRA) (all []string) {
-	if d.Driver != "" && (d.Behind || d.PublishError != "") {
-		behind := "not published"
-		if !d.Published.IsZero() {
-			behind = strings.TrimSpace("not up to date " + forText(now, d.Published))
-		}
-		all = append(all, behind+formatIf(": %s", d.PublishError))
-	}
-	if len(d.DroppedFeatures) > 0 {
-		all = append(all, "the API server lacks "+strings.Join(d.DroppedFeatures, ", "))
-	}
-	return append(all, nonEmpty(formatIf("%s; claims are refused", d.CheckpointError),
-		formatIf("a full disk would refuse claims: %s", d.Unreserved), d.Warning)...)
-}
-
 // preparedTexts returns at most maxHolders texts like "team/train: gpu-0, gpu-1 for team/train-0", and how many more there are.
 func preparedTexts(d *DRA) []string {
 	texts := make([]string, len(d.Claims))
@@ -129,7 +113,7 @@ func preparedTexts(d *DRA) []string {
 }
 
 // dra writes the status of dynamic resource allocation.
-func (p *printer) dra(now time.Time, d *DRA) {
+func (p *printer) dra(d *DRA) {
 	if d == nil {
 		return
 	}
@@ -139,10 +123,6 @@ func (p *printer) dra(now time.Time, d *DRA) {
 			state = terminal.Cell{Text: "not registered", Colour: terminal.Red}
 		}
 		p.labelled("dra", plain(d.Driver+" "), state, plain("; "+draText(d)))
-	}
-	p.line("dra", terminal.Red, d.Error)
-	for _, w := range draProblems(now, d) {
-		p.line("dra", terminal.Yellow, w)
 	}
 	for _, c := range preparedTexts(d) {
 		p.line("claim", "", c)

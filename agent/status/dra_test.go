@@ -17,7 +17,7 @@ import (
 )
 
 // draInputs returns the inputs of a node that serves three claims.
-func draInputs() Inputs {
+func draInputs() inputs {
 	k := testInputs()
 	k.DRA = dra.Status{
 		Enabled: true, DriverName: "gpu.example.com", Pool: "node-1", Registered: true, Devices: 3, Slices: 1, Tainted: 1,
@@ -49,7 +49,7 @@ func draInputs() Inputs {
 }
 
 func TestDRAStatus(t *testing.T) {
-	node := New(draInputs())
+	node := newNode(draInputs())
 	d := node.DRA
 	if d.Driver != "gpu.example.com" || !d.Registered || d.Tainted != 1 || !d.Behind ||
 		!slices.Equal(d.DroppedFeatures, []string{"DRADeviceTaints"}) {
@@ -80,18 +80,18 @@ func TestDRAStatus(t *testing.T) {
 
 func TestDRAStatusWhileOff(t *testing.T) {
 	for name, c := range map[string]struct {
-		change func(*Inputs)
+		change func(*inputs)
 		shown  bool
 		part   string
 	}{
-		"off":       {func(k *Inputs) { k.DRA, k.Claims = dra.Status{}, nil }, false, "gpu.example.com"},
-		"no claims": {func(k *Inputs) { k.DRA, k.Claims = dra.Status{}, &dra.Claims{} }, false, "gpu.example.com"},
-		"claims":    {func(k *Inputs) { k.DRA = dra.Status{} }, true, "team/a"},
-		"waiting":   {func(k *Inputs) { k.DRA, k.Claims = dra.Status{Enabled: true, Err: "waiting for pods"}, nil }, true, "waiting for pods"},
+		"off":       {func(k *inputs) { k.DRA, k.Claims = dra.Status{}, nil }, false, "gpu.example.com"},
+		"no claims": {func(k *inputs) { k.DRA, k.Claims = dra.Status{}, &dra.Claims{} }, false, "gpu.example.com"},
+		"claims":    {func(k *inputs) { k.DRA = dra.Status{} }, true, "team/a"},
+		"waiting":   {func(k *inputs) { k.DRA, k.Claims = dra.Status{Enabled: true, Err: "waiting for pods"}, nil }, true, "waiting for pods"},
 	} {
 		k := draInputs()
 		c.change(&k)
-		node := New(k)
+		node := newNode(k)
 		text, err := json.Marshal(node)
 		if err != nil {
 			t.Fatal(err)

@@ -16,11 +16,11 @@ func TestEventOfGPUWithoutIndex(t *testing.T) {
 	device := health.DeviceState{Device: health.Device{ID: "GPU-missing", Index: -1}, Verdict: health.Verdict{
 		State: health.Unhealthy, Findings: []health.Finding{{Cause: "missing", State: health.Unhealthy, Reason: "it is missing"}},
 	}}
-	k.Events = eventsBetween(k.Snapshot, &health.Snapshot{
-		Source: k.Snapshot.Source, At: k.Now,
+	k.events = eventsBetween(k.Snapshot, &health.Snapshot{
+		Source: k.Snapshot.Source, At: k.At,
 		Devices: append(slices.Clone(k.Snapshot.Devices), device),
 	})
-	agenttest.MustContain(t, New(k).Table(false, terminal.Output{}), "  GPU-missing  unhealthy: missing: it is missing")
+	agenttest.MustContain(t, newNode(k).Table(false, terminal.Output{}), "  GPU-missing  unhealthy: missing: it is missing")
 	agenttest.MustContain(t, pageOf(t, k), "<td>GPU-missing</td>")
 }
 

@@ -164,7 +164,7 @@ func TestPageShowsCharts(t *testing.T) {
 			history.record(k.Snapshot.Devices, time.Now(), time.Second)
 			time.Sleep(slotWidth) //nolint:forbidigo // the bubble's clock
 		}
-		s := New(k)
+		s := newNode(k)
 		history.draw(&s)
 		title := func(gpu, chart int) string { return s.GPUs[gpu].Charts[chart].Title }
 		for _, c := range []struct {
@@ -199,7 +199,7 @@ func TestChartOfInvalidLimit(t *testing.T) {
 	k, h := testInputs(), new(History)
 	k.Snapshot.Devices[0].Sample.Values = map[health.Field]float64{health.FieldPower: 0, health.FieldPowerLimit: -1}
 	h.record(k.Snapshot.Devices[:1], time.Now(), time.Second)
-	s := New(k)
+	s := newNode(k)
 	h.draw(&s)
 	if c := s.GPUs[0].Charts[3]; c.Path != "M89 40h1" || !strings.HasSuffix(c.Title, " at 100 W") {
 		t.Errorf("%+v", c)
@@ -232,7 +232,7 @@ func BenchmarkHistoryRecord(b *testing.B) {
 
 func BenchmarkHistoryDraw(b *testing.B) {
 	k := maxInputs()
-	h, s := maxHistory(k.Snapshot.Devices), New(k)
+	h, s := maxHistory(k.Snapshot.Devices), newNode(k)
 	b.ReportAllocs()
 	for b.Loop() {
 		h.draw(&s)

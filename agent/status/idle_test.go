@@ -85,7 +85,7 @@ func TestIdleTextOfSeveralDevices(t *testing.T) {
 
 func TestStatusShowsIdleTimes(t *testing.T) {
 	k := testInputs()
-	k.IdleTimes = metrics.IdleTimes{
+	k.idle = metrics.IdleTimes{
 		{Device: "GPU-0", Namespace: "training", Pod: "llm-0", Container: "torch"}: {
 			NoProcess: 2 * time.Hour, ProcessesKnown: true,
 			Observed: 3 * time.Hour,
@@ -99,7 +99,7 @@ func TestStatusShowsIdleTimes(t *testing.T) {
 	page := pageOf(t, k)
 	agenttest.MustContain(t, section(t, page, 0), "training/llm-0 (torch) ×2: no process for 120m<", "web/chat-1 (vllm)<")
 	agenttest.MustContain(t, section(t, page, 2), "nb/ada (main): no work for 60m")
-	s := New(k)
+	s := newNode(k)
 	agenttest.MustContain(t, s.Table(true, terminal.Output{}), "training/llm-0 (torch) ×2: no process for 120m, web/chat-1 (vllm)")
 
 	held := s.GPUs[0].Holders
@@ -109,12 +109,12 @@ func TestStatusShowsIdleTimes(t *testing.T) {
 	if held[0].Idle == nil || held[1].Idle == nil || *held[1].Idle.NoProcess != 7200 || held[2].Idle != nil {
 		t.Errorf("each unit of a container has its idle time: %+v", held)
 	}
-	k.Idle = node.IdleConfig{After: time.Hour, Evidence: node.EvidenceNoProcess}
-	if s := New(k); s.GPUs[0].Holders[0].Idle.Evidence != node.EvidenceNoProcess || s.GPUs[2].MIG[1].Holders[0].Idle.Evidence != "" {
+	k.idleConfig = node.IdleConfig{After: time.Hour, Evidence: node.EvidenceNoProcess}
+	if s := newNode(k); s.GPUs[0].Holders[0].Idle.Evidence != node.EvidenceNoProcess || s.GPUs[2].MIG[1].Holders[0].Idle.Evidence != "" {
 		t.Errorf("want evidence of the first only: %+v, %+v", s.GPUs[0].Holders[0].Idle, s.GPUs[2].MIG[1].Holders[0].Idle)
 	}
 	k.Shares = nil // the units are another plugin's
-	text, err := json.Marshal(New(k).GPUs[0].Holders)
+	text, err := json.Marshal(newNode(k).GPUs[0].Holders)
 	if err != nil || strings.Contains(string(text), "gpuShare") {
 		t.Errorf("%s, %v", text, err)
 	}

@@ -5,69 +5,37 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"time"
 
-	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
-	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/dra"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
-// Inputs is the state of the agent's components that a Node is built from.
-type Inputs struct {
-	Node, Version, Revision string
-
-	Now                 time.Time
-	NotReady            []string
-	Reload              metrics.Reload
-	ConfigError         string   // of the newest configuration; ignored while Reload.OK
-	ConfigNotes         []string // on the configuration in force
-	UnmatchedRefs       []health.UnmatchedRefs
-	Snapshot            *health.Snapshot // nil before the first
-	Lock                nodelock.State   // whether this agent may serve the node
-	Plugin              plugin.Status
-	DRA                 dra.Status
-	Claims              *dra.Claims // prepared; nil if unknown
-	Holders             podresources.Holders
-	Processes           *processes.Snapshot // nil if they are not measured
-	Shares              []plugin.ShareUnits // of the shared devices
-	IdleTimes           metrics.IdleTimes   // of the holders
-	Idle                node.IdleConfig     // by which a holder is idle
-	Memory              *memlimits.Snapshot // nil without devices that are shared by memory
-	Kube                kube.Status
-	NodeObject          kube.NodeStatus
-	StartupTaintReasons []string // NodeObject.StartupTaintReasons
-	StateDir            statefile.Status
-	StateLoss           string // why an earlier process lost the state directory; empty if none did
-	Events              []Event
-}
-
-// New builds the status from its inputs.
-func New(k Inputs) Node {
+// New returns the status. idle are the idle times of the holders, and c is by which of them a holder is idle.
+func New(v *view.View, idle metrics.IdleTimes, c node.IdleConfig, events []Event) Node {
+	problems := v.Problems()
 	s := Node{
-		Node: k.Node, Version: k.Version, Revision: k.Revision, Time: k.Now.UTC(),
-		Ready: len(k.NotReady) == 0, NotReady: list(k.NotReady), Events: list(k.Events),
-		Config:  Config{OK: k.Reload.OK, Since: k.Reload.At.UTC(), Notes: list(k.ConfigNotes)},
-		Kubelet: kubeletStatus(k.Lock, k.Plugin, k.Holders), DRA: draStatus(k.DRA, k.Claims, k.Holders),
+		Node: v.Node, Version: v.Version, Revision: v.Revision, Time: v.At.UTC(),
+		Ready: problems.Ready(), NotReady: list(problems.Texts(view.Unready)), Problems: list(problems), Events: list(events),
+		Config:  Config{OK: v.Reload.OK, Since: v.Reload.At.UTC(), Error: v.Reload.Err, Notes: list(v.Notes)},
+		Kubelet: kubeletStatus(v), DRA: draStatus(v.DRA, v.Claims, v.Holders),
 		API: APIServer{
-			k.Kube.Enabled || k.Kube.IdleEnabled, k.Kube.Writes, k.Kube.Events, k.Kube.Dropped, k.Kube.Errors, k.Kube.ConditionErr,
-			cmp.Or(k.Kube.EventErr, k.Kube.IdleErr),
+			v.Kube.Enabled || v.Kube.IdleEnabled, v.Kube.Writes, v.Kube.Events, v.Kube.Dropped, v.Kube.Errors, v.Kube.ConditionErr,
+			cmp.Or(v.Kube.EventErr, v.Kube.IdleErr),
 		},
 		Object: NodeObject{
-			k.NodeObject.Enabled, k.NodeObject.Writes, k.NodeObject.Errors, k.NodeObject.LabelsErr, k.NodeObject.FeatureErr, k.NodeObject.TaintsErr,
-			k.NodeObject.ConditionErr, k.StartupTaintReasons,
+			v.NodeObject.Enabled, v.NodeObject.Writes, v.NodeObject.Errors, v.NodeObject.LabelsErr, v.NodeObject.FeatureErr, v.NodeObject.TaintsErr,
+			v.NodeObject.ConditionErr, v.StartupTaintReasons(),
 		},
 		Memory: StateDir{
-			k.StateDir.Path, k.StateDir.Err, k.StateDir.Since.UTC(), k.StateDir.Written.UTC(), k.StateDir.Unread.UTC(), k.StateLoss,
-			k.StateDir.Unreserved, k.StateDir.SetAside,
+			v.StateDir.Path, v.StateDir.Err, v.StateDir.Since.UTC(), v.StateDir.Written.UTC(), v.StateDir.Unread.UTC(), v.StateLoss,
+			v.StateDir.Unreserved, v.StateDir.SetAside,
 		},
 		Bindings: []Binding{},
 		Source: Source{
@@ -75,20 +43,17 @@ func New(k Inputs) Node {
 			Events: []EventSource{},
 		}, GPUs: []Device{},
 	}
-	if !k.Reload.OK {
-		s.Config.Error = k.ConfigError
-	}
-	for _, u := range k.UnmatchedRefs {
+	for _, u := range v.UnmatchedRefs {
 		s.Config.Notes = append(s.Config.Notes, u.String())
 	}
-	if k.Snapshot == nil {
+	if v.Snapshot == nil {
 		return s
 	}
-	s.Bindings = Bindings(k.Snapshot.Bindings)
-	src := k.Snapshot.Source
+	s.Bindings = Bindings(v.Snapshot.Bindings)
+	src := v.Snapshot.Source
 	s.Source = Source{
 		Kind: src.Kind, Status: src.Status.String(), Since: src.Since.UTC(), Error: src.Err, Reconnects: src.Reconnects,
-		Measured: k.Snapshot.At.UTC(), Driver: src.Versions.Driver, CUDA: src.Versions.CUDA, DCGM: src.Versions.DCGM, Engine: src.Versions.Engine,
+		Measured: v.Snapshot.At.UTC(), Driver: src.Versions.Driver, CUDA: src.Versions.CUDA, DCGM: src.Versions.DCGM, Engine: src.Versions.Engine,
 		Checks:    Checks{src.Checks.Status.String(), src.Checks.Since.UTC(), src.Checks.Err},
 		Incidents: incidentsStatus(src.Incidents), Events: eventSourcesStatus(src.Events),
 	}
@@ -96,42 +61,42 @@ func New(k Inputs) Node {
 		s.Source.Until = src.Detachment.Until.UTC()
 	}
 	if g := src.XIDGap; !g.Since.IsZero() {
-		s.Source.XIDGap = &XIDGap{g.Since.UTC(), g.Until.UTC(), g.Of(k.Now).Seconds()}
+		s.Source.XIDGap = &XIDGap{g.Since.UTC(), g.Until.UTC(), g.Of(v.At).Seconds()}
 	}
-	devices := k.Snapshot.Devices
-	if s.Source.Outdated = k.Snapshot.Polled() && !k.Snapshot.ValuesCount(k.Now); s.Source.Outdated {
+	devices := v.Snapshot.Devices
+	if s.Source.Outdated = v.Snapshot.Polled() && !v.Snapshot.ValuesCount(v.At); s.Source.Outdated {
 		devices = slices.Clone(devices)
 		for i := range devices {
 			devices[i].Sample.Values = nil
 		}
 	}
-	s.GPUs = Devices(devices, k.Holders, src.Kind)
-	if k.Processes != nil {
-		s.ProcessesError = cmp.Or(k.Processes.Err, k.Processes.Warning)
-		addUsage(s.GPUs, k.Processes)
+	s.GPUs = Devices(devices, v.Holders, src.Kind)
+	if v.Processes != nil {
+		s.ProcessesError = cmp.Or(v.Processes.Err, v.Processes.Warning)
+		addUsage(s.GPUs, v.Processes)
 	}
-	if k.Memory != nil {
-		s.MemoryLimitsError = k.Memory.Err
+	if v.Memory != nil {
+		s.MemoryLimitsError = v.Memory.Err
 	}
-	s.MPSWarning = SingleUserMPS(devices, k.Holders)
-	addSharing(s.GPUs, k)
-	addIdle(s.GPUs, k, metrics.NewGPUShares(k.Snapshot.Devices, k.Shares, k.Claims))
+	s.MPSWarning = v.SingleUserMPS()
+	addSharing(s.GPUs, v)
+	addHolding(s.GPUs, v.Holders, metrics.NewGPUShares(v.Snapshot.Devices, v.Shares, v.Claims), idle, c)
 	return s
 }
 
-// addIdle adds how long the holders have not used their devices, and which part of a GPU each has.
-func addIdle(devices []Device, k Inputs, shares metrics.GPUShares) {
+// addHolding adds how long the holders have not used their devices, and which part of a GPU each has.
+func addHolding(devices []Device, held podresources.Holders, shares metrics.GPUShares, idle metrics.IdleTimes, c node.IdleConfig) {
 	for i := range devices {
 		d := &devices[i]
-		addIdle(d.MIG, k, shares)
-		holders := k.Holders.By[d.UUID] // as in d.Holders, in the same order
+		addHolding(d.MIG, held, shares, idle, c)
+		holders := held.By[d.UUID] // as in d.Holders, in the same order
 		parts := shares.Of(d.UUID, holders)
 		for j, h := range holders {
 			if parts[j] > 0 {
 				d.Holders[j].GPUShare = &parts[j]
 			}
-			if idle, ok := k.IdleTimes.Of(d.UUID, h); ok {
-				d.Holders[j].Idle = idleStatus(idle, k.Idle)
+			if i, ok := idle.Of(d.UUID, h); ok {
+				d.Holders[j].Idle = idleStatus(i, c)
 			}
 		}
 	}
@@ -203,19 +168,17 @@ const (
 	pluginOff = "off"
 )
 
-func kubeletStatus(lock nodelock.State, p plugin.Status, h podresources.Holders) Kubelet {
+func kubeletStatus(v *view.View) Kubelet {
+	p := &v.Plugin
 	k := Kubelet{
-		Error: p.Err, AuditError: p.AuditErr, HoldersError: h.Err, Holders: h.At.UTC(), Resources: []Resource{}, Plugin: pluginOn,
-		Warnings: []string{},
-	}
-	if h.Settling {
-		k.HoldersError = h.Unknown(h.At)
+		Error: p.Err, AuditError: p.AuditErr, HoldersError: v.HoldersErr(), Holders: v.Holders.At.UTC(), Resources: []Resource{},
+		Plugin: pluginOn, Warnings: []string{},
 	}
 	if p.Off {
 		k.Plugin = pluginOff
 	}
-	if lock.Waits {
-		k.WaitsFor = cmp.Or(lock.Holder, &nodelock.Holder{})
+	if v.Lock.Waits {
+		k.WaitsFor = cmp.Or(v.Lock.Holder, &nodelock.Holder{})
 	}
 	k.Warnings = append(k.Warnings, plugin.OtherPluginTexts(p.OtherPlugins)...)
 	for _, r := range p.Resources {

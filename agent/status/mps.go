@@ -4,13 +4,11 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
-	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
 // MPSDaemon is the MPS daemon of a device.
@@ -33,29 +31,6 @@ func MPSDaemons(s *health.Snapshot, p *processes.Snapshot) []MPSDaemon {
 		}
 	}
 	return all
-}
-
-// SingleUserMPS names the devices that two or more pods hold although their MPS daemon serves one user at a time, with the consequence; it
-// returns "" if there is none. Which users the pods run as is unknown.
-func SingleUserMPS(devices []health.DeviceState, h podresources.Holders) string {
-	var names []string
-	for i := range devices {
-		d := &devices[i]
-		if d.MPS == nil || d.MPS.PID == 0 || d.MPS.MultiUser {
-			continue
-		}
-		holders := h.By[d.Device.ID]
-		another := func(other podresources.Holder) bool {
-			return other.Namespace != holders[0].Namespace || other.Pod != holders[0].Pod
-		}
-		if slices.ContainsFunc(holders, another) {
-			names = append(names, d.Device.Name())
-		}
-	}
-	if len(names) == 0 {
-		return ""
-	}
-	return strings.Join(names, ", ") + ": this driver serves one user at a time; pods of other users wait: give them one runAsUser"
 }
 
 // SetClients replaces the clients of each server. The keys are PIDs of servers. p finds their pods; it may be nil.

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 )
 
 // The parts of the page. It loads nothing from other hosts: the browser or the node may have no Internet access.
@@ -29,7 +31,7 @@ const (
 	maxFaultGroups   = 8 // at the top of the page
 	maxFaultyDevices = 8 // in one of them
 	maxHolders       = 6 // of one device
-	maxWarnings      = 8 // about devices that are not offered, and notes on the configuration
+	maxProblems      = 8 // of one part
 	refreshSeconds   = 5
 )
 
@@ -55,25 +57,20 @@ func NewPages(build func() Node, history *History, log *zap.Logger) *Pages {
 		"refresh": func() int { return refreshSeconds },
 		"mhz":     mhzText, "memory": memoryText, "memoryPercent": memoryPercent, "width": barWidth, "age": ageText, "for": forText,
 		"clock":       clockText,
-		"allocations": allocationsText, "pluginOff": pluginOffText, "resources": groupResources, "kubeletErrors": kubeletErrors,
-		"incident": incidentText, "xidGap": xidGapText, "notServed": notServedText,
+		"allocations": allocationsText, "pluginOff": pluginOffText, "incident": incidentText, "xidGap": xidGapText,
 		"xids": xidsText, "versions": versionsText, "clears": clearsText, "heldMIG": heldMIG, "name": Device.Name, "number": indexText,
 		"eventIndex": eventIndexText, "inUse": inUseText, "notMeasured": notMeasuredText,
 		"findings": func(gpu, d Device) [][]Finding { return groupFindings(ownFindings(gpu, d)) },
 		"title":    titleText, "faultGroups": faultGroups, "counts": stateCounts, "plural": Plural[int],
-		"dra": draText, "draProblems": draProblems, "claims": preparedTexts,
-		"api": apiText, "apiErrors": apiErrors, "object": nodeObjectText, "objectErrors": nodeObjectErrors, "startupTaint": startupTaintText,
-		"stateProblems": stateProblems, "configError": configErrorText,
-		"bindingWarnings": func(s Node) []string { return limitTexts(bindingWarnings(s), maxWarnings) },
-		"finding":         func(now time.Time, f []Finding) findingData { return findingData{now, f} },
-		"holders":         func(h []Holder) []string { return heldByTexts(h, maxHolders) },
-		"usage":           func(d Device) []string { return usageTexts(d, maxHolders) },
-		"shares":          func(d Device) string { return sharesText(d, true) },
-		"limits":          func(d Device) []string { return memoryLimitTexts(d, maxHolders) },
-		"notes":           func(c Config) []string { return limitTexts(c.Notes, maxWarnings) },
-		"warnings":        func(k Kubelet) []string { return limitTexts(k.Warnings, maxWarnings) },
-		"worst":           func(all []faultGroup) []faultGroup { return all[:min(len(all), maxFaultGroups)] },
-		"newest":          func(all []Event) []Event { return all[:min(len(all), maxPageEvents)] },
+		"dra": draText, "claims": preparedTexts, "api": apiText, "object": nodeObjectText,
+		"problems": func(s Node) []view.Problem { return shownProblems(s.Problems) },
+		"finding":  func(now time.Time, f []Finding) findingData { return findingData{now, f} },
+		"holders":  func(h []Holder) []string { return heldByTexts(h, maxHolders) },
+		"usage":    func(d Device) []string { return usageTexts(d, maxHolders) },
+		"shares":   func(d Device) string { return sharesText(d, true) },
+		"limits":   func(d Device) []string { return memoryLimitTexts(d, maxHolders) },
+		"worst":    func(all []faultGroup) []faultGroup { return all[:min(len(all), maxFaultGroups)] },
+		"newest":   func(all []Event) []Event { return all[:min(len(all), maxPageEvents)] },
 	}).Parse(statusHTML))
 	return &Pages{
 		build: build, history: history, log: log, page: page,

@@ -17,11 +17,11 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
 	"github.com/gpu-node-agent/gpu-node-agent/health/monitor"
 	"github.com/gpu-node-agent/gpu-node-agent/health/sim"
-	"github.com/gpu-node-agent/gpu-node-agent/metrics"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
@@ -168,10 +168,13 @@ func (c simulation) page(t *testing.T) *httptest.ResponseRecorder {
 	defer components.Wait()
 	defer cancel()
 
-	k := Inputs{
-		Node: "gpu-node-17", Version: "1.0.0", Now: time.Now(), Reload: metrics.Reload{OK: true}, Snapshot: snapshots.Load(), Plugin: c.plugin,
-		Holders: podresources.Holders{At: time.Now(), Err: c.holdersErr, By: map[health.DeviceID][]podresources.Holder{}},
-		Events:  events.Latest(),
+	k := inputs{
+		View: view.View{
+			At: time.Now(), Node: "gpu-node-17", Version: "1.0.0", MaxAge: time.Minute, Reload: view.Reload{OK: true},
+			PluginConfig: plugin.Config{Enabled: true}, Snapshot: snapshots.Load(), Plugin: c.plugin,
+			Holders: podresources.Holders{At: time.Now(), Err: c.holdersErr, By: map[health.DeviceID][]podresources.Holder{}},
+		},
+		events: events.Latest(),
 	}
 	if c.holdersErr != "" {
 		k.Holders.At = time.Time{}
@@ -183,7 +186,7 @@ func (c simulation) page(t *testing.T) *httptest.ResponseRecorder {
 		}
 	}
 	w := httptest.NewRecorder()
-	NewPages(func() Node { return New(k) }, &history, zap.NewNop()).
+	NewPages(func() Node { return newNode(k) }, &history, zap.NewNop()).
 		ServeHTML(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
 	t.Logf("%d bytes", w.Body.Len())
 	return w

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/processes"
 )
@@ -69,7 +70,7 @@ type MemoryLimit struct {
 }
 
 // addSharing adds the units of the shared devices, their MPS daemons, and the memory of their containers.
-func addSharing(devices []Device, k Inputs) {
+func addSharing(devices []Device, v *view.View) {
 	at := make(map[health.DeviceID]*Device)
 	for i := range devices {
 		at[devices[i].UUID] = &devices[i]
@@ -77,9 +78,9 @@ func addSharing(devices []Device, k Inputs) {
 			at[devices[i].MIG[j].UUID] = &devices[i].MIG[j]
 		}
 	}
-	for i := range k.Snapshot.Devices {
-		if s := &k.Snapshot.Devices[i]; s.MPS != nil && at[s.Device.ID] != nil {
-			at[s.Device.ID].MPS = MPSStatus(s.MPS, k.Processes)
+	for i := range v.Snapshot.Devices {
+		if s := &v.Snapshot.Devices[i]; s.MPS != nil && at[s.Device.ID] != nil {
+			at[s.Device.ID].MPS = MPSStatus(s.MPS, v.Processes)
 		}
 	}
 	known := func(n int) *int {
@@ -88,17 +89,17 @@ func addSharing(devices []Device, k Inputs) {
 		}
 		return &n
 	}
-	for _, u := range k.Shares {
+	for _, u := range v.Shares {
 		if d := at[u.Device]; d != nil {
 			d.Shares = &Shares{
 				string(u.Sharing), u.Resource, u.Unit, u.Total, known(u.Free), known(u.Largest), string(u.Enforcement), u.Reason,
 			}
 		}
 	}
-	if k.Memory == nil {
+	if v.Memory == nil {
 		return
 	}
-	for _, c := range k.Memory.Containers {
+	for _, c := range v.Memory.Containers {
 		d := at[c.Device]
 		if d == nil {
 			continue

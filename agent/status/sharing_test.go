@@ -17,7 +17,7 @@ import (
 
 // sharingInputs returns a node whose GPU 0 MPS serves, whose GPU 1 is shared by memory, and whose MIG device 2:1 has a daemon that is
 // down.
-func sharingInputs() Inputs {
+func sharingInputs() inputs {
 	k := testInputs()
 	k.Snapshot.Devices[0].MPS = &health.MPSDaemon{
 		Ready: true, PID: 41, Started: agenttest.Ago(0), Restarts: 2, ThreadPercentage: 25, PinnedMemory: 20 << 30,
@@ -51,7 +51,7 @@ func sharingInputs() Inputs {
 }
 
 func TestSharingIsShown(t *testing.T) {
-	s := New(sharingInputs())
+	s := newNode(sharingInputs())
 	for _, d := range allDevices(s) {
 		for i := range d.Findings {
 			d.Findings[i].Advice = "advice" // independent of health's texts
@@ -71,7 +71,11 @@ func TestSharingIsShown(t *testing.T) {
 	}
 
 	page := pageOf(t, sharingInputs())
-	agenttest.MustContain(t, page, "<dt>memory limits</dt><dd class=\"degraded\">no control groups")
+	agenttest.MustContain(
+		t,
+		page,
+		`<dt>memory</dt><dd class="degraded"><span class="badge">warning</span> limits unknown: no control groups`,
+	)
 	agenttest.MustContain(t, section(t, page, 0), "1 of 4 free, mps, largest request 1", `<span class="badge healthy">ready</span>`,
 		"pid 41, 3 clients, 2 restarts, 25 % of the SMs and 20 GiB per client, single-user")
 	agenttest.MustContain(t, section(t, page, 1), "38 of 78 free, memory, 1 GiB each, largest request 0, enforcement none: driver 580",
@@ -81,7 +85,7 @@ func TestSharingIsShown(t *testing.T) {
 
 // The status of a node that shares no device does not mention sharing.
 func TestSharingIsNotShownWithoutIt(t *testing.T) {
-	s := New(testInputs())
+	s := newNode(testInputs())
 	document, err := json.Marshal(s)
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +154,7 @@ func TestSingleUserMPS(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k := testInputs()
 			k.Snapshot.Devices[0].MPS, k.Holders = test.daemon, test.holders
-			s, want := New(k), ""
+			s, want := newNode(k), ""
 			if test.named {
 				want = "GPU 0 (GPU-0): this driver serves one user at a time; pods of other users wait: give them one runAsUser"
 			}
@@ -158,7 +162,10 @@ func TestSingleUserMPS(t *testing.T) {
 			if s.MPSWarning != want || strings.Contains(table, "mps       GPU 0 (GPU-0): this driver serves one") != test.named {
 				t.Errorf("%q\n%s", s.MPSWarning, table)
 			}
-			if strings.Contains(pageOf(t, k), "<dt>MPS</dt><dd class=\"degraded\">GPU 0 (GPU-0): this driver serves one user") != test.named {
+			if strings.Contains(
+				pageOf(t, k),
+				`<dt>mps</dt><dd class="degraded"><span class="badge">warning</span> GPU 0 (GPU-0): this driver serves one user`,
+			) != test.named {
 				t.Error("the page differs")
 			}
 		})

@@ -4,6 +4,7 @@ package status
 import (
 	"time"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/nodelock"
 )
@@ -13,26 +14,27 @@ import (
 //
 // An unknown value has no key; it is never 0. Keys may be added, but none changes its meaning within v1.
 type Node struct {
-	Node     string     `json:"node"`
-	Version  string     `json:"version"`
-	Revision string     `json:"revision,omitempty"`
-	Time     time.Time  `json:"time"`     // of this response
-	Ready    bool       `json:"ready"`    // as /readyz
-	NotReady []string   `json:"notReady"` // why not
-	Config   Config     `json:"config"`
-	Bindings []Binding  `json:"bindings"` // entries of the configuration that name a GPU by its index
-	Source   Source     `json:"source"`
-	Kubelet  Kubelet    `json:"kubelet"`
-	DRA      *DRA       `json:"dra,omitempty"` // while plugin.api is dra, or claims are prepared
-	API      APIServer  `json:"apiServer"`
-	Object   NodeObject `json:"nodeObject"`
-	Memory   StateDir   `json:"memory"`
-	GPUs     []Device   `json:"gpus"`   // by index
-	Events   []Event    `json:"events"` // the newest first, at most 100
+	Node     string         `json:"node"`
+	Version  string         `json:"version"`
+	Revision string         `json:"revision,omitempty"`
+	Time     time.Time      `json:"time"`     // of this response
+	Ready    bool           `json:"ready"`    // as /readyz
+	NotReady []string       `json:"notReady"` // why not; Problems has each too
+	Problems []view.Problem `json:"problems"` // why it does not do its whole job, and what an operator should correct; the worst level first
+	Config   Config         `json:"config"`
+	Bindings []Binding      `json:"bindings"` // entries of the configuration that name a GPU by its index
+	Source   Source         `json:"source"`
+	Kubelet  Kubelet        `json:"kubelet"`
+	DRA      *DRA           `json:"dra,omitempty"` // while plugin.api is dra, or claims are prepared
+	API      APIServer      `json:"apiServer"`
+	Object   NodeObject     `json:"nodeObject"`
+	Memory   StateDir       `json:"memory"`
+	GPUs     []Device       `json:"gpus"`   // by index
+	Events   []Event        `json:"events"` // the newest first, at most 100
 
 	ProcessesError    string `json:"processesError,omitempty"`    // why the processes of the devices, or their pods, are unknown
 	MemoryLimitsError string `json:"memoryLimitsError,omitempty"` // why the memory limits of containers cannot be set or read
-	MPSWarning        string `json:"mpsWarning,omitempty"`        // see SingleUserMPS
+	MPSWarning        string `json:"mpsWarning,omitempty"`        // see view.SingleUserMPS
 }
 
 // Config is the result of the last reload of the configuration.

@@ -19,7 +19,9 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/node"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/catalog"
 	"github.com/gpu-node-agent/gpu-node-agent/health/judge"
@@ -31,46 +33,56 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/podresources"
 )
 
+// inputs are the inputs of New.
+type inputs struct {
+	view.View
+	idle       metrics.IdleTimes
+	idleConfig node.IdleConfig
+	events     []Event
+}
+
+func newNode(k inputs) Node { return New(&k.View, k.idle, k.idleConfig, k.events) }
+
 // testInputs returns the inputs of agenttest.Node.
-func testInputs() Inputs {
+func testInputs() inputs {
 	snapshot := agenttest.Node()
 	before := *snapshot
 	before.Devices = slices.Clone(snapshot.Devices)
 	before.Devices[1] = agenttest.GPU(1)
 	before.At = agenttest.Ago(2 * time.Minute)
-	k := Inputs{
-		Node: "node-1", Version: "1.2.3", Revision: "abc", Now: agenttest.Now(), NotReady: []string{"plugin nvidia.com/x: registration refused"},
-		Reload: metrics.Reload{OK: true, At: agenttest.Ago(time.Hour)}, Snapshot: snapshot,
-		Plugin: plugin.Status{AuditErr: "List: denied", Warnings: []string{"GPU 2 is left out"}, Resources: []plugin.ResourceStatus{
-			{
-				Name: "nvidia.com/gpu", Registered: true, Devices: 3, Healthy: 2, Allocations: 5, AuditMismatches: 1,
-				AllocationErrors: map[string]uint64{"unknown_device": 4},
+	return inputs{
+		View: view.View{
+			At: agenttest.Now(), Node: "node-1", Version: "1.2.3", Revision: "abc", MaxAge: time.Minute,
+			Reload: view.Reload{OK: true, At: agenttest.Ago(time.Hour)}, PluginConfig: plugin.Config{Enabled: true}, StartupTaint: true,
+			Snapshot: snapshot,
+			Plugin: plugin.Status{AuditErr: "List: denied", Warnings: []string{"GPU 2 is left out"}, Resources: []plugin.ResourceStatus{
+				{
+					Name: "nvidia.com/gpu", Registered: true, Audited: true, Devices: 3, Healthy: 2, Allocations: 5, AuditMismatches: 1,
+					AllocationErrors: map[string]uint64{"unknown_device": 4},
+				},
+				{Name: "nvidia.com/x", Err: "registration refused"},
+			}},
+			Holders:    agenttest.Holders(),
+			Kube:       kube.Status{Enabled: true, Writes: 12, Events: 4, Dropped: 1, Errors: 2, EventErr: "events is forbidden"},
+			NodeObject: kube.NodeStatus{Enabled: true, Writes: 2, Errors: 1, LabelsErr: "nodes is forbidden"},
+			StateDir: statefile.Status{
+				Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device", Since: agenttest.Ago(time.Minute),
 			},
-			{Name: "nvidia.com/x", Err: "registration refused"},
-		}},
-		Holders: agenttest.Holders(),
+			StateLoss: "the directory mounted at /var/lib was deleted",
+		},
+		events: prependEvents(prependEvents(nil, eventsBetween(nil, &before)), eventsBetween(&before, snapshot)),
 	}
-	k.Kube = kube.Status{Enabled: true, Writes: 12, Events: 4, Dropped: 1, Errors: 2, EventErr: "events is forbidden"}
-	k.NodeObject = kube.NodeStatus{Enabled: true, Writes: 2, Errors: 1, LabelsErr: "nodes is forbidden"}
-	k.StartupTaintReasons = []string{"plugin nvidia.com/x: registration refused"}
-	k.StateDir = statefile.Status{
-		Path: "/var/lib/state.json", Err: "/var/lib/state.json: no space left on device",
-		Since: agenttest.Ago(time.Minute),
-	}
-	k.StateLoss = "the directory mounted at /var/lib was deleted"
-	k.Events = prependEvents(prependEvents(nil, eventsBetween(nil, &before)), eventsBetween(&before, snapshot))
-	return k
 }
 
-func pageOf(t testing.TB, k Inputs) string {
+func pageOf(t testing.TB, k inputs) string {
 	t.Helper()
 	return pageWith(t, k, &History{})
 }
 
-func pageWith(t testing.TB, k Inputs, h *History) string {
+func pageWith(t testing.TB, k inputs, h *History) string {
 	t.Helper()
 	w := httptest.NewRecorder()
-	NewPages(func() Node { return New(k) }, h, zap.NewNop()).
+	NewPages(func() Node { return newNode(k) }, h, zap.NewNop()).
 		ServeHTML(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil))
 	if w.Code != http.StatusOK {
 		t.Fatalf("%d: %s", w.Code, w.Body)
@@ -97,9 +109,9 @@ func TestPageShowsNode(t *testing.T) {
 		"1 unhealthy", "1 degraded", "1 healthy", "for 26h", "driver 580.95.05, CUDA 13.0, DCGM 4.6.0", "<dt>reconnects</dt><dd>2</dd>",
 		"2 of 4 devices held by pods",
 		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device, 1 audit mismatch<", "registration refused",
-		`<p class="degraded">GPU 2 is left out</p>`, "List: denied",
+		`<dt>plugin</dt><dd class="degraded"><span class="badge">warning</span> GPU 2 is left out</dd>`, "List: denied",
 		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost", "events is forbidden", "2 writes of labels and taints, 1 failed try<",
-		"labels: nodes is forbidden", "startup taint stays: plugin nvidia.com/x", "/var/lib/state.json: no space left on device",
+		"labels: nodes is forbidden", "startup taint stays: the agent is not ready", "/var/lib/state.json: no space left on device",
 		"the directory mounted at /var/lib was deleted")
 	agenttest.MustContain(t, section(t, page, 0), "51 °C", "312 W", "87 %", "1980 MHz", "40.0 / 80.0 GiB",
 		"training/llm-0 (torch) ×2", "web/chat-1 (vllm)", "GPU-0", "00000000:1B:00.0", "NUMA 0")
@@ -140,7 +152,7 @@ func TestOldValuesAreNotShown(t *testing.T) {
 	} {
 		k := testInputs()
 		k.Snapshot.Source.Status, k.Snapshot.At = c.status, agenttest.Ago(c.age)
-		s := New(k)
+		s := newNode(k)
 		document, err := json.Marshal(s)
 		if err != nil {
 			t.Fatal(err)
@@ -201,13 +213,13 @@ func TestTitleNamesProblems(t *testing.T) {
 }
 
 func TestStatusWithMissingInputs(t *testing.T) {
-	for name, k := range map[string]Inputs{
-		"none": {Now: agenttest.Now()},
-		"down": {Now: agenttest.Now(), Snapshot: &health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}}},
-		"empty devices": {Now: agenttest.Now(), Snapshot: &health.Snapshot{Devices: []health.DeviceState{
+	for name, v := range map[string]view.View{
+		"none": {},
+		"down": {Snapshot: &health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}}},
+		"empty devices": {Snapshot: &health.Snapshot{Devices: []health.DeviceState{
 			{}, {Device: health.Device{Kind: health.KindMIG, Parent: "GPU-unknown"}},
 		}}},
-		"odd values": {Now: agenttest.Now(), Snapshot: &health.Snapshot{Devices: []health.DeviceState{{
+		"odd values": {Snapshot: &health.Snapshot{Devices: []health.DeviceState{{
 			Sample: health.Sample{Values: map[health.Field]float64{
 				health.FieldGPUTemp: math.NaN(), health.FieldGPUUtil: math.Inf(1), health.FieldFBUsed: 5, health.FieldFBTotal: 0,
 				health.FieldPower: -1e300,
@@ -215,8 +227,10 @@ func TestStatusWithMissingInputs(t *testing.T) {
 		}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			v.At = agenttest.Now()
+			k := inputs{View: v}
 			agenttest.MustContain(t, pageOf(t, k), "gpu-node-agent", "–")
-			s := New(k)
+			s := newNode(k)
 			if _, err := json.Marshal(s); err != nil {
 				t.Error(err)
 			}
@@ -238,14 +252,13 @@ func TestStatusEscapesText(t *testing.T) {
 	d.Verdict.Findings[0].Reason, d.Verdict.Findings[0].Cause, d.Verdict.Findings[0].Action = bad, bad, bad
 	k.Snapshot.Devices[4].Device.Profile = bad
 	k.Kube.ConditionErr, k.Kube.EventErr, k.StateDir.Err, k.StateLoss, k.NodeObject.TaintsErr = bad, bad, bad, bad, bad
-	k.StartupTaintReasons[0] = bad
 	k.Holders.By[bad] = []podresources.Holder{{Namespace: bad, Pod: bad, Container: bad}}
-	k.Events[0].Text = bad
+	k.events[0].Text = bad
 	if page := pageOf(t, k); strings.Contains(page, "<script>alert") || strings.Contains(page, `"'>`) {
 		t.Errorf("not escaped:\n%s", page)
 	}
 	for _, colour := range []bool{false, true} {
-		if table := New(k).Table(true, terminal.Output{Colour: colour}); strings.Contains(table, "&\x1b[31m") ||
+		if table := newNode(k).Table(true, terminal.Output{Colour: colour}); strings.Contains(table, "&\x1b[31m") ||
 			strings.Contains(table, "'>&\n") {
 			t.Errorf("control characters reach the terminal:\n%q", table)
 		}
@@ -253,14 +266,14 @@ func TestStatusEscapesText(t *testing.T) {
 }
 
 func TestTableMatchesGoldenFile(t *testing.T) {
-	s := New(testInputs())
+	s := newNode(testInputs())
 	s.GPUs[1].Findings[0].Advice, s.GPUs[2].Findings[0].Advice = "reboot advice", "cooling advice" // independent of health's texts
 	golden.Check(t, "testdata/table.txt", s.Table(false, terminal.Output{})+"\n--- wide\n\n"+s.Table(true, terminal.Output{})+
 		"\n--- colour\n\n"+strings.ReplaceAll(s.Table(false, terminal.Output{Colour: true}), "\x1b", "ESC"))
 }
 
 func TestAskReturnsStatus(t *testing.T) {
-	want := New(testInputs())
+	want := newNode(testInputs())
 	server := serve(t, "")
 	got, text, err := Ask(t.Context(), server.Address(), Access{})
 	if err != nil {
@@ -271,10 +284,10 @@ func TestAskReturnsStatus(t *testing.T) {
 	}
 	agenttest.MustContain(t, string(text), `"state":"unhealthy","since":"2026-03-02T11:58:30Z"`, `"cause":"lost"`, `"temperatureCelsius":51`,
 		`"150":51`,
-		`"memoryUsedBytes":42949672960`, `"pod":"llm-0"`, `"kind":"xid"`, `"notReady":["plugin nvidia.com/x: registration refused"]`,
+		`"memoryUsedBytes":42949672960`, `"pod":"llm-0"`, `"kind":"xid"`, `"notReady":["plugin: nvidia.com/x: registration refused"]`,
 		`"apiServer":{"enabled":true,"writes":12,"events":4,"dropped":1,"errors":2,"eventError":"events is forbidden"}`,
 		`"nodeObject":{"enabled":true,"writes":2,"errors":1,"labelsError":"nodes is forbidden",`+
-			`"startupTaint":["plugin nvidia.com/x: registration refused"]}`,
+			`"startupTaint":["plugin: nvidia.com/x: registration refused"]}`,
 		`"memory":{"path":"/var/lib/state.json","error":"/var/lib/state.json: no space left on device",`+
 			`"since":"2026-03-02T11:59:00Z","loss":"the directory mounted at /var/lib was deleted"}`)
 	var tree struct {
@@ -422,7 +435,7 @@ func TestSourceOfXIDs(t *testing.T) {
 		d.XIDs = healthtest.Counted(map[int]uint64{31: 3}, health.XID{Code: 31, At: agenttest.Ago(time.Minute), Witness: witness})
 		src := health.Source{Kind: "dcgm", Status: health.SourceUp}
 		after := &health.Snapshot{At: agenttest.Ago(0), Source: src, Devices: []health.DeviceState{d}}
-		s := New(Inputs{Snapshot: after}).GPUs[0]
+		s := newNode(inputs{View: view.View{Snapshot: after}}).GPUs[0]
 		events := eventsBetween(&health.Snapshot{At: agenttest.Ago(1), Source: src, Devices: []health.DeviceState{before}}, after)
 		if s.LastXID.Source != want || s.XIDs[0].Source != want || len(events) != 1 || events[0].Source != want {
 			t.Errorf("%v: %+v, %+v, %+v", witness, s.LastXID, s.XIDs, events)
@@ -468,7 +481,7 @@ func TestClearsTextIsShown(t *testing.T) {
 		}
 		texts[text] = c
 		agenttest.MustContain(t, section(t, pageOf(t, k), 1), text)
-		agenttest.MustContain(t, New(k).Table(true, terminal.Output{}), "\n    "+text+"\n")
+		agenttest.MustContain(t, newNode(k).Table(true, terminal.Output{}), "\n    "+text+"\n")
 	}
 	if got := clearsText(Finding{Clears: "in-the-spring"}); !strings.Contains(got, "in-the-spring") {
 		t.Errorf("value of a newer agent: %q", got)
@@ -492,12 +505,11 @@ func TestConfigErrorIsShown(t *testing.T) {
 		"no text":    {"", "", true},
 	} {
 		k := testInputs()
-		k.ConfigError = c.err
-		if s := New(k); s.Config.Error != "" || strings.Contains(s.Table(false, terminal.Output{}), "\nconfig ") {
+		if s := newNode(k); s.Config.Error != "" || strings.Contains(s.Table(false, terminal.Output{}), "\nconfig ") {
 			t.Errorf("%s: shown while the configuration is valid: %+v", name, s.Config)
 		}
-		k.Reload.OK = false
-		s := New(k)
+		k.Reload.OK, k.Reload.Err = false, c.err
+		s := newNode(k)
 		if s.Config.Error != c.err {
 			t.Errorf("%s: %q", name, s.Config.Error)
 		}
@@ -521,19 +533,21 @@ func TestAgeText(t *testing.T) {
 }
 
 // maxInputs returns the inputs of a node of the largest size: 32 GPUs with 7 MIG devices each, all held.
-func maxInputs() Inputs {
+func maxInputs() inputs {
 	k := testInputs()
-	k.Snapshot.Devices, k.Events = nil, nil
+	k.Snapshot.Devices, k.events = nil, nil
 	for i := range 32 {
 		k.Snapshot.Devices = append(k.Snapshot.Devices, agenttest.Lost(agenttest.GPU(i), agenttest.Ago(time.Minute)))
 		for gi := range 7 {
 			d := agenttest.MIG(i, gi)
 			k.Snapshot.Devices = append(k.Snapshot.Devices, d)
-			k.Holders.By[d.Device.ID] = []podresources.Holder{{Namespace: "training", Pod: "llm-70b-worker-" + strconv.Itoa(i), Container: "torch"}}
+			k.Holders.By[d.Device.ID] = []podresources.Holder{
+				{Namespace: "training", Pod: "llm-70b-worker-" + strconv.Itoa(i), Container: "torch"},
+			}
 		}
 	}
 	for range maxEvents {
-		k.Events = append(k.Events, eventsBetween(&health.Snapshot{},
+		k.events = append(k.events, eventsBetween(&health.Snapshot{},
 			&health.Snapshot{Source: health.Source{Status: health.SourceDown, Err: "refused"}})...)
 	}
 	return k
@@ -542,7 +556,7 @@ func maxInputs() Inputs {
 func TestStatusSizeOfLargestNode(t *testing.T) {
 	k := maxInputs()
 	page := pageWith(t, k, maxHistory(k.Snapshot.Devices))
-	text, err := json.Marshal(New(maxInputs()))
+	text, err := json.Marshal(newNode(maxInputs()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -554,7 +568,7 @@ func TestStatusSizeOfLargestNode(t *testing.T) {
 
 func BenchmarkStatusPage(b *testing.B) {
 	k := maxInputs()
-	pages := NewPages(func() Node { return New(k) }, maxHistory(k.Snapshot.Devices), zap.NewNop())
+	pages := NewPages(func() Node { return newNode(k) }, maxHistory(k.Snapshot.Devices), zap.NewNop())
 	for name, serve := range map[string]http.HandlerFunc{"html": pages.ServeHTML, "json": pages.ServeJSON} {
 		b.Run(name, func(b *testing.B) {
 			req := httptest.NewRequestWithContext(b.Context(), http.MethodGet, "/", nil)
@@ -572,7 +586,7 @@ func TestMissingMIGDeviceKeepsIndex(t *testing.T) {
 	before := agenttest.Judge(c, nil, agenttest.MIGReading(), agenttest.Now())
 	withoutMIG := &health.Reading{Devices: agenttest.MIGReading().Devices[:1], Samples: agenttest.MIGReading().Samples[:1]}
 	snapshot := &health.Snapshot{At: agenttest.Now(), Devices: agenttest.Judge(c, before, withoutMIG, agenttest.Now().Add(time.Second))}
-	s := New(Inputs{Now: agenttest.Now(), Snapshot: snapshot})
+	s := newNode(inputs{View: view.View{At: agenttest.Now(), Snapshot: snapshot}})
 	if table := s.Table(false, terminal.Output{}); !strings.Contains(table, "1:0") || !strings.Contains(table, "1:1") ||
 		strings.Contains(table, "1:-") {
 		t.Error(table)
@@ -580,7 +594,7 @@ func TestMissingMIGDeviceKeepsIndex(t *testing.T) {
 	for i := range snapshot.Devices { // unknown
 		snapshot.Devices[i].Device.MIGIndex = -1
 	}
-	s = New(Inputs{Now: agenttest.Now(), Snapshot: snapshot})
+	s = newNode(inputs{View: view.View{At: agenttest.Now(), Snapshot: snapshot}})
 	if n := strings.Count(s.Table(false, terminal.Output{}), "1:-"); n != 2 {
 		t.Errorf("%d MIG devices without an index:\n%s", n, s.Table(false, terminal.Output{}))
 	}
@@ -588,7 +602,10 @@ func TestMissingMIGDeviceKeepsIndex(t *testing.T) {
 	if err != nil || strings.Contains(string(text), "migIndex") {
 		t.Errorf("%v, %s", err, text)
 	}
-	if page := pageOf(t, Inputs{Now: agenttest.Now(), Snapshot: snapshot}); strings.Count(page, `<span class="dim">1:-</span>`) != 2 {
+	if page := pageOf(t, inputs{View: view.View{At: agenttest.Now(), Snapshot: snapshot}}); strings.Count(
+		page,
+		`<span class="dim">1:-</span>`,
+	) != 2 {
 		t.Error(page)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 )
 
 // maxTableEvents is the number of events in the table.
@@ -65,66 +66,34 @@ func (p *printer) header(s Node, wide bool) {
 		details = append(details, Plural(s.Source.Reconnects, "reconnect"))
 	}
 	p.labelled("node", terminal.Cell{Text: s.Node, Colour: terminal.Bold}, plain("; gpu-node-agent "+s.Version))
-	p.labelled("source", terminal.Cell{Text: source, Colour: cmp.Or(colour, terminal.Red)}, plain(formatIf(": %s", s.Source.Error)),
-		plain(formatIf("; %s", strings.Join(details, "; "))))
-	if c := s.Source.Checks; c.Error != "" {
-		p.labelled("checks", terminal.Cell{Text: strings.TrimSpace("down " + forText(s.Time, c.Since)), Colour: terminal.Yellow},
-			plain(": "+c.Error))
-	}
+	p.labelled(
+		"source",
+		terminal.Cell{Text: source, Colour: cmp.Or(colour, terminal.Red)},
+		plain(formatIf("; %s", strings.Join(details, "; "))),
+	)
 	for _, i := range s.Source.Incidents {
 		p.line("checks", "", incidentText(i))
 	}
 	p.witnesses(s, wide)
 	p.line("gpus", "", strings.Join(nonEmpty(gpusText(s), inUseText(s)), "; "))
 	p.line("kubelet", terminal.Dim, formatIf("plugin off: %s", pluginOffText(s)))
-	p.line("kubelet", terminal.Red, notServedText(s))
-	for _, g := range groupResources(s.Kubelet) {
+	for _, r := range s.Kubelet.Resources {
 		state := terminal.Cell{Text: "registered", Colour: terminal.Green}
-		if !g.Registered {
-			state = terminal.Cell{Text: "not registered: " + g.Error, Colour: terminal.Red}
-			if len(g.Resources) > 1 {
-				p.labelled("kubelet", state)
-				state.Text = "not registered"
-			}
+		if !r.Registered {
+			state = terminal.Cell{Text: "not registered", Colour: terminal.Red}
 		}
-		for _, r := range g.Resources {
-			p.labelled("kubelet", plain(r.Name+" "), state, plain(fmt.Sprintf("; %d of %d healthy; %s", r.Healthy, r.Devices, allocationsText(r))))
-		}
+		p.labelled("kubelet", plain(r.Name+" "), state, plain(fmt.Sprintf("; %d of %d healthy; %s", r.Healthy, r.Devices, allocationsText(r))))
 	}
-	for _, w := range limitTexts(s.Kubelet.Warnings, maxWarnings) {
-		p.line("kubelet", terminal.Yellow, w)
-	}
-	for _, e := range kubeletErrors(s.Kubelet) {
-		p.line("kubelet", terminal.Yellow, e.Badge+": "+e.Error)
-	}
-	p.dra(s.Time, s.DRA)
+	p.dra(s.DRA)
 	if s.API.Enabled {
 		p.line("api", "", apiText(s.API))
-		for _, e := range apiErrors(s.API) {
-			p.line("api", terminal.Yellow, e)
-		}
 	}
 	if s.Object.Enabled {
 		p.line("api", "", nodeObjectText(s.Object))
-		for _, e := range nodeObjectErrors(s.Object) {
-			p.line("api", terminal.Yellow, e)
-		}
-		p.line("api", terminal.Dim, startupTaintText(s.Object))
 	}
-	p.line("processes", terminal.Yellow, s.ProcessesError)
-	p.line("mps", terminal.Yellow, s.MPSWarning)
-	p.line("memory", terminal.Yellow, formatIf("limits unknown: %s", s.MemoryLimitsError))
-	for _, text := range stateProblems(s.Memory) {
-		p.line("state", terminal.Yellow, text)
-	}
-	for _, w := range limitTexts(bindingWarnings(s), maxWarnings) {
-		p.line("config", terminal.Yellow, w)
-	}
-	if !s.Config.OK {
-		p.labelled("config", terminal.Cell{Text: "invalid", Colour: terminal.Red}, plain(": "+configErrorText(s.Time, s.Config)))
-	}
-	for _, n := range limitTexts(s.Config.Notes, maxWarnings) {
-		p.line("config", terminal.Yellow, n)
+	colours := map[view.Level]terminal.Colour{view.Unready: terminal.Red, view.Warning: terminal.Yellow}
+	for _, w := range shownProblems(s.Problems) {
+		p.line(w.Part, cmp.Or(colours[w.Level], terminal.Dim), w.Text)
 	}
 }
 
@@ -140,7 +109,7 @@ func (p *printer) witnesses(s Node, wide bool) {
 		if e.Status == "down" {
 			cells = append(cells, plain(formatIf(" %s", forText(s.Time, e.Since))))
 		}
-		if e.Status != "off" || wide {
+		if e.Status == "off" && wide {
 			cells = append(cells, plain(formatIf(": %s", e.Error)))
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/terminal"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/driver"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/healthtest"
@@ -18,13 +19,13 @@ import (
 )
 
 func TestTableFitsTerminal(t *testing.T) {
-	inputs := map[string]func() Inputs{
+	inputs := map[string]func() inputs{
 		"faults": testInputs, "largest node": maxInputs,
-		"no GPUs": func() Inputs { return Inputs{Now: agenttest.Now()} },
+		"no GPUs": func() inputs { return inputs{View: view.View{At: agenttest.Now()}} },
 	}
 	for name, k := range inputs {
 		for _, width := range []int{80, 100, 120, 200} {
-			s := New(k())
+			s := newNode(k())
 			for line := range strings.Lines(s.Table(false, terminal.Output{Width: width})) {
 				if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > width {
 					t.Errorf("%s: %d columns of %d: %q", name, n, width, line)
@@ -35,9 +36,9 @@ func TestTableFitsTerminal(t *testing.T) {
 			}
 		}
 	}
-	narrow := New(testInputs()).Table(false, terminal.Output{Width: 80})
+	narrow := newNode(testInputs()).Table(false, terminal.Output{Width: 80})
 	agenttest.MustContain(t, narrow, "MODEL", "left out", "-o wide")
-	if strings.Contains(New(testInputs()).Table(false, terminal.Output{}), "-o wide") {
+	if strings.Contains(newNode(testInputs()).Table(false, terminal.Output{}), "-o wide") {
 		t.Error("a pipe gets a note about omitted columns")
 	}
 }
@@ -57,7 +58,7 @@ func partitioned(change func(index, mig int, d *health.DeviceState)) Node {
 			}
 		}
 	}
-	return New(k)
+	return newNode(k)
 }
 
 func TestEqualMIGDevicesShareRow(t *testing.T) {
@@ -111,7 +112,7 @@ func TestTableDoesNotRepeatFindings(t *testing.T) {
 		k.Snapshot.Devices = append(k.Snapshot.Devices, d)
 	}
 	k.Snapshot.Devices[1] = agenttest.Hot(agenttest.GPU(1), agenttest.Ago(time.Minute))
-	table := New(k).Table(false, terminal.Output{})
+	table := newNode(k).Table(false, terminal.Output{})
 	agenttest.MustContain(t, table, "\nGPU 0, GPU 2\n", "\nGPU 1\n", "  lost +1  ")
 	if n := strings.Count(table, health.ActionRebootNode.Advice()); n != 1 {
 		t.Errorf("the action is shown %d times:\n%s", n, table)
@@ -132,7 +133,7 @@ func TestFaultGroupsAreBounded(t *testing.T) {
 	for i := range 20 {
 		k.Snapshot.Devices = append(k.Snapshot.Devices, agenttest.Lost(agenttest.GPU(i), agenttest.Ago(time.Minute)))
 	}
-	groups := faultGroups(New(k))
+	groups := faultGroups(newNode(k))
 	if len(groups) != 1 || len(groups[0].Devices) != maxFaultyDevices || groups[0].More != 20-maxFaultyDevices {
 		t.Errorf("%d groups: %+v", len(groups), groups)
 	}
@@ -140,7 +141,7 @@ func TestFaultGroupsAreBounded(t *testing.T) {
 	for i := range k.Snapshot.Devices {
 		k.Snapshot.Devices[i].Verdict.Findings[0].Cause = "cause-" + string(rune('a'+i))
 	}
-	if groups := faultGroups(New(k)); len(groups) != 20 || groups[0].More != 0 {
+	if groups := faultGroups(newNode(k)); len(groups) != 20 || groups[0].More != 0 {
 		t.Errorf("%d groups: %+v", len(groups), groups)
 	}
 	if top, _, _ := strings.Cut(pageOf(t, k), `id="gpu-0"`); strings.Count(top, health.ActionRebootNode.Advice()) != maxFaultGroups {
@@ -155,14 +156,14 @@ func TestKubeletTextsAreNotRepeated(t *testing.T) {
 	for i := range k.Plugin.Resources {
 		k.Plugin.Resources[i].Registered, k.Plugin.Resources[i].Err = false, err
 	}
-	for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+	for form, text := range map[string]string{"table": newNode(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
 		if n := strings.Count(text, err); n != 2 { // of the registration, and of the pod resources
 			t.Errorf("%s: %d times:\n%s", form, n, text)
 		}
 		agenttest.MustContain(t, text, "nvidia.com/gpu", "nvidia.com/x", "not audited, holders unknown")
 	}
 	k.Holders.Err, k.Plugin.Resources[1].Err = "other", "other"
-	for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+	for form, text := range map[string]string{"table": newNode(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
 		if strings.Count(text, err) != 2 || strings.Count(text, "other") != 2 {
 			t.Errorf("%s:\n%s", form, text)
 		}
@@ -172,14 +173,14 @@ func TestKubeletTextsAreNotRepeated(t *testing.T) {
 func TestSourceErrorIsNotRepeated(t *testing.T) {
 	const err = "cannot load libdcgm.so.4"
 	k := testInputs()
-	k.Events, k.Snapshot.Source.Err, k.Plugin.Err = nil, err, "no poll: "+err
-	for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+	k.events, k.Snapshot.Source.Status, k.Snapshot.Source.Err, k.Plugin.Err = nil, health.SourceDown, err, "no poll: "+err
+	for form, text := range map[string]string{"table": newNode(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
 		if strings.Count(text, err) != 1 || !strings.Contains(text, "no poll") || strings.Contains(text, "no poll:") {
 			t.Errorf("%s:\n%s", form, text)
 		}
 	}
 	k.Snapshot.Source.Err = ""
-	agenttest.MustContain(t, New(k).Table(false, terminal.Output{}), "no poll: "+err)
+	agenttest.MustContain(t, newNode(k).Table(false, terminal.Output{}), "no poll: "+err)
 	agenttest.MustContain(t, pageOf(t, k), "no poll: "+err)
 }
 
@@ -187,17 +188,17 @@ func TestHealthChecksAreShown(t *testing.T) {
 	k := testInputs()
 	const reason, incident = "API version mismatch (libdcgm 4.7.1, host engine 4.6.0)", "IMEX daemon is not ready"
 	k.Snapshot.Source.Checks = health.Checks{Status: health.ChecksUp}
-	for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+	for form, text := range map[string]string{"table": newNode(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
 		if strings.Contains(text, "checks") {
 			t.Errorf("%s: working checks are shown\n%s", form, text)
 		}
 	}
 	k.Snapshot.Source.Checks = health.Checks{Status: health.ChecksDown, Err: reason, Since: agenttest.Ago(time.Hour)}
 	k.Snapshot.Source.Incidents = []health.Incident{{System: "imex", Code: 122, Severity: health.SeverityFail, Message: incident}}
-	for _, text := range []string{New(k).Table(false, terminal.Output{}), pageOf(t, k)} {
+	for _, text := range []string{newNode(k).Table(false, terminal.Output{}), pageOf(t, k)} {
 		agenttest.MustContain(t, text, "checks", "down", reason, incident, "DCGM_FR_IMEX_UNHEALTHY", "imex")
 	}
-	s := New(k).Source
+	s := newNode(k).Source
 	if c := (Checks{"down", agenttest.Ago(time.Hour).UTC(), reason}); s.Checks != c {
 		t.Errorf("checks %+v, want %+v", s.Checks, c)
 	}
@@ -208,9 +209,9 @@ func TestHealthChecksAreShown(t *testing.T) {
 
 func TestEventSourcesAreShown(t *testing.T) {
 	const off, broken = "source.events is off", "cannot load libnvidia-ml.so.1"
-	forms := func(k Inputs) map[string]string {
+	forms := func(k inputs) map[string]string {
 		return map[string]string{
-			"table": New(k).Table(false, terminal.Output{}), "wide table": New(k).Table(true, terminal.Output{}),
+			"table": newNode(k).Table(false, terminal.Output{}), "wide table": newNode(k).Table(true, terminal.Output{}),
 			"page": pageOf(t, k),
 		}
 	}
@@ -239,7 +240,7 @@ func TestEventSourcesAreShown(t *testing.T) {
 		agenttest.MustContain(t, text, "up", lacks)
 	}
 	want := []EventSource{{Name: "nvml", Status: "off", Error: off}, {"kernel-log", "down", agenttest.Ago(time.Hour).UTC(), broken}}
-	if s := New(k).Source.Events; !slices.Equal(s, want) {
+	if s := newNode(k).Source.Events; !slices.Equal(s, want) {
 		t.Errorf("%+v, want %+v", s, want)
 	}
 }
@@ -256,7 +257,7 @@ func TestXIDGapIsShown(t *testing.T) {
 		k := testInputs()
 		k.Snapshot.Source.Events = []health.EventSourceState{{Witness: health.WitnessNVML}}
 		k.Snapshot.Source.XIDGap = g
-		for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+		for form, text := range map[string]string{"table": newNode(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
 			if shown := strings.Contains(text, "may be lost"); shown != (want != "") || !strings.Contains(text, want) {
 				t.Errorf("%s lacks %q:\n%s", form, want, text)
 			}
@@ -267,7 +268,7 @@ func TestXIDGapIsShown(t *testing.T) {
 func TestHoldersAreNotCountedWhileUnknown(t *testing.T) {
 	k := testInputs()
 	k.Holders.At = time.Time{}
-	for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+	for form, text := range map[string]string{"table": newNode(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
 		if strings.Contains(text, "held by pods") {
 			t.Errorf("%s:\n%s", form, text)
 		}
@@ -290,7 +291,7 @@ func TestUtilizationOfPartitionedGPU(t *testing.T) {
 			v[health.FieldEngineActive] = 0.25
 		}
 	}
-	s := New(k)
+	s := newNode(k)
 	if v := s.GPUs[0].Values.Utilization; v == nil || *v != 87 {
 		t.Errorf("GPU 0: %v, want the driver's", v)
 	}
@@ -303,12 +304,12 @@ func TestUtilizationOfPartitionedGPU(t *testing.T) {
 func TestProcessesAreShown(t *testing.T) {
 	const hidden = "the driver has not listed the processes within 10s"
 	k := testInputs()
-	for form, text := range map[string]string{"table": New(k).Table(true, terminal.Output{}), "page": pageOf(t, k)} {
+	for form, text := range map[string]string{"table": newNode(k).Table(true, terminal.Output{}), "page": pageOf(t, k)} {
 		if strings.Contains(strings.ToLower(text), "processes") {
 			t.Errorf("%s shows processes that are not measured:\n%s", form, text)
 		}
 	}
-	if d := New(k).GPUs[0]; d.Processes != nil {
+	if d := newNode(k).GPUs[0]; d.Processes != nil {
 		t.Errorf("%+v", d.Processes)
 	}
 
@@ -322,7 +323,7 @@ func TestProcessesAreShown(t *testing.T) {
 			{Device: "GPU-0", Container: processes.Container{Name: processes.Other}, Processes: 3},
 		},
 	}
-	s := New(k)
+	s := newNode(k)
 	if p := s.GPUs[0].Processes; p == nil || len(*p) != 4 || (*p)[0].Memory != nil || (*p)[1].Pod != "llm-0" || *(*p)[1].Memory != 20<<30 ||
 		*(*p)[1].SM != 87.5 || *(*p)[2].SM != 0 {
 		t.Errorf("GPU 0: %+v", p)
@@ -342,7 +343,7 @@ func TestProcessesAreShown(t *testing.T) {
 	}
 
 	k.Processes = &processes.Snapshot{Err: hidden}
-	for form, text := range map[string]string{"table": New(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+	for form, text := range map[string]string{"table": newNode(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
 		if !strings.Contains(text, hidden) {
 			t.Errorf("%s lacks the error:\n%s", form, text)
 		}

@@ -12,8 +12,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
-	"github.com/gpu-node-agent/gpu-node-agent/health/statefile"
 )
 
 // The texts of the page and the table. The text of an unknown value is empty; both show it as a dash.
@@ -217,42 +217,6 @@ func allocationsText(r Resource) string {
 	return strings.Join(parts, ", ")
 }
 
-// resourceGroup is resources with one state of registration.
-type resourceGroup struct {
-	Registered bool
-	Error      string
-	Resources  []Resource
-}
-
-// groupResources groups the resources by their registration, in the order of the first of each group.
-func groupResources(k Kubelet) []resourceGroup {
-	var groups []resourceGroup
-	for _, r := range k.Resources {
-		i := slices.IndexFunc(groups, func(g resourceGroup) bool { return g.Registered == r.Registered && g.Error == r.Error })
-		if i < 0 {
-			i = len(groups)
-			groups = append(groups, resourceGroup{Registered: r.Registered, Error: r.Error})
-		}
-		groups[i].Resources = append(groups[i].Resources, r)
-	}
-	return groups
-}
-
-// kubeletError is an error of the pod resources with what is unknown because of it.
-type kubeletError struct{ Badge, Error string }
-
-// kubeletErrors returns the errors of the pod resources, one for both if they are equal.
-func kubeletErrors(k Kubelet) []kubeletError {
-	audit, holders := kubeletError{"not audited", k.AuditError}, kubeletError{"holders unknown", k.HoldersError}
-	if audit.Error == holders.Error {
-		audit.Badge, holders.Error = audit.Badge+", "+holders.Badge, ""
-	}
-	return slices.DeleteFunc([]kubeletError{audit, holders}, func(e kubeletError) bool { return e.Error == "" })
-}
-
-// notServedText returns why the plugin serves nothing, without the error of the source, which the status shows above.
-func notServedText(s Node) string { return strings.TrimSuffix(s.Kubelet.Error, ": "+s.Source.Error) }
-
 // pluginOffText returns why no resource is registered if the plugin is off, else "".
 func pluginOffText(s Node) string {
 	switch {
@@ -277,18 +241,33 @@ func titleText(s Node) string {
 		problems = append(problems, "source "+s.Source.Status)
 	}
 	unregistered := slices.ContainsFunc(s.Kubelet.Resources, func(r Resource) bool { return !r.Registered })
-	if unregistered || notServedText(s) != "" || s.DRA != nil && s.DRA.Driver != "" && !s.DRA.Registered {
+	if unregistered || s.Kubelet.Error != "" || s.DRA != nil && s.DRA.Driver != "" && !s.DRA.Registered {
 		problems = append(problems, "not registered")
 	}
 	return strings.Join(nonEmpty(strings.Join(problems, ", "), s.Node, "gpu-node-agent"), " – ")
 }
 
-// bindingWarnings returns the warnings of the entries that name a GPU by its index.
-func bindingWarnings(s Node) (warnings []string) {
-	for _, b := range s.Bindings {
-		warnings = append(warnings, b.Warning)
+// shownProblems returns at most maxProblems problems of each part and level, and how many more there are.
+func shownProblems(all []view.Problem) (shown []view.Problem) {
+	type kind struct {
+		part  string
+		level view.Level
 	}
-	return nonEmpty(warnings...)
+	count, more := make(map[kind]int), make(map[kind]int)
+	for _, p := range all {
+		k := kind{p.Part, p.Level}
+		count[k]++
+		if count[k] == maxProblems+1 {
+			more[k], p = len(shown), view.Problem{Part: p.Part, Level: p.Level}
+		}
+		if count[k] <= maxProblems+1 {
+			shown = append(shown, p)
+		}
+	}
+	for k, i := range more {
+		shown[i].Text = fmt.Sprintf("and %d more", count[k]-maxProblems)
+	}
+	return shown
 }
 
 // limitTexts returns at most limit texts, and how many more there are.
@@ -623,11 +602,6 @@ func apiText(s APIServer) string {
 	}, ", ")
 }
 
-// apiErrors returns why the API server cannot be updated now.
-func apiErrors(s APIServer) []string {
-	return nonEmpty(formatIf("condition: %s", s.ConditionError), formatIf("events: %s", s.EventError))
-}
-
 // nodeObjectText returns a text like "3 writes of labels and taints, 1 failed try".
 func nodeObjectText(o NodeObject) string {
 	tries := "tries"
@@ -635,41 +609,4 @@ func nodeObjectText(o NodeObject) string {
 		tries = "try"
 	}
 	return fmt.Sprintf("%s of labels and taints, %d failed %s", Plural(o.Writes, "write"), o.Errors, tries)
-}
-
-// nodeObjectErrors returns why the Node object is not as configured.
-func nodeObjectErrors(o NodeObject) []string {
-	return nonEmpty(formatIf("labels: %s", o.LabelsError), formatIf("NodeFeature: %s", o.FeatureError), formatIf("taints: %s", o.TaintsError),
-		formatIf("condition: %s", o.ConditionError))
-}
-
-// startupTaintText returns why the startup taint stays.
-func startupTaintText(o NodeObject) string {
-	return formatIf("startup taint stays: %s", strings.Join(o.StartupTaintReasons, "; "))
-}
-
-// stateProblems returns what a restart would lose, or has lost.
-func stateProblems(f StateDir) []string {
-	all := statefile.Status{Path: f.Path, Err: f.Error, Since: f.Since, Unread: f.Unread, SetAside: f.SetAside}.Problems()
-	return append(all, nonEmpty(f.Loss, formatIf("a full disk would lose findings: %s", f.Unreserved))...)
-}
-
-// configErrorText returns what is wrong with the configuration, or how to find out, and which configuration is in force.
-func configErrorText(now time.Time, c Config) string {
-	const maxLength = 200
-	first, more, _ := strings.Cut(c.Error, "\n")
-	if text := []rune(first); len(text) > maxLength {
-		first, more = string(text[:maxLength])+"…", first
-	}
-	switch {
-	case first == "":
-		first = "see the log, or gpu-node-agent check-config"
-	case more != "":
-		first += " (all errors: gpu-node-agent check-config)"
-	}
-	inForce := "; the last good configuration is in force"
-	if d := forText(now, c.Since); d != "" {
-		inForce = "; the last good configuration has been in force " + d
-	}
-	return first + inForce
 }

@@ -26,7 +26,7 @@ func TestUnschedulableDevicesAreShown(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			k := testInputs()
 			k.Plugin.Resources[0].Unschedulable = c.lost
-			s := New(k)
+			s := newNode(k)
 			text, err := json.Marshal(s.Kubelet)
 			if err != nil || strings.Contains(string(text), "unschedulable") != (c.json != "") || !strings.Contains(string(text), c.json) {
 				t.Errorf("%s, %v; want %s", text, err, c.json)

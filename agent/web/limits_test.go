@@ -16,6 +16,7 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 )
 
@@ -223,7 +224,7 @@ func TestServerLimitsStreams(t *testing.T) {
 	s := agenttest.Serve(t, agenttest.TLSConfig, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		arrived <- r.RemoteAddr
 		<-finish
-	}), func() []string { return nil })
+	}), func() view.Problems { return nil })
 	defer close(finish)
 	client := http.Client{Transport: &http.Transport{TLSClientConfig: s.CA.Client(), ForceAttemptHTTP2: true}}
 	get := func() {
@@ -295,7 +296,7 @@ func TestServerForgetsEndedConnections(t *testing.T) {
 					panic(http.ErrAbortHandler)
 				}
 				_, _ = io.WriteString(w, r.Proto)
-			}), func() []string { return nil })
+			}), func() view.Problems { return nil })
 			transport := &http.Transport{TLSClientConfig: s.CA.Client(), ForceAttemptHTTP2: test.http2, DisableKeepAlives: true}
 			if test.refuse {
 				transport.TLSClientConfig = &tls.Config{}

@@ -18,19 +18,24 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
+	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 )
 
 // serve starts a web server with a web configuration whose agent is not ready.
 func serve(t *testing.T, config string) *agenttest.Server {
 	t.Helper()
-	notReady := func() []string { return []string{"plugin: no kubelet"} }
+	problems := func() view.Problems {
+		return view.Problems{
+			{Part: "plugin", Level: view.Unready, Text: "no kubelet"}, {Part: "config", Level: view.Warning, Text: "invalid"},
+		}
+	}
 	mux := http.NewServeMux()
-	web.HandleProbes(mux, notReady, func() []string { return []string{"configuration: invalid"} })
+	web.HandleProbes(mux, problems)
 	for _, pattern := range []string{"GET /{$}", "GET /metrics"} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "GPU-0") })
 	}
-	return agenttest.Serve(t, config, mux, notReady)
+	return agenttest.Serve(t, config, mux, problems)
 }
 
 func TestServerTLS(t *testing.T) {
@@ -73,7 +78,7 @@ func TestServerPasswords(t *testing.T) {
 		agenttest.MustContain(t, s.MustGet(http.StatusOK, "/metrics", nil, "prometheus:secret"), "GPU-0")
 	}
 	s.MustGet(http.StatusOK, "/metrics", nil, "ada:1815")
-	agenttest.MustContain(t, s.MustGet(http.StatusServiceUnavailable, "/readyz", nil, "ada:1815"), "plugin", "configuration")
+	agenttest.MustContain(t, s.MustGet(http.StatusServiceUnavailable, "/readyz", nil, "ada:1815"), "plugin", "config: invalid")
 	for _, user := range []string{"", "ada:secret", "prometheus:1815", "prometheus:", ":", "unknown:secret", "Ada:1815"} {
 		for _, path := range []string{"/", "/metrics", "/favicon.ico", "//metrics"} {
 			if text := s.MustGet(http.StatusUnauthorized, path, nil, user); strings.Contains(text, "GPU-0") {

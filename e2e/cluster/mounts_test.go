@@ -51,7 +51,7 @@ func TestDeletedDirectories(t *testing.T) {
 		replaceAgentPod(t) // the kubelet delays the second restart of a container by 10 s
 		awaitSeries(t, "gpu_node_agent_device_finding{", `cause="xid-79"`)
 		awaitOneRestart(t, deletedStateDir)
-		awaitReadyz(t, "", "--state-dir: the directory mounted at /var/lib/gpu-node-agent was deleted on the host at ")
+		awaitReadyz(t, "", "state: the directory mounted at /var/lib/gpu-node-agent was deleted on the host at ")
 		awaitEventIn(t, metav1.NamespaceDefault, nodeName, "GPUStateLost", "/var/lib/gpu-node-agent was deleted")
 		awaitAmounts(t, gpu, "8/7") // the cordon is in the configuration
 	})

@@ -24,7 +24,7 @@ func TestEventSourceDown(t *testing.T) {
 
 	p.sim("{events: down}")
 	p.awaitMetrics(eventsDown, "gpu_node_agent_source_up 1")
-	p.awaitPage("/readyz", http.StatusOK, "ok\nevent source nvml down: ")
+	p.awaitPage("/readyz", http.StatusOK, "ok\nxids: event source nvml down: ")
 	if s := p.snapshot().Source.Events; len(s) != 2 || s[0].Name != "nvml" || s[0].Status != "down" || s[0].Error == "" ||
 		s[0].Since.IsZero() || s[1].Status != "off" || s[1].Error == "" {
 		t.Errorf("status %+v", s)

@@ -43,7 +43,7 @@ func TestStartWithLastGoodConfiguration(t *testing.T) {
 		p.launch()
 		p.awaitAllocatable(k, 7)
 		p.awaitMetrics("gpu_node_agent_config_last_reload_successful 0", `cause="cordoned"`)
-		p.awaitPage("/readyz", http.StatusOK, "health.confirm")
+		p.awaitPage("/readyz", http.StatusOK, "config: invalid: health.cordon[1]: ", "all errors: gpu-node-agent check-config")
 		if s := p.snapshot(); s.Config.OK || !strings.Contains(s.Config.Error, "health.confirm") || !s.Ready {
 			t.Errorf("status %+v", s.Config)
 		}

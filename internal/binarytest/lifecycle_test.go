@@ -52,14 +52,14 @@ func TestAgentWithoutHealthChecks(t *testing.T) {
 	p.awaitAllocatable(k, 7)
 	inject("{source: checksDown}")
 	p.awaitMetrics("gpu_node_agent_source_checks_up 0", "gpu_node_agent_source_up 1", `cause="dcgm-nvlink-down"`)
-	p.awaitPage("/readyz", http.StatusOK, "ok\nhealth checks down: ")
+	p.awaitPage("/readyz", http.StatusOK, "ok\nchecks: down for ")
 	inject("{gpu: 3, incident: DCGM_FR_NVLINK_DOWN, severity: none}")
 	inject("{gpu: 5, xid: 79}")
 	p.awaitAllocatable(k, 6)
 	if s := p.snapshot().Source.Checks; s.Status != "down" || s.Error == "" || s.Since.IsZero() {
 		t.Errorf("status %+v", s)
 	}
-	for command, part := range map[string]string{"status": "health checks down", "doctor": "health checks down: "} {
+	for command, part := range map[string]string{"status": "health checks down", "doctor": "checks: down for "} {
 		if out, _ := run(t, command, "--config", p.config()); !strings.Contains(out, part) {
 			t.Errorf("%s lacks %q:\n%s", command, part, out)
 		}

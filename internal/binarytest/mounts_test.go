@@ -142,7 +142,7 @@ func TestMountedStateDirectoryDeleted(t *testing.T) {
 				c.launch(c.env...)
 				c.restartKubelet()
 				c.awaitAllocatable(c.k, 7) // the finding is lost; the cordon is of the configuration
-				c.awaitPage("/readyz", http.StatusOK, "--state-dir: the directory mounted at "+c.Dir+"/state was deleted on the host at ")
+				c.awaitPage("/readyz", http.StatusOK, "state: the directory mounted at "+c.Dir+"/state was deleted on the host at ")
 				if out, _ := run(t, "status", "--config", c.config()); !strings.Contains(out, "was deleted on the host at ") {
 					t.Errorf("status does not say what is lost:\n%s", out)
 				}

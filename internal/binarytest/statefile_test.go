@@ -101,7 +101,7 @@ func TestStateFileAnswersLate(t *testing.T) {
 	p.awaitMetrics("gpu_node_agent_state_file_read 0", `gpu_node_agent_file_unwritten_since_timestamp_seconds{file="`+p.StateDir()+`"}`,
 		`state="healthy"} 1`)
 	const unknown = "verdicts of before the start are unknown: "
-	if _, text := p.get("/readyz"); !strings.Contains(text, "--state-dir: "+unknown+p.StateDir()) {
+	if _, text := p.get("/readyz"); !strings.Contains(text, "state: "+unknown+p.StateDir()) {
 		t.Errorf("/readyz has %q", text)
 	}
 	if out, _ := run(t, "status", "--config", p.config()); !strings.Contains(out, unknown) {
@@ -137,7 +137,7 @@ func TestStateFileIsFifo(t *testing.T) {
 		t.Error("the log does not say that the fifo is set aside")
 	}
 	aside := "set aside as " + p.stateFile() + ".unread; findings may be lost"
-	if _, text := p.get("/readyz"); !strings.Contains(text, "--state-dir: "+p.stateFile()) || !strings.Contains(text, aside) {
+	if _, text := p.get("/readyz"); !strings.Contains(text, "state: "+p.stateFile()) || !strings.Contains(text, aside) {
 		t.Errorf("/readyz has %q", text)
 	}
 	if out, _ := run(t, "status", "--config", p.config()); !strings.Contains(out, aside) {

@@ -514,9 +514,8 @@ func TestWorkingDirectoryIsNotRead(t *testing.T) {
 	if _, err := (Loader{}).Load(); err != nil {
 		t.Errorf("no file: %v", err)
 	}
-	if _, err := (Loader{File: "config.yaml"}).Load(); err == nil || !strings.Contains(err.Error(), "no: unknown key (in config.yaml)") {
-		t.Errorf("named file: %v", err)
-	}
+	_, err := (Loader{File: "config.yaml"}).Load()
+	wantError(t, "named file", err, "no", "unknown key (in config.yaml, line 1)")
 }
 
 // Only a default file that does not exist means the defaults. One that cannot be read is an error of Load.

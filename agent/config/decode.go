@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
 	"regexp"
@@ -12,36 +13,131 @@ import (
 	"strings"
 	"time"
 
-	"github.com/go-viper/mapstructure/v2"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpu-node-agent/gpu-node-agent/metrics/fields"
 )
 
-// decode decodes data into the setting. On an error the setting keeps its value.
+// decode decodes the value of a key: a node of the file, or the text of a variable or a flag. On an error the setting keeps its value.
 func (s setting) decode(data any) error {
-	into := reflect.New(s.value.Type())
-	var meta mapstructure.Metadata
-	d, err := mapstructure.NewDecoder(&mapstructure.DecoderConfig{
-		Result: into.Interface(), Metadata: &meta, TagName: "yaml",
-		DecodeHook: func(_, to reflect.Type, data any) (any, error) { return convert(to, data) },
-	})
-	if err != nil {
-		return err
+	n, isNode := data.(*yaml.Node)
+	if !isNode {
+		n = &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: fmt.Sprint(data)}
 	}
-	errs := []error{decodeError(s.key, d.Decode(data))}
-	slices.Sort(meta.Unused)
-	for _, key := range meta.Unused { // such as [0].replica
-		_, name, _ := strings.Cut(key, ".")
-		keys := keysOf(s.value.Type().Elem())
-		errs = append(errs, fmt.Errorf("%s%s: unknown key%s", s.key, key,
+	into := reflect.New(s.value.Type()).Elem()
+	if errs := decodeNode(s.key, n, into); len(errs) > 0 {
+		return errors.Join(errs...)
+	}
+	s.value.Set(into)
+	return nil
+}
+
+// decodeNode decodes a node into a zero value, and returns every error with its key. Scalars are texts: see scalarsAsText.
+func decodeNode(key string, n *yaml.Node, to reflect.Value) (errs []error) {
+	n = resolved(n)
+	if isNull(n) {
+		return nil
+	}
+	text, isText := valueOf(n).(string)
+	switch t := to.Type(); {
+	case t.Kind() == reflect.Pointer:
+		to.Set(reflect.New(t.Elem()))
+		return decodeNode(key, n, to.Elem())
+	case t == reflect.TypeFor[time.Duration]():
+		d, err := time.ParseDuration(text) // accepts 0 without a unit
+		if err != nil {
+			return []error{fmt.Errorf("%s: expected a duration such as 1m, got %s", key, format(valueOf(n)))}
+		}
+		to.SetInt(int64(d))
+	case isText && t == reflect.TypeFor[fields.Spec]():
+		to.Set(reflect.ValueOf(fields.Spec{Name: text}))
+	case isText && t.Kind() == reflect.String:
+		to.SetString(text)
+	case isText:
+		return decodeText(key, text, to)
+	case t.Kind() == reflect.Slice && n.Kind == yaml.SequenceNode:
+		to.Set(reflect.MakeSlice(t, len(n.Content), len(n.Content)))
+		for i, entry := range n.Content {
+			errs = append(errs, decodeNode(fmt.Sprintf("%s[%d]", key, i), entry, to.Index(i))...)
+		}
+	case t.Kind() == reflect.Struct && n.Kind == yaml.MappingNode:
+		return decodeMapping(key, n, to)
+	default:
+		return []error{kindError(key, t, valueOf(n), nil)}
+	}
+	return errs
+}
+
+// decodeMapping decodes an entry of a list.
+func decodeMapping(key string, n *yaml.Node, to reflect.Value) (errs []error) {
+	entries := make(map[string]yaml.Node) // also the merged ones
+	if err := n.Decode(&entries); err != nil {
+		return []error{fmt.Errorf("%s: expected strings as keys, got %s", key, format(valueOf(n)))}
+	}
+	if duplicates := duplicateKeys(entries, ""); len(duplicates) > 0 {
+		return []error{withPrefix(key+": ", errors.Join(duplicates...))}
+	}
+	for _, name := range slices.Sorted(maps.Keys(entries)) {
+		entry := entries[name]
+		if f, ok := findField(to.Type(), name); ok {
+			errs = append(errs, decodeNode(key+"."+yamlKey(f), &entry, to.FieldByIndex(f.Index))...)
+			continue
+		}
+		keys := keysOf(to.Type())
+		errs = append(errs, fmt.Errorf("%s.%s: unknown key%s", key, name,
 			cmp.Or(spaceHint(name), suggest(name, keys), "; the keys are "+strings.Join(keys, ", "))))
 	}
-	if err := errors.Join(errs...); err != nil {
-		return err
+	return errs
+}
+
+// decodeText decodes a text into a type that is written as YAML, such as a number or a list.
+func decodeText(key, text string, to reflect.Value) []error {
+	var document yaml.Node
+	var v any
+	err := yaml.Unmarshal([]byte(text), &document)
+	kind := to.Kind()
+	if isTree := kind == reflect.Slice || kind == reflect.Struct; err == nil && isTree {
+		scalarsAsText(&document)
 	}
-	s.value.Set(into.Elem())
+	if err == nil {
+		err = document.Decode(&v)
+	}
+	if _, isText := v.(string); err != nil || v == nil || isText || !kindMatches(to.Type(), v) {
+		return []error{kindError(key, to.Type(), text, explainYAML(err, text))}
+	}
+	switch kind {
+	case reflect.Bool:
+		to.SetBool(v.(bool))
+	case reflect.Float64:
+		to.SetFloat(reflect.ValueOf(v).Convert(reflect.TypeFor[float64]()).Float())
+	case reflect.Int, reflect.Int64:
+		whole, err := wholeNumber(v)
+		if err != nil {
+			return []error{fmt.Errorf("%s: %w", key, err)}
+		}
+		to.SetInt(whole)
+	default:
+		return decodeNode(key, document.Content[0], to)
+	}
 	return nil
+}
+
+// resolved returns the node that an alias stands for.
+func resolved(n *yaml.Node) *yaml.Node {
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	return n
+}
+
+func isNull(n *yaml.Node) bool { return n.ShortTag() == "!!null" }
+
+// valueOf returns a node as a value of Go.
+func valueOf(n *yaml.Node) (v any) {
+	if err := n.Decode(&v); err != nil {
+		return n.Value // unreachable: parse has decoded the document
+	}
+	return v
 }
 
 // scalarsAsText makes strings of all scalars except null. A device reference such as 010 thus keeps its text, and the values
@@ -59,78 +155,22 @@ func scalarsAsText(n *yaml.Node) {
 	}
 }
 
-// convert converts a value of the file, the environment or a flag to a type of Config. mapstructure then accepts the result. So all error
-// texts come from here.
-func convert(to reflect.Type, data any) (any, error) {
-	for to.Kind() == reflect.Pointer {
-		to = to.Elem()
-	}
-	text, isText := data.(string)
-	switch {
-	case data == nil, reflect.TypeOf(data) == to:
-		return data, nil
-	case to == reflect.TypeFor[time.Duration]():
-		return duration(data)
-	case isText && to == reflect.TypeFor[fields.Spec]():
-		return fields.Spec{Name: text}, nil
-	case isText && to.Kind() != reflect.String:
-		return fromText(to, text)
-	case !kindMatches(to, data):
-		return nil, &kindError{to, data, nil}
-	}
-	switch v := data.(type) {
-	case map[any]any: // mapstructure would panic
-		return nil, fmt.Errorf("expected strings as keys, got %s", format(data))
-	case map[string]any:
-		return data, errors.Join(duplicateKeys(v, "")...)
-	case float64:
-		if to.Kind() != reflect.Float64 {
-			return wholeNumber(v)
-		}
-	case uint64:
-		if to.Kind() != reflect.Float64 { // YAML decodes only numbers that overflow an int to uint64
-			return nil, fmt.Errorf("number %d is too large", v)
-		}
-	}
-	return data, nil
-}
-
-func duration(data any) (any, error) {
-	text, _ := data.(string)
-	d, err := time.ParseDuration(text) // accepts 0 without a unit
-	if err != nil {
-		return nil, fmt.Errorf("expected a duration such as 1m, got %s", format(data))
-	}
-	return d, nil
-}
-
-// fromText converts a string to a type that is written as YAML, such as a number or a list.
-func fromText(to reflect.Type, text string) (any, error) {
-	var node yaml.Node
-	var v any
-	err := yaml.Unmarshal([]byte(text), &node)
-	if kind := to.Kind(); err == nil && (kind == reflect.Slice || kind == reflect.Struct) {
-		scalarsAsText(&node)
-	}
-	if err == nil {
-		err = node.Decode(&v)
-	}
-	if _, isText := v.(string); err != nil || v == nil || isText || !kindMatches(to, v) {
-		return nil, &kindError{to, text, explainYAML(err, text)}
-	}
-	return convert(to, v)
-}
-
-// wholeNumber converts a whole number that YAML or JSON writes as a float, such as 2.0 or 1e3.
-func wholeNumber(f float64) (any, error) {
+// wholeNumber returns a whole number, which YAML or JSON may write as a float, such as 2.0 or 1e3.
+func wholeNumber(v any) (int64, error) {
 	const exact = 1 << 53 // floats above it skip whole numbers
-	switch {
-	case f != math.Trunc(f) || math.IsInf(f, 0): // includes NaN
-		return nil, fmt.Errorf("expected a whole number, got %v", f)
-	case math.Abs(f) > exact:
-		return nil, fmt.Errorf("number %v is too large", f)
+	switch v := v.(type) {
+	case float64:
+		switch {
+		case v != math.Trunc(v) || math.IsInf(v, 0): // includes NaN
+			return 0, fmt.Errorf("expected a whole number, got %v", v)
+		case math.Abs(v) > exact:
+			return 0, fmt.Errorf("number %v is too large", v)
+		}
+		return int64(v), nil
+	case uint64: // YAML decodes only numbers that overflow an int to it
+		return 0, fmt.Errorf("number %d is too large", v)
 	}
-	return int64(f), nil
+	return reflect.ValueOf(v).Int(), nil
 }
 
 // kindMatches reports whether a value has a kind that can be decoded into a type.
@@ -146,25 +186,17 @@ func kindMatches(to reflect.Type, v any) bool {
 	}
 }
 
-// kindError is the error for a value of a wrong kind.
-type kindError struct {
-	to   reflect.Type
-	got  any
-	yaml error // why a text is not YAML; nil if it is
-}
-
-func (e *kindError) Error() string { return e.withExample("") }
-
-// withExample returns the error with an example of a right value, "" for none.
-func (e *kindError) withExample(example string) string {
-	if example != "" {
-		example = " such as " + example
+// kindError returns the error for a value of a wrong kind, with an example of a right one. why is why a text is not YAML; nil if it is.
+func kindError(key string, to reflect.Type, got any, why error) error {
+	such := example(key, got)
+	if such != "" {
+		such = " such as " + such
 	}
-	text := fmt.Sprintf("expected %s%s, got %s", typeName(e.to), example, format(e.got))
-	if e.yaml != nil {
-		text += ": " + e.yaml.Error()
+	text := fmt.Sprintf("%s: expected %s%s, got %s", key, typeName(to), such, format(got))
+	if why != nil {
+		text += ": " + why.Error()
 	}
-	return text
+	return errors.New(text)
 }
 
 // example returns a valid value to use instead of another, for a list or one of its entries. It returns "" for other keys.
@@ -252,20 +284,4 @@ func typeName(t reflect.Type) string {
 	default:
 		return "a " + t.Kind().String()
 	}
-}
-
-// decodeError returns the errors of mapstructure, each with its key first.
-func decodeError(key string, err error) error {
-	return mapErrors(err, func(err error) error {
-		if de, ok := err.(*mapstructure.DecodeError); ok { //nolint:errorlint // a wrapper may hold several errors: see below
-			return decodeError(key+de.Name(), de.Unwrap())
-		}
-		if inner := errors.Unwrap(err); inner != nil { // mapstructure wraps all the errors of a list
-			return decodeError(key, inner)
-		}
-		if kind, ok := errors.AsType[*kindError](err); ok {
-			return fmt.Errorf("%s: %s", key, kind.withExample(example(key, kind.got)))
-		}
-		return fmt.Errorf("%s: %w", key, err)
-	})
 }

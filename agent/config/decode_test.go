@@ -220,7 +220,7 @@ func TestKeysOfEntries(t *testing.T) {
 	for entry, want := range map[string]string{
 		"{name: nvidia.com/gpu, replica: 4}":           list + "[0].replica: unknown key; did you mean replicas?",
 		"{name: nvidia.com/gpu, replicas:4}":           list + "[0].replicas:4: unknown key; write a space after the colon: replicas: 4",
-		"{name: nvidia.com/gpu, count: 4}":             list + "[0].count: unknown key; the keys are name, replicas, devices, rename",
+		"{name: nvidia.com/gpu, count: {}}":            list + "[0].count: unknown key; the keys are name, replicas, devices, rename",
 		"{name: nvidia.com/gpu, replicas: 0}":          list + "[0].replicas: expected 2 to 1000, got 0 or no value",
 		"{name: nvidia.com/gpu}":                       list + "[0].replicas: expected 2 to 1000, got 0 or no value",
 		"{name: nvidia.com/gpu, NAME: x, replicas: 4}": list + "[0]: name: same key as NAME",
@@ -229,5 +229,14 @@ func TestKeysOfEntries(t *testing.T) {
 		if !strings.Contains(fmt.Sprint(err), want) {
 			t.Errorf("%s: %v, want %s", entry, err, want)
 		}
+	}
+}
+
+// An entry can have the keys of another by YAML's merge.
+func TestMergedEntries(t *testing.T) {
+	c := mustLoad(t, "plugin: {sharing: {timeSlicing: {resources: [&a {name: nvidia.com/gpu, replicas: 2}, "+
+		"{<<: *a, name: nvidia.com/mig-1g.10gb}]}}}")
+	if r := c.Plugin.Sharing.TimeSlicing.Resources; len(r) != 2 || r[1].Name != "nvidia.com/mig-1g.10gb" || r[1].Replicas != 2 {
+		t.Errorf("%+v", r)
 	}
 }

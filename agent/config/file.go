@@ -21,11 +21,11 @@ import (
 
 var errEmpty = errors.New("file is empty; for the defaults write {}")
 
-// read returns the file's text and its tree, both empty without a file.
-func (l Loader) read() (text []byte, tree map[string]any, err error) {
+// read returns the file's text and its sections, both nil without a file.
+func (l Loader) read() (text []byte, sections *yaml.Node, err error) {
 	path := l.Path()
 	if path == "" {
-		return nil, make(map[string]any), nil
+		return nil, nil, nil
 	}
 	if text, err = l.readFile(path); err != nil {
 		return nil, nil, fmt.Errorf("configuration: %w", err)
@@ -33,25 +33,24 @@ func (l Loader) read() (text []byte, tree map[string]any, err error) {
 	if l.Running && len(bytes.TrimSpace(text)) == 0 {
 		return nil, nil, fmt.Errorf("%s: %w", path, errEmpty)
 	}
-	if tree, err = parse(text); err != nil {
+	if sections, err = parse(text); err != nil {
 		if l.partial {
-			tree = parsePartial(text)
+			sections = parsePartial(text)
 		}
-		return nil, tree, fmt.Errorf("%s: %w", path, err)
+		return nil, sections, fmt.Errorf("%s: %w", path, err)
 	}
-	return text, tree, nil
+	return text, sections, nil
 }
 
-// parse returns the tree of a configuration file, which is one YAML document.
-func parse(text []byte) (map[string]any, error) {
-	tree := make(map[string]any)
+// parse returns the sections of a configuration file, which is one YAML document: a mapping whose scalars are texts, nil without keys.
+func parse(text []byte) (sections *yaml.Node, err error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(text))
 	for documents := 0; ; documents++ {
 		var document yaml.Node
 		err := decoder.Decode(&document)
 		switch {
 		case errors.Is(err, io.EOF):
-			return tree, nil
+			return sections, nil
 		case err != nil:
 			return nil, explainYAML(err, string(text))
 		case document.Content[0].Tag == "!!null": // only comments
@@ -61,9 +60,11 @@ func parse(text []byte) (map[string]any, error) {
 			return nil, errors.New("expected sections, such as log: {level: info}")
 		default:
 			scalarsAsText(&document)
+			var tree map[string]any // finds the keys that are written twice, and aliases that contain themselves
 			if err = document.Decode(&tree); err != nil {
 				return nil, err
 			}
+			sections = document.Content[0]
 		}
 	}
 }
@@ -76,24 +77,30 @@ var sectionStart = regexp.MustCompile(`(?m)^[^\s#]`)
 
 // parsePartial returns what can be read of a text that parse refuses: of each section as many lines from its start as are valid.
 // Of two equal sections it returns the first.
-func parsePartial(text []byte) map[string]any {
-	tree := make(map[string]any)
+func parsePartial(text []byte) *yaml.Node {
 	if len(text) > maxPartial {
-		return tree
+		return nil
 	}
+	sections := make(map[string]yaml.Node)
 	end := len(text)
 	for _, start := range slices.Backward(sectionStart.FindAllIndex(text, -1)) {
 		section := text[start[0]:end]
 		end = start[0]
 		for len(section) > 0 {
 			if part, err := parse(section); err == nil {
-				maps.Copy(tree, part) // over a later section
+				if part != nil && part.Decode(&sections) != nil { // over a later section
+					return nil // unreachable: parse has decoded it
+				}
 				break
 			}
 			section = section[:bytes.LastIndexByte(bytes.TrimSuffix(section, []byte("\n")), '\n')+1]
 		}
 	}
-	return tree
+	all := &yaml.Node{Kind: yaml.MappingNode, Tag: "!!map"}
+	for _, name := range slices.Sorted(maps.Keys(sections)) {
+		all.Content = append(all.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: name}, new(sections[name]))
+	}
+	return all
 }
 
 // explainYAML adds the remedy to an error of frequent mistakes.

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // Of a text that is not YAML, all valid sections are read, and the valid start of the others.
@@ -25,10 +27,18 @@ func TestParsePartial(t *testing.T) {
 		"":         "map[]",
 		metrics + "#" + strings.Repeat("x", maxPartial): "map[]",
 	} {
-		if got := fmt.Sprint(parsePartial([]byte(text))); got != want {
+		if got := fmt.Sprint(treeOf(parsePartial([]byte(text)))); got != want {
 			t.Errorf("%.100q: %s, want %s", text, got, want)
 		}
 	}
+}
+
+// treeOf returns the sections of a file as values of Go.
+func treeOf(sections *yaml.Node) any {
+	if sections == nil {
+		return map[string]any{}
+	}
+	return valueOf(sections)
 }
 
 // BenchmarkParsePartial reads the largest text without the end of a list that begins in its first line.
@@ -46,8 +56,8 @@ func TestParse(t *testing.T) {
 	} {
 		tree, err := parse([]byte(text))
 		want := map[bool]string{true: "map[log:map[level:debug]]", false: "map[]"}[strings.Contains(text, "log")]
-		if got := fmt.Sprint(tree); err != nil || got != want {
-			t.Errorf("%q: %v, %v, want %s", text, tree, err, want)
+		if got := fmt.Sprint(treeOf(tree)); err != nil || got != want {
+			t.Errorf("%q: %s, %v, want %s", text, got, err, want)
 		}
 	}
 	if _, err := parse([]byte("log:\n\tlevel: info")); err == nil || !strings.Contains(err.Error(), "tabs") {
@@ -58,7 +68,7 @@ func TestParse(t *testing.T) {
 		"5", "[log]", "log: {level: info}\nlog: {level: warn}", "log: {level: debug}\n---\nx: *a",
 	} {
 		if tree, err := parse([]byte(text)); err == nil {
-			t.Errorf("%q: %v, want an error", text, tree)
+			t.Errorf("%q: %v, want an error", text, treeOf(tree))
 		}
 	}
 }
@@ -77,7 +87,8 @@ func TestErrorsNameOrigin(t *testing.T) {
 	l := Loader{File: file}
 	_, err := l.Load()
 	for key, origin := range map[string]string{
-		"sourze": file, "health.temprature": file, "health.confirm": file, "plugin.resource": file, "plugin.include[1]": file,
+		"sourze": file + ", line 1", "health.temprature": file + ", line 2", "health.confirm": file, "plugin.resource": file,
+		"plugin.include[1]": file,
 		"health.flap.trips": "GPU_NODE_AGENT_HEALTH_FLAP_TRIPS", "health.recoverAfter": "GPU_NODE_AGENT_HEALTH_RECOVER_AFTER",
 	} {
 		wantError(t, "file and variables", err, key, " (in "+origin+")")

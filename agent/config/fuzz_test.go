@@ -162,7 +162,7 @@ func FuzzParsePartial(f *testing.F) {
 		if len(text) > maxPartial/2 {
 			return
 		}
-		before, after := parsePartial([]byte(text+"\n")), parsePartial([]byte(text+"\nx: ]\n"))
+		before, after := treeOf(parsePartial([]byte(text+"\n"))), treeOf(parsePartial([]byte(text+"\nx: ]\n")))
 		if fmt.Sprint(before) != fmt.Sprint(after) {
 			t.Errorf("%v\nwith an invalid section\n%v", before, after)
 		}

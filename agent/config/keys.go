@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // The functions here walk Config by its yaml tags, so that every error has its key as the file writes it.
@@ -37,18 +39,36 @@ func settingsOf(section reflect.Value, prefix string) []setting {
 	return settings
 }
 
-// normalizeKeys writes the keys of a tree as Config has them, and removes unknown keys. It returns an error for each unknown key and for
-// each key that is written twice.
-func normalizeKeys(tree map[string]any, section reflect.Type, prefix string, keys []string) []error {
-	errs := duplicateKeys(tree, prefix)
+// position says where in the file a line is; "" without a file.
+type position func(line int) string
+
+// sectionTree returns the values of a section of the file, by their keys as Config has them: nodes, and the trees of subsections. It returns
+// an error for each unknown key and for each key that is written twice.
+func sectionTree(
+	n *yaml.Node, section reflect.Type, prefix string, keys []string, at position,
+) (tree map[string]any, errs []error) {
+	tree = make(map[string]any)
+	if n == nil {
+		return tree, nil
+	}
+	entries := make(map[string]yaml.Node) // also the merged ones
+	if err := n.Decode(&entries); err != nil {
+		return tree, []error{fmt.Errorf("%s: expected a section with keys, got %s", strings.TrimSuffix(prefix, "."), format(valueOf(n)))}
+	}
 	similar := slices.Clone(keys)
 	for _, key := range keysOf(section) {
 		similar = append(similar, prefix+key) // sections too
 	}
-	for _, name := range slices.Sorted(maps.Keys(tree)) {
-		value := tree[name]
-		sub, isMap := value.(map[string]any)
-		delete(tree, name)
+	lines := make(map[string]int)
+	for i := 0; i < len(n.Content); i += 2 {
+		lines[n.Content[i].Value] = n.Content[i].Line
+	}
+	for _, err := range duplicateKeys(entries, prefix) {
+		errs = append(errs, fmt.Errorf("%w%s", err, at(0)))
+	}
+	for _, name := range slices.Sorted(maps.Keys(entries)) {
+		entry := entries[name]
+		value := resolved(&entry)
 		f, ok := findField(section, name)
 		switch {
 		case !ok:
@@ -56,22 +76,22 @@ func normalizeKeys(tree map[string]any, section reflect.Type, prefix string, key
 			if section, key, dotted := strings.Cut(name, "."); dotted {
 				hint = fmt.Sprintf("; write it as %s: {%s: …}", section, key)
 			}
-			errs = append(errs, fmt.Errorf("%s: unknown key%s", prefix+name, hint))
-			continue
+			errs = append(errs, fmt.Errorf("%s: unknown key%s%s", prefix+name, hint, at(lines[name])))
+		case isNull(value): // as if it were not written; a section without keys is valid
 		case f.Type.Kind() != reflect.Struct:
-		case isMap:
-			errs = append(errs, normalizeKeys(sub, f.Type, prefix+yamlKey(f)+".", keys)...)
-		case value != nil: // a section without keys is valid
-			errs = append(errs, fmt.Errorf("%s: expected a section with keys, got %s", prefix+name, format(value)))
-			continue
+			tree[yamlKey(f)] = value
+		case value.Kind == yaml.MappingNode:
+			sub, more := sectionTree(value, f.Type, prefix+yamlKey(f)+".", keys, at)
+			tree[yamlKey(f)], errs = sub, append(errs, more...)
+		default:
+			errs = append(errs, fmt.Errorf("%s: expected a section with keys, got %s%s", prefix+name, format(valueOf(value)), at(lines[name])))
 		}
-		tree[yamlKey(f)] = value
 	}
-	return errs
+	return tree, errs
 }
 
 // duplicateKeys returns an error for each key that differs from another only in its case, which has no meaning.
-func duplicateKeys(mapping map[string]any, prefix string) (errs []error) {
+func duplicateKeys[V any](mapping map[string]V, prefix string) (errs []error) {
 	seen := make(map[string]string)
 	for _, name := range slices.Sorted(maps.Keys(mapping)) {
 		folded := strings.ToLower(name)

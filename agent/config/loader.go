@@ -74,7 +74,7 @@ func existing(path string) string {
 // Load returns the configuration, or all errors in it. Each error starts with its key. With an error, the values that could
 // be decoded are set.
 func (l Loader) Load() (Config, error) {
-	text, tree, fileErr := l.read()
+	text, file, fileErr := l.read()
 	c := l.defaultConfig()
 	c.StateDir = l.StateDir
 	settings := c.settings()
@@ -82,7 +82,12 @@ func (l Loader) Load() (Config, error) {
 	for i, s := range settings {
 		keys[i] = s.key
 	}
-	unknown := normalizeKeys(tree, reflect.TypeFor[Config](), "", keys)
+	tree, unknown := sectionTree(file, reflect.TypeFor[Config](), "", keys, func(line int) string {
+		if line == 0 {
+			return fmt.Sprintf(" (in %s)", l.Path())
+		}
+		return fmt.Sprintf(" (in %s, line %d)", l.Path(), line)
+	})
 
 	// Resource names and MIG profiles contain dots, so viper must not split keys at them.
 	const delim = "::"
@@ -140,7 +145,7 @@ func (l Loader) Load() (Config, error) {
 		return c, fileErr
 	}
 	c.LastGood = files.document(l.Path(), text)
-	return c, errors.Join(inFile(l.Path(), errors.Join(unknown...)), set.annotate(errors.Join(errs...)))
+	return c, errors.Join(errors.Join(unknown...), set.annotate(errors.Join(errs...)))
 }
 
 // cleanPaths writes paths in one way: they are compared, and /k/ is /k.
@@ -164,12 +169,12 @@ func (c *Config) restoreOff() {
 // Parse returns the configuration of a file's text alone, without flags, the environment and the files that it names. It returns an error
 // if a key or value cannot be decoded, or if an agent would refuse what the text sets in health or node.
 func Parse(text []byte) (Config, error) {
-	tree, err := parse(text)
+	file, err := parse(text)
 	if err != nil {
 		return Config{}, err
 	}
 	c := DefaultConfig()
-	errs := normalizeKeys(tree, reflect.TypeFor[Config](), "", nil)
+	tree, errs := sectionTree(file, reflect.TypeFor[Config](), "", nil, func(int) string { return "" })
 	for _, s := range c.settings() {
 		var value any = tree
 		for name := range strings.SplitSeq(s.key, ".") {

@@ -25,7 +25,7 @@ import (
 // webServer returns the server of the agent's pages.
 func (a *Agent) webServer() *web.Server {
 	return &web.Server{
-		Metrics: &a.metricsConfig, Config: &a.webConfig, Pages: a.handler(), Problems: a.problems,
+		Metrics: &a.metricsConfig, Config: &a.webConfig, Pages: a.handler(), Ready: func() bool { return a.offered().Ready() },
 		Dropped: &a.connectionsDropped, Log: a.log.Named("web"),
 	}
 }
@@ -62,10 +62,10 @@ func (a *Agent) handler() http.Handler {
 func (a *Agent) view() *view.View {
 	v := a.offered()
 	v.Node, v.Version, v.Revision = nodeName(), a.build.Version, a.build.Revision
-	v.Reload, v.Notes, v.UnmatchedRefs = *a.lastReload.Load(), *a.configNotes.Load(), a.unmatchedRefs()
+	v.Reload, v.Notes, v.UnmatchedRefs = *a.lastReload.Load(), *a.configNotes.Load(), a.unmatchedRefs(v.Snapshot)
 	v.Lock, v.Claims, v.Holders, v.Shares = *a.lock.State().Load(), a.dra.Claims().Load(), a.plugin.Holders(), a.shares()
 	v.Processes, v.Memory, v.MPSErr = a.processes.Latest().Load(), a.memoryLimits.Latest().Load(), a.mps.Err()
-	v.CDIRuntime, v.NodeDevices = a.cdiRuntime(), a.nodeDevices()
+	v.CDIRuntime, v.NodeDevices = a.cdiRuntime(), a.nodeDevices(v.Snapshot)
 	v.Kube, v.NodeObject, v.LabelsErr = a.reporter.Status(), a.nodeWriter.Status(), a.node.FileErr()
 	v.StartupTaint = startupTaintMayRemain(a.nodeConfig.Load().StartupTaint, v.NodeObject.AbsentStartupTaint)
 	labels := a.podLabels.Status()
@@ -78,7 +78,7 @@ func (a *Agent) view() *view.View {
 	return v
 }
 
-// offered returns the part of the view that View.NotOffered needs. A poll takes up to stallAfter before the source counts as stalled; a
+// offered returns the part of the view that View.NotOffered and View.Ready need. A poll takes up to stallAfter before the source counts as stalled; a
 // snapshot that is older than three polls and that time means that the monitor is stuck.
 func (a *Agent) offered() *view.View {
 	return &view.View{
@@ -106,8 +106,7 @@ func (a *Agent) status() status.Node {
 }
 
 // unmatchedRefs returns the device references of the configuration that match no device; nil while the devices are unknown.
-func (a *Agent) unmatchedRefs() []health.UnmatchedRefs {
-	snap := a.snapshots.Load()
+func (a *Agent) unmatchedRefs(snap *health.Snapshot) []health.UnmatchedRefs {
 	if !snap.Polled() {
 		return nil
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"go.uber.org/zap"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
@@ -104,4 +105,20 @@ func TestHandlerShowsDetach(t *testing.T) {
 		agenttest.MustContain(t, w.Body.String(), want)
 	}
 	agenttest.MustContain(t, a.status().Table(false, terminal.Output{}), "dcgm detached")
+}
+
+// A startup taint that was removed is not reported as staying when the devices are not offered for a moment.
+func TestStartupTaintStays(t *testing.T) {
+	removed := corev1.Taint{Key: "gpu/not-ready", Effect: corev1.TaintEffectNoSchedule}
+	for configured, want := range map[string]bool{
+		"": false, "gpu/not-ready:NoSchedule": false, "gpu/not-ready=x:NoSchedule": false, "gpu/not-ready:NoExecute": true,
+		"other:NoSchedule": true,
+	} {
+		if got := startupTaintMayRemain(configured, removed); got != want {
+			t.Errorf("%q: %v", configured, got)
+		}
+		if got := startupTaintMayRemain(configured, corev1.Taint{}); got != (configured != "") {
+			t.Errorf("%q before it was removed: %v", configured, got)
+		}
+	}
 }

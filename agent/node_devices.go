@@ -25,8 +25,8 @@ func (a *Agent) gpusOnBus() []string {
 }
 
 // nodeDevices returns how many GPUs the bus, the driver and the kubelet have.
-func (a *Agent) nodeDevices() map[view.SeenBy]int {
-	snap, source := a.snapshots.Load(), a.sourceConfig.Load().SourceConfig
+func (a *Agent) nodeDevices(snap *health.Snapshot) map[view.SeenBy]int {
+	source := a.sourceConfig.Load().SourceConfig
 	seen := make(map[view.SeenBy]int)
 	if !snap.Polled() {
 		return seen

@@ -100,7 +100,7 @@ type Detachment struct {
 // InForce reports whether devices are withheld and the driver must not be used.
 func (d Detachment) InForce() bool { return d != (Detachment{}) && !d.Over }
 
-// Snapshot is everything the agent knows at one moment. It is never modified once stored.
+// Snapshot has the devices and their source at one moment. It is never modified once stored.
 type Snapshot struct {
 	Seq     uint64
 	At      time.Time // of the last successful poll; zero before the first

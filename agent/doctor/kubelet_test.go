@@ -227,8 +227,8 @@ func TestCheckAgentAndPort(t *testing.T) {
 	check("ready, with an engine of its own", checkAgent, want{CheckOK, "", ""})
 	text = "ok\nhealth checks down: version mismatch"
 	check("ready with a warning", checkAgent, want{CheckWarn, text[3:], "log"})
-	ready, text = http.StatusServiceUnavailable, "source down: no libdcgm\nplugin: no GPUs"
-	check("not ready", checkAgent, want{CheckWarn, "source down: no libdcgm; plugin: no GPUs", "log"})
+	ready, text = http.StatusServiceUnavailable, "source: down: no libdcgm\nplugin: no GPUs"
+	check("not ready", checkAgent, want{CheckWarn, "source: down: no libdcgm; plugin: no GPUs", "log"})
 
 	name = "dcgm-exporter"
 	check("another program", checkAgent, want{CheckInfo, "", ""})

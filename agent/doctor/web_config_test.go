@@ -7,16 +7,12 @@ import (
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/config"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
-	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 )
 
 // An agent with TLS and passwords is recognized.
 func TestCheckAgentWithTLS(t *testing.T) {
-	problems := func() view.Problems {
-		return view.Problems{{Part: view.PartSource, Level: view.Unready, Text: "starting"}}
-	}
-	s := agenttest.Serve(t, agenttest.TLSConfig+agenttest.Users, http.NotFoundHandler(), problems)
+	s := agenttest.Serve(t, agenttest.TLSConfig+agenttest.Users, http.NotFoundHandler(), func() bool { return false })
 	c := config.DefaultConfig()
 	c.Metrics.Listen, c.Plugin.KubeletDir, c.Web = s.Address(), agenttest.SocketDir(t), s.Config.Load()
 	expect(t, checkPort(t.Context(), c), want{CheckOK, s.Address(), ""})

@@ -11,7 +11,6 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
-	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 )
 
 func TestAskWithAccess(t *testing.T) {
@@ -71,7 +70,7 @@ func serve(t *testing.T, config string) *agenttest.Server {
 	t.Helper()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+SnapshotPath, NewPages(func() Node { return newNode(testInputs()) }, &History{}, zap.NewNop()).ServeJSON)
-	return agenttest.Serve(t, config, mux, func() view.Problems { return nil })
+	return agenttest.Serve(t, config, mux, func() bool { return true })
 }
 
 func portOf(s *agenttest.Server) string { return s.Address()[strings.LastIndex(s.Address(), ":"):] }

@@ -92,6 +92,9 @@ func draText(d *DRA) string {
 	if d.Tainted > 0 {
 		text += fmt.Sprintf(", %d tainted", d.Tainted)
 	}
+	if d.Behind {
+		text += ", not up to date"
+	}
 	return text
 }
 

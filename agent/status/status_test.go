@@ -111,7 +111,7 @@ func TestPageShowsNode(t *testing.T) {
 		"2 of 3 healthy · 5 allocations, 4 refused: unknown_device, 1 audit mismatch<", "registration refused",
 		`<dt>plugin</dt><dd class="degraded"><span class="badge">warning</span> GPU 2 is left out</dd>`, "List: denied",
 		"XID 79: ", "unhealthy, was healthy: lost: the GPU is lost", "events is forbidden", "2 writes of labels and taints, 1 failed try<",
-		"labels: nodes is forbidden", "startup taint stays: the agent is not ready", "/var/lib/state.json: no space left on device",
+		"labels: nodes is forbidden", "/var/lib/state.json: no space left on device",
 		"the directory mounted at /var/lib was deleted")
 	agenttest.MustContain(t, section(t, page, 0), "51 °C", "312 W", "87 %", "1980 MHz", "40.0 / 80.0 GiB",
 		"training/llm-0 (torch) ×2", "web/chat-1 (vllm)", "GPU-0", "00000000:1B:00.0", "NUMA 0")
@@ -245,7 +245,7 @@ func TestStatusEscapesText(t *testing.T) {
 	const bad = "<script>alert(1)</script>\"'>&\x1b[31m\n"
 	k := testInputs()
 	k.Node, k.Version, k.Plugin.Err, k.Plugin.Warnings = bad, bad, bad, []string{bad}
-	k.Plugin.Resources[1].Err, k.Plugin.Resources[0].Name = bad, bad
+	k.Plugin.Resources[1].Err, k.Plugin.Resources[0].Name, k.Plugin.Resources[0].Audited = bad, bad, false // for the startup taint
 	k.Snapshot.Source.Err, k.Snapshot.Source.Versions.Driver, k.Snapshot.Source.Kind = bad, bad, bad
 	d := &k.Snapshot.Devices[1]
 	d.Device.Model, d.Device.PCI, d.Device.ID = bad, bad, bad

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -346,6 +347,25 @@ func TestProcessesAreShown(t *testing.T) {
 	for form, text := range map[string]string{"table": newNode(k).Table(false, terminal.Output{}), "page": pageOf(t, k)} {
 		if !strings.Contains(text, hidden) {
 			t.Errorf("%s lacks the error:\n%s", form, text)
+		}
+	}
+}
+
+// Of each part and level, the table and the page show some problems, and how many more there are.
+func TestProblemsAreBounded(t *testing.T) {
+	k := testInputs()
+	k.Plugin.Warnings = nil
+	for i := range maxProblems + 3 {
+		k.Plugin.Warnings = append(k.Plugin.Warnings, fmt.Sprintf("warning %d of the plugin", i))
+	}
+	k.Notes = []string{"a note"}
+	s := newNode(k)
+	if n := len(s.Problems); n < maxProblems+5 {
+		t.Fatalf("%d problems", n)
+	}
+	for form, text := range map[string]string{"table": s.Table(false, terminal.Output{}), "page": pageOf(t, k)} {
+		if n := strings.Count(text, " of the plugin"); n != maxProblems || strings.Count(text, "and 4 more") != 1 || !strings.Contains(text, "a note") {
+			t.Errorf("%s: %d warnings:\n%s", form, n, text)
 		}
 	}
 }

@@ -59,8 +59,11 @@ func TestNotOffered(t *testing.T) {
 			[]string{"dra: the devices are being", "dra: the kubelet", "dra: the devices are not", "dra: no device"},
 		},
 
-		"listed":   {off(func(*View) {}), nil},
-		"lost":     {off(func(v *View) { v.Snapshot.Devices[0].Sample.Presence = health.Lost }), []string{"source: the driver lists no GPU"}},
+		"listed": {off(func(*View) {}), nil},
+		"lost":   {off(func(v *View) { v.Snapshot.Devices[0].Sample.Presence = health.Lost }), []string{"source: the driver lists no GPU"}},
+		"one of two": {off(func(v *View) {
+			v.Snapshot.Devices = append(v.Snapshot.Devices, health.DeviceState{Sample: health.Sample{Presence: health.Lost}})
+		}), nil},
 		"no GPU":   {off(func(v *View) { v.Snapshot.Devices = nil }), []string{"source: the driver lists no GPU"}},
 		"none yet": {off(func(v *View) { v.Snapshot = nil }), []string{"source: starting", "source: the driver lists no GPU"}},
 	} {

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/gpu-node-agent/gpu-node-agent/agent/kube"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin"
 	"github.com/gpu-node-agent/gpu-node-agent/plugin/memlimits"
@@ -72,6 +73,9 @@ func (all Problems) Texts(level Level) (texts []string) {
 	}
 	return texts
 }
+
+// Ready reports whether the agent does its whole job. It needs what NotOffered needs, and is cheaper than Problems.
+func (v *View) Ready() bool { return v.unready().Ready() }
 
 // Problems returns what is wrong now.
 func (v *View) Problems() Problems {
@@ -204,13 +208,20 @@ func (v *View) ofPlugin() (all Problems) {
 		all.add(PartPlugin, Warning, text, "")
 	}
 	all.add(PartPlugin, Warning, v.Lock.Warning, "")
-	audit, holders := v.Plugin.AuditErr, v.HoldersErr()
-	if audit == holders {
-		all.add(PartPlugin, Warning, because("not audited, holders unknown", audit), "")
-		return all
+	level := Warning
+	if !v.PluginConfig.Enabled { // there may be no kubelet
+		level = Note
 	}
-	all.add(PartPlugin, Warning, because("not audited", audit), "")
-	all.add(PartPlugin, Warning, because("holders unknown", holders), "")
+	switch audit, holders := v.Plugin.AuditErr, v.Holders.Err; {
+	case audit == holders:
+		all.add(PartPlugin, level, because("not audited, holders unknown", audit), "")
+	default:
+		all.add(PartPlugin, level, because("not audited", audit), "")
+		all.add(PartPlugin, level, because("holders unknown", holders), "")
+	}
+	if v.Holders.Settling {
+		all.add(PartPlugin, Note, because("holders unknown", v.HoldersErr()), "")
+	}
 	return all
 }
 
@@ -228,12 +239,12 @@ func (v *View) ofDRA() (all Problems) {
 	if d.WaitsForPods {
 		all.add(PartDRA, Warning, d.Err, "")
 	}
-	if d.DriverName != "" && (d.Behind || d.PublishErr != "") {
+	if d.PublishErr != "" {
 		published := "not published"
 		if !d.Published.IsZero() {
-			published = "not up to date for " + age(v.At, d.Published)
+			published = "not up to date; last published " + age(v.At, d.Published) + " ago"
 		}
-		all.add(PartDRA, Warning, withReason(published, d.PublishErr),
+		all.add(PartDRA, Warning, published+": "+d.PublishErr,
 			"check the network, the rights of the agent's service account and the chart's policy; the agent keeps trying")
 	}
 	if len(d.DroppedFeatures) > 0 {
@@ -251,7 +262,8 @@ func (v *View) ofDRA() (all Problems) {
 // ofSharing returns the problems of devices that several pods use.
 func (v *View) ofSharing() (all Problems) {
 	all.add(PartMPS, Warning, v.MPSErr, "")
-	all.add(PartMPS, Warning, v.SingleUserMPS(), "or install a driver whose MPS has a multi-user server")
+	all.add(PartMPS, Warning, v.SingleUserMPS(),
+		"give the pods of a device one runAsUser, or install a driver whose MPS has a multi-user server")
 	if v.Memory != nil {
 		all.add(PartMemory, Warning, because("limits unknown", v.Memory.Err), "")
 	}
@@ -302,10 +314,12 @@ func (v *View) SingleUserMPS() string {
 
 // ofNode returns why the API server, and the file with labels, are not as configured.
 func (v *View) ofNode() (all Problems) {
-	startup, o := "", &v.NodeObject
-	if reasons := v.StartupTaintReasons(); len(reasons) > 0 {
-		more := reasons[len(v.unready()):] // unready has the others
-		startup = cmp.Or(strings.Join(more, "; "), "the agent is not ready")
+	startup, o, api := "", &v.NodeObject, v.Kube
+	if v.StartupTaint {
+		startup = strings.Join(v.notOffered(), "; ") // unready has the other reasons
+	}
+	if !api.Enabled && !api.IdleEnabled {
+		api = kube.Status{} // it writes nothing any more
 	}
 	for _, p := range []struct{ part, what, err string }{
 		{PartNode, "node.labels.file", v.LabelsErr},
@@ -314,8 +328,8 @@ func (v *View) ofNode() (all Problems) {
 		{PartNode, "taints", o.TaintsErr},
 		{PartNode, "condition", o.ConditionErr},
 		{PartNode, "startup taint stays", startup},
-		{PartAPI, "condition", v.Kube.ConditionErr},
-		{PartAPI, "events", cmp.Or(v.Kube.EventErr, v.Kube.IdleErr)},
+		{PartAPI, "condition", api.ConditionErr},
+		{PartAPI, "events", cmp.Or(api.EventErr, api.IdleErr)},
 	} {
 		all.add(p.part, Warning, because(p.what, p.err), "")
 	}

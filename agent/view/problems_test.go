@@ -34,6 +34,11 @@ func working() View {
 	}
 }
 
+// settling returns the holders of a kubelet that has just started.
+func settling() podresources.Holders {
+	return podresources.Holders{At: now, Settling: true, By: map[health.DeviceID][]podresources.Holder{}}
+}
+
 // Each fact is one problem of its part, or two; without one there is none.
 func TestProblems(t *testing.T) {
 	down := durable.Failure{Path: "/x/c.json", Err: "no space", Since: now}
@@ -108,10 +113,13 @@ func TestProblems(t *testing.T) {
 			[]string{"warning dra: not published: forbidden"},
 		},
 		"not up to date": {
-			func(v *View) { v.DRA = dra.Status{DriverName: "d", Published: now.Add(-5 * time.Minute), Behind: true} },
-			[]string{"warning dra: not up to date for 5m"},
+			func(v *View) {
+				v.DRA = dra.Status{DriverName: "d", Published: now.Add(-5 * time.Minute), PublishErr: "forbidden"}
+			},
+			[]string{"warning dra: not up to date; last published 5m ago: forbidden"},
 		},
-		"dropped features": {func(v *View) { v.DRA.DroppedFeatures = []string{"A", "B"} }, []string{"warning dra: the API server lacks A, B"}},
+		"behind for a moment": {func(v *View) { v.DRA = dra.Status{DriverName: "d", Published: now, Behind: true} }, nil},
+		"dropped features":    {func(v *View) { v.DRA.DroppedFeatures = []string{"A", "B"} }, []string{"warning dra: the API server lacks A, B"}},
 		"checkpoint": {
 			func(v *View) { v.DRA.Checkpoint = down },
 			[]string{"warning dra: /x/c.json cannot be written since 2026-01-02T03:04:05Z: no space; claims are refused"},
@@ -129,18 +137,26 @@ func TestProblems(t *testing.T) {
 			"warning node: condition: e",
 		}},
 		"api": {
-			func(v *View) { v.Kube = kube.Status{ConditionErr: "a", IdleErr: "b"} },
+			func(v *View) { v.Kube = kube.Status{IdleEnabled: true, ConditionErr: "a", IdleErr: "b"} },
 			[]string{"warning api: condition: a", "warning api: events: b"},
 		},
 		"startup taint": {
 			func(v *View) { v.StartupTaint, v.Plugin.Resources[0].Audited = true, false },
 			[]string{"warning node: startup taint stays: plugin: nvidia.com/gpu: not audited: "},
 		},
-		"startup taint while unready": {func(v *View) { v.StartupTaint, v.DRA.Err = true, "waiting" }, []string{
-			"unready dra: waiting", "warning node: startup taint stays: the agent is not ready",
-		}},
-		"no startup taint": {func(v *View) { v.Plugin.Resources[0].Audited = false }, nil},
-		"all is offered":   {func(v *View) { v.StartupTaint = true }, nil},
+		"startup taint while unready": {func(v *View) { v.StartupTaint, v.DRA.Err = true, "waiting" }, []string{"unready dra: waiting"}},
+		"waits, and not registered": {
+			func(v *View) {
+				v.Plugin.Err, v.Plugin.WaitsForPods, v.Plugin.Resources[0].Registered = "claims", true, false
+			},
+			[]string{"unready plugin: nvidia.com/gpu: not registered", "warning plugin: claims"},
+		},
+		"holders without a plugin": {func(v *View) { v.PluginConfig.Enabled, v.Holders.Err = false, "no kubelet" }, []string{"note plugin: holders"}},
+		"settling":                 {func(v *View) { v.Holders = settling() }, []string{"note plugin: holders unknown: the kubelet may not"}},
+		"pods of no container":     {func(v *View) { v.Processes = &processes.Snapshot{Warning: "no cgroups"} }, []string{"warning processes: no cgroups"}},
+		"api is off":               {func(v *View) { v.Kube = kube.Status{ConditionErr: "a"} }, nil},
+		"no startup taint":         {func(v *View) { v.Plugin.Resources[0].Audited = false }, nil},
+		"all is offered":           {func(v *View) { v.StartupTaint = true }, nil},
 		"the worst is first": {
 			func(v *View) { v.StateLoss, v.DRA.Err = "deleted", "waiting" },
 			[]string{"unready dra: waiting", "warning state: deleted"},

@@ -1,4 +1,4 @@
-// Package view is what the agent knows at one moment, taken once for each scrape, probe and page: they cannot disagree.
+// Package view is what the agent knows at one moment. Each scrape, probe and page takes it once and shows it.
 package view
 
 import (
@@ -47,8 +47,8 @@ type View struct {
 
 	Kube            kube.Status
 	NodeObject      kube.NodeStatus
-	LabelsErr       string    // why the file of node.labels.file is not as configured
-	PodLabelsStatus PodLabels // of the API server
+	LabelsErr       string // why the file of node.labels.file is not as configured
+	PodLabelsStatus PodLabels
 
 	StateDir  statefile.Status
 	StateLoss string // why an earlier process lost the state directory; empty if none did

@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"golang.org/x/crypto/bcrypt"
-
-	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 )
 
 type testGuard struct{ *guard }
@@ -26,7 +24,7 @@ func newTestGuard(t *testing.T, c *Config) testGuard {
 	}
 	c.users = map[string][]byte{"prometheus": hash}
 	pages := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
-	return testGuard{newGuard(c, pages, anonymousProbes(func() view.Problems { return nil }))}
+	return testGuard{newGuard(c, pages, anonymousProbes(func() bool { return true }))}
 }
 
 // serve returns the status code of a request with "user:password" from an address.

@@ -16,7 +16,6 @@ import (
 	"go.uber.org/zap/zapcore"
 
 	"github.com/gpu-node-agent/gpu-node-agent/agent/internal/agenttest"
-	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 )
 
@@ -224,7 +223,7 @@ func TestServerLimitsStreams(t *testing.T) {
 	s := agenttest.Serve(t, agenttest.TLSConfig, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		arrived <- r.RemoteAddr
 		<-finish
-	}), func() view.Problems { return nil })
+	}), func() bool { return true })
 	defer close(finish)
 	client := http.Client{Transport: &http.Transport{TLSClientConfig: s.CA.Client(), ForceAttemptHTTP2: true}}
 	get := func() {
@@ -296,7 +295,7 @@ func TestServerForgetsEndedConnections(t *testing.T) {
 					panic(http.ErrAbortHandler)
 				}
 				_, _ = io.WriteString(w, r.Proto)
-			}), func() view.Problems { return nil })
+			}), func() bool { return true })
 			transport := &http.Transport{TLSClientConfig: s.CA.Client(), ForceAttemptHTTP2: test.http2, DisableKeepAlives: true}
 			if test.refuse {
 				transport.TLSClientConfig = &tls.Config{}

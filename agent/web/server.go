@@ -15,7 +15,6 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/health/logonce"
 	"github.com/gpu-node-agent/gpu-node-agent/health/wait"
@@ -34,12 +33,12 @@ const (
 
 // Server serves pages at metrics.listen with a web configuration. It follows changes of both.
 type Server struct {
-	Metrics  *health.Latest[metrics.Config] // for the address
-	Config   *health.Latest[Config]
-	Pages    http.Handler
-	Problems func() view.Problems // for clients without a password, who see whether the agent is ready
-	Dropped  *atomic.Uint64       // counts connections that were closed to make room for others
-	Log      *zap.Logger
+	Metrics *health.Latest[metrics.Config] // for the address
+	Config  *health.Latest[Config]
+	Pages   http.Handler
+	Ready   func() bool    // whether the agent is ready, for clients without a password
+	Dropped *atomic.Uint64 // counts connections that were closed to make room for others
+	Log     *zap.Logger
 }
 
 // Run serves until ctx ends, and moves when metrics.listen changes. If the address is not available, Run logs it once,
@@ -96,7 +95,7 @@ func (s *Server) serve(ctx context.Context, l boundedListener, c *Config) error 
 		return err
 	}
 	srv := &http.Server{
-		Handler: newGuard(c, s.Pages, anonymousProbes(s.Problems)), ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout,
+		Handler: newGuard(c, s.Pages, anonymousProbes(s.Ready)), ReadHeaderTimeout: headerTimeout, ReadTimeout: requestTimeout,
 		WriteTimeout: requestTimeout, IdleTimeout: idleTimeout, MaxHeaderBytes: maxHeaderBytes, ErrorLog: stdlog.New(errorLog{s.Log}, "", 0),
 		TLSConfig: c.tls.Clone(), Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 		ConnState: l.conns.follow,

@@ -35,7 +35,7 @@ func serve(t *testing.T, config string) *agenttest.Server {
 	for _, pattern := range []string{"GET /{$}", "GET /metrics"} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "GPU-0") })
 	}
-	return agenttest.Serve(t, config, mux, problems)
+	return agenttest.Serve(t, config, mux, func() bool { return false })
 }
 
 func TestServerTLS(t *testing.T) {

@@ -60,9 +60,7 @@ func TestStartWithLastGoodConfiguration(t *testing.T) {
 	p.awaitAllocatable(k, 8)
 	p.awaitMetrics("gpu_node_agent_config_last_reload_successful 1")
 	p.awaitPage("/readyz", http.StatusOK)
-	if _, text := p.get("/readyz"); text != "ok\n" {
-		t.Errorf("/readyz: %q", text)
-	}
+	p.await("/readyz without a warning", func() bool { _, text := p.get("/readyz"); return text == "ok\n" })
 	p.awaitLastGood(saved)
 }
 

@@ -65,7 +65,7 @@ func TestDRAAfterRollback(t *testing.T) {
 		t.Fatalf("held: %v", held)
 	}
 	pod := a.Container.Namespace + "/" + a.Container.Pod
-	n.awaitPage("/readyz", 200, "is not offered to new claims: "+pod) // a note
+	n.awaitPage("/readyz", 200, "is not offered to new claims: "+pod) // a warning
 	refused := n.claim("refused", held[0])
 	if _, err := n.dra.Prepare(t.Context(), draDriver, refused); err == nil || !strings.Contains(err.Error(), pod) {
 		t.Errorf("a claim for a device of a pod: %v", err)

@@ -19,7 +19,6 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
-	"github.com/gpu-node-agent/gpu-node-agent/agent/view"
 	"github.com/gpu-node-agent/gpu-node-agent/agent/web"
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 	"github.com/gpu-node-agent/gpu-node-agent/internal/kubelettest"
@@ -69,11 +68,11 @@ type Server struct {
 }
 
 // Serve starts a web server with a web configuration, or without if that is "".
-func Serve(t *testing.T, config string, pages http.Handler, problems func() view.Problems) *Server {
+func Serve(t *testing.T, config string, pages http.Handler, ready func() bool) *Server {
 	t.Helper()
 	site := NewSite(t)
 	s := &Server{site, web.Server{
-		Metrics: new(health.Latest[metrics.Config]), Config: new(health.Latest[web.Config]), Pages: pages, Problems: problems,
+		Metrics: new(health.Latest[metrics.Config]), Config: new(health.Latest[web.Config]), Pages: pages, Ready: ready,
 		Dropped: new(atomic.Uint64), Log: site.Log,
 	}}
 	s.Listen("127.0.0.1:0")

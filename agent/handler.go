@@ -78,8 +78,8 @@ func (a *Agent) view() *view.View {
 	return v
 }
 
-// offered returns the part of the view that View.NotOffered and View.Ready need. A poll takes up to stallAfter before the source counts as stalled; a
-// snapshot that is older than three polls and that time means that the monitor is stuck.
+// offered returns the part of the view that View.NotOffered and View.Ready need. A poll takes up to stallAfter before the source counts as
+// stalled; a snapshot that is older than three polls and that time means that the monitor is stuck.
 func (a *Agent) offered() *view.View {
 	return &view.View{
 		At: time.Now(), Snapshot: a.snapshots.Load(), MaxAge: 3*a.pollInterval() + a.sourceConfig.Load().StallAfter,

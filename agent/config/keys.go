@@ -42,8 +42,8 @@ func settingsOf(section reflect.Value, prefix string) []setting {
 // position says where in the file a line is; "" without a file.
 type position func(line int) string
 
-// sectionTree returns the values of a section of the file, by their keys as Config has them: nodes, and the trees of subsections. It returns
-// an error for each unknown key and for each key that is written twice.
+// sectionTree returns the values of a section of the file, by their keys as Config has them: nodes, and the trees of subsections. It
+// returns an error for each unknown key and for each key that is written twice.
 func sectionTree(
 	n *yaml.Node, section reflect.Type, prefix string, keys []string, at position,
 ) (tree map[string]any, errs []error) {

@@ -7,8 +7,8 @@ import (
 	"github.com/gpu-node-agent/gpu-node-agent/health"
 )
 
-// NotOffered returns every reason why not all devices are offered to pods yet, none if they are. It needs the snapshot, its maximum age, the
-// plugin with its configuration, and dynamic resource allocation.
+// NotOffered returns every reason why not all devices are offered to pods yet, none if they are. It needs the snapshot, its maximum age,
+// the plugin with its configuration, and dynamic resource allocation.
 func (v *View) NotOffered() []string { return append(v.unready().Texts(Unready), v.notOffered()...) }
 
 // StartupTaintReasons returns why the configured startup taint stays; none if it can be removed, or was found absent.

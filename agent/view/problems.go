@@ -212,10 +212,9 @@ func (v *View) ofPlugin() (all Problems) {
 	if !v.PluginConfig.Enabled { // there may be no kubelet
 		level = Note
 	}
-	switch audit, holders := v.Plugin.AuditErr, v.Holders.Err; {
-	case audit == holders:
+	if audit, holders := v.Plugin.AuditErr, v.Holders.Err; audit == holders {
 		all.add(PartPlugin, level, because("not audited, holders unknown", audit), "")
-	default:
+	} else {
 		all.add(PartPlugin, level, because("not audited", audit), "")
 		all.add(PartPlugin, level, because("holders unknown", holders), "")
 	}

@@ -34,7 +34,8 @@ func HandleProbes(mux *http.ServeMux, problems func() view.Problems) {
 	})
 }
 
-// anonymousProbes returns the probes for clients without a password, which are not limited: they do not disclose the problems, and cost little.
+// anonymousProbes returns the probes for clients without a password. They do not disclose the problems, and cost little: their number is
+// not limited.
 func anonymousProbes(ready func() bool) http.Handler {
 	mux := http.NewServeMux()
 	HandleProbes(mux, func() view.Problems {

@@ -93,6 +93,9 @@ func (a *Agent) offersAll() bool { return len(a.offered().NotOffered()) == 0 }
 // startupTaintMayRemain reports whether the configured startup taint may be on the node. After a check did not find it, it is reported no
 // more: devices are not offered for a moment after each change of a list that the kubelet has.
 func startupTaintMayRemain(configured string, absent corev1.Taint) bool {
+	if configured == "" {
+		return false
+	}
 	t, err := node.ParseTaint(configured)
 	return err == nil && !t.MatchTaint(&absent)
 }

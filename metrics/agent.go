@@ -143,7 +143,7 @@ func (s *scrape) collectNode() {
 		}
 		s.Add(unmatchedRefs, float64(n), nil)
 	}
-	if k := &s.Kube; k.Enabled || k.IdleEnabled {
+	if k := &s.Kube; k.On() {
 		s.Add(kubernetesWrites, float64(k.Writes), nil)
 		s.Add(kubernetesEvents, float64(k.Events), nil)
 		s.Add(kubernetesDropped, float64(k.Dropped), nil)

@@ -38,7 +38,10 @@ func decodeNode(key string, n *yaml.Node, to reflect.Value) (errs []error) {
 	if isNull(n) {
 		return nil
 	}
-	text, isText := valueOf(n).(string)
+	text, isText := "", false
+	if n.Kind == yaml.ScalarNode {
+		text, isText = valueOf(n).(string)
+	}
 	switch t := to.Type(); {
 	case t.Kind() == reflect.Pointer:
 		to.Set(reflect.New(t.Elem()))

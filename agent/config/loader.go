@@ -145,7 +145,7 @@ func (l Loader) Load() (Config, error) {
 		return c, fileErr
 	}
 	c.LastGood = files.document(l.Path(), text)
-	return c, errors.Join(errors.Join(unknown...), set.annotate(errors.Join(errs...)))
+	return c, errors.Join(append(unknown, set.annotate(errors.Join(errs...)))...)
 }
 
 // cleanPaths writes paths in one way: they are compared, and /k/ is /k.

@@ -77,6 +77,9 @@ type Status struct {
 	IdleErr     string // of the last event of an idle pod; empty after success
 }
 
+// On reports whether the condition and events, or idle pods, are reported.
+func (s *Status) On() bool { return s.Enabled || s.IdleEnabled }
+
 // New returns a reporter. While health.kubernetes.enabled is false, it reports idle pods only.
 func New(o Options) *Reporter {
 	return &Reporter{Options: o, open: connect, queue: newEventQueue(), reported: o.Saved}

@@ -26,7 +26,7 @@ func New(v *view.View, idle metrics.IdleTimes, c node.IdleConfig, events []Event
 		Config:  Config{OK: v.Reload.OK, Since: v.Reload.At.UTC(), Error: v.Reload.Err, Notes: list(v.Notes)},
 		Kubelet: kubeletStatus(v), DRA: draStatus(v.DRA, v.Claims, v.Holders),
 		API: APIServer{
-			v.Kube.Enabled || v.Kube.IdleEnabled, v.Kube.Writes, v.Kube.Events, v.Kube.Dropped, v.Kube.Errors, v.Kube.ConditionErr,
+			v.Kube.On(), v.Kube.Writes, v.Kube.Events, v.Kube.Dropped, v.Kube.Errors, v.Kube.ConditionErr,
 			cmp.Or(v.Kube.EventErr, v.Kube.IdleErr),
 		},
 		Object: NodeObject{

@@ -100,10 +100,8 @@ func (v *View) unready() (all Problems) {
 		all.add(PartSource, Unready, health.SourceStarting.String(), "")
 	case s.Source.Status != health.SourceUp:
 		all.add(PartSource, Unready, withReason(s.Source.Status.String(), s.Source.Err), "")
-	default:
-		if age := v.At.Sub(s.At); age > v.MaxAge { // by the monotonic clock
-			all.add(PartSource, Unready, "GPUs were last measured "+duration.HumanDuration(age)+" ago, though the source is up", "")
-		}
+	case v.At.Sub(s.At) > v.MaxAge: // by the monotonic clock
+		all.add(PartSource, Unready, "GPUs were last measured "+age(v.At, s.At)+" ago, though the source is up", "")
 	}
 	if !v.Plugin.WaitsForPods {
 		text := v.Plugin.Err
@@ -317,7 +315,7 @@ func (v *View) ofNode() (all Problems) {
 	if v.StartupTaint {
 		startup = strings.Join(v.notOffered(), "; ") // unready has the other reasons
 	}
-	if !api.Enabled && !api.IdleEnabled {
+	if !api.On() {
 		api = kube.Status{} // it writes nothing any more
 	}
 	for _, p := range []struct{ part, what, err string }{
